@@ -1,0 +1,145 @@
+"""The records that cross a border: small, frozen, made of ints, floats, strings, lists and one another.
+
+    Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --EngineCoreOutput--> front end
+                                                                   front end --RequestOutput--> user
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from chairlift.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """Introduces a request to the executor, once; again when it resumes after a preemption.
+
+    Attributes:
+        token_ids: every token known so far, the prompt first.
+        num_prompt_tokens: how many of them are the prompt.
+        num_computed_tokens: how many already have K and V in `block_ids` (a prefix hit).
+        block_ids: the block table so far, the blocks for this step included.
+        seed: of the request's random stream.
+        stop_token_ids: tokens that end it, EOS included unless ignored (masked below min_tokens).
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int
+    stop_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """What the executor has to do in one step. Carries deltas only.
+
+    Attributes:
+        step: counts up by one.
+        num_scheduled_tokens: request id -> tokens to compute, in batch order. A request whose tokens are then all
+            computed gets its next token sampled.
+        new_requests: introduced in this step (all of them are scheduled in it).
+        new_block_ids: blocks appended to the tables of requests introduced before.
+        removed: requests that finished, were aborted or preempted since the last step: forget them first.
+    """
+
+    step: int
+    num_scheduled_tokens: dict[str, int]
+    new_requests: list[NewRequest] = field(default_factory=list)
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())
+
+
+class Logprob(NamedTuple):
+    """One token and its log-probability; `rank` 1 is the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class TokenLogprobs(NamedTuple):
+    """The logprobs at one position: of the token that stands there, then of the likeliest ones in order."""
+
+    token: Logprob
+    top: list[Logprob]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What one step gave.
+
+    Attributes:
+        step: of the SchedulerOutput that this answers.
+        token_ids: request id -> new tokens; requests that did not reach their last token are absent.
+        logprobs: request id -> one entry a new token, for requests that asked.
+        prompt_logprobs: request id -> (position of the first entry, one entry a prompt token); entry i describes
+            the prompt token at position first + i.
+    """
+
+    step: int
+    token_ids: dict[str, list[int]]
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When things happened to a request, in seconds of the engine's clock; None: not yet."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreOutput:
+    """What one step means for one request; `finish_reason` is set in the last one only."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: tuple[int, list[TokenLogprobs]] | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    times: RequestTimes | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` hold what is new since the last one."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request and its answers, by index."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    times: RequestTimes | None = None

@@ -1,0 +1,143 @@
+"""A request and its progress.
+
+    0            num_computed_tokens         num_tokens              max_total_tokens
+    |-- K, V in memory --|-- to be computed --|-- not yet known --------|
+    |-- prompt (num_prompt_tokens) --|-- output --|
+
+There are no phases: `num_computed_tokens` chases `num_tokens`. When it has caught up, the next token is sampled and
+`num_tokens` moves on. `num_tokens` counts tokens whose value is still on its way from the device
+(`num_pending_tokens` of them), so a step can be planned before the last one is answered.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from chairlift.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.IntEnum):
+    """PARKED waits for its leader's prompt (see `Scheduler`); WAITING is in the queue."""
+
+    PARKED = 0
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended; the values are OpenAI's where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class WaitReason(enum.StrEnum):
+    """Why a waiting request was not admitted."""
+
+    SEATS = "seats"
+    TOKEN_BUDGET = "token_budget"
+    MEMORY = "memory"
+    SIBLING_PREFILL = "sibling_prefill"
+    PENDING_TOKEN = "pending_token"
+
+
+class Request:
+    """One sequence on its way through the engine. Owns its tokens and its progress, nothing else.
+
+    Args:
+        request_id: unique among the unfinished.
+        prompt_token_ids: at least one token.
+        sampling_params: `n` must be 1 here; siblings are requests of their own with the same `leader_id`.
+        max_tokens: output tokens at most, resolved.
+        stop_token_ids: tokens that end it, EOS included unless ignored.
+        arrival_time: seconds of the engine's clock.
+        priority: smaller goes first under the priority policy.
+        leader_id: the sibling whose prefill this request waits for, if any.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "arrival_index",
+        "finish_reason",
+        "first_scheduled_time",
+        "first_token_time",
+        "leader_id",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_pending_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_slots",
+        "num_tokens",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "seed",
+        "status",
+        "stop_token_id",
+        "stop_token_ids",
+        "token_ids",
+        "wait_reason",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        max_tokens: int,
+        *,
+        stop_token_ids: frozenset[int] = frozenset(),
+        arrival_time: float = 0.0,
+        priority: int = 0,
+        leader_id: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        assert prompt_token_ids, "a request has at least one prompt token"
+        assert sampling_params.n == 1, "siblings are requests of their own"
+        assert max_tokens >= 1
+        self.request_id = request_id
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_tokens = len(prompt_token_ids)
+        self.num_pending_tokens = 0
+        self.num_computed_tokens = 0
+        self.max_total_tokens = self.num_prompt_tokens + max_tokens
+        self.num_slots = 0
+        self.sampling_params = sampling_params
+        self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        self.arrival_time = arrival_time
+        self.arrival_index = -1
+        self.priority = priority
+        self.leader_id = leader_id
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: int | None = None
+        self.wait_reason: WaitReason | None = None
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.first_scheduled_time: float | None = None
+        self.first_token_time: float | None = None
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, computed {self.num_computed_tokens}/{self.num_tokens}, "
+            f"prompt {self.num_prompt_tokens}, max {self.max_total_tokens})"
+        )

@@ -1,0 +1,163 @@
+"""What a request asks of the sampler. Validated when made; field names are vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from chairlift.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 128
+MAX_STOP_STRINGS = 64
+MAX_LOGIT_BIAS = 1024
+SEED_BITS = 64
+
+
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value!r}", name)
+    if value < low or value > high or (open_low and value == low):
+        left = "(" if open_low else "["
+        raise RequestError(f"{name} must be in {left}{low:g}, {high:g}], got {value!r}", name)
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, got {value!r}", name)
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise RequestError(f"{name} must be {limit}, got {value!r}", name)
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, got {value!r}", name)
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
+        raise RequestError(f"stop must be a string or a list of strings, got {value!r}", "stop")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
+    if any(not s for s in strings):
+        raise RequestError("stop must not hold an empty string: it would end every answer at once", "stop")
+    return tuple(strings)
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise RequestError(f"{name} must be a list of token ids, got {value!r}", name)
+    for token in value:
+        _integer(name, token, 0)
+    return tuple(value)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {value!r}", "logit_bias")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias must hold at most {MAX_LOGIT_BIAS} tokens, got {len(value)}", "logit_bias")
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        try:
+            token = int(key)
+        except (TypeError, ValueError):
+            raise RequestError(f"logit_bias keys must be token ids, got {key!r}", "logit_bias") from None
+        _integer("logit_bias", token, 0)
+        _number("logit_bias", amount, -100, 100)
+        bias[token] = float(amount)
+    return bias
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next tokens of one request are chosen.
+
+    Attributes:
+        n: how many answers to the same prompt.
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 or -1 keeps all.
+        top_p: keep the smallest set of tokens whose probabilities sum to top_p.
+        min_p: drop tokens less likely than min_p times the likeliest.
+        repetition_penalty: over prompt and output (Keskar et al., 2019); 1 is none.
+        presence_penalty, frequency_penalty: over the output, as OpenAI defines them; 0 is none.
+        logit_bias: added to the logits of these token ids, -100 to 100.
+        max_tokens: output tokens at most; None is whatever fits the context and the pool.
+        min_tokens: EOS and stop_token_ids are masked until there are so many output tokens.
+        stop: strings that end the answer and are cut from it (see include_stop_str_in_output).
+        stop_token_ids: token ids that end the answer.
+        ignore_eos: go on after the end-of-sequence token.
+        logprobs: logprobs of the sampled token and of this many likeliest ones.
+        prompt_logprobs: the same for every prompt token but the first.
+        seed: of the request's own random stream; None lets the engine choose one.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        RequestError: naming the field, the value and the limit.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0, 100)
+        _integer("top_k", self.top_k, -1)
+        _number("top_p", self.top_p, 0, 1, open_low=True)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}", "min_tokens"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1)
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _flag(name, getattr(self, name))
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    def for_sibling(self, index: int) -> SamplingParams:
+        """The parameters of answer `index` of `n`: one answer, and a stream of its own if the seed is fixed."""
+        seed = None if self.seed is None else (self.seed + index) % (1 << SEED_BITS)
+        return replace(self, n=1, seed=seed)
