@@ -1,0 +1,186 @@
+"""A GGUF file: header, metadata and where each tensor lies. Layout: GGUF specification, versions 2 and 3.
+
+    magic, version, counts | key: value ... | name, dimensions, type, offset ... | padding | tensor data
+
+`gguf.GGUFReader` reads the same, but takes seconds for the strings of a vocabulary and answers damage with an
+IndexError; what the types mean and how they are dequantized is left to `gguf`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from chairlift.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGMLQuantizationType
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)
+MAX_DIMENSIONS: Final = 4
+DEFAULT_ALIGNMENT: Final = 32
+BOOL, STRING, ARRAY = 7, 8, 9
+SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """Where a tensor lies: `shape` is the row-major one (outermost first), `offset` counts from the file's start."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    offset: int
+    num_bytes: int
+
+
+class _Cursor:
+    """Reads little-endian values one after the other; raises ModelLoadError at the end of the file."""
+
+    def __init__(self, buffer: mmap.mmap, source: Path) -> None:
+        self._buffer = buffer
+        self._source = source
+        self.position = 0
+
+    def fail(self, problem: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._source}: {problem}")
+
+    def take(self, size: int, what: str) -> int:
+        """Advance by `size` bytes; returns where they start."""
+        start = self.position
+        if size > len(self._buffer) - start:
+            raise self.fail(
+                f"truncated: {what} at byte {start} needs {size} bytes and the file has {len(self._buffer)} in all; "
+                "fetch the file again"
+            )
+        self.position = start + size
+        return start
+
+    def unpack(self, codes: str, what: str, count: int = 1) -> tuple[Any, ...]:
+        """Values of the `struct` codes; `count` repeats a single code."""
+        size = count * struct.calcsize("<" + codes)
+        start = self.take(size, what)
+        return struct.unpack_from(f"<{count if count != 1 else ''}{codes}", self._buffer, start)
+
+    def string(self, what: str) -> str:
+        (length,) = self.unpack("Q", what)
+        start = self.take(length, what)
+        try:
+            return self._buffer[start : start + length].decode()
+        except UnicodeDecodeError:
+            raise self.fail(f"damaged: {what} at byte {start} is not UTF-8") from None
+
+    def value(self, kind: int, what: str) -> Any:
+        if kind == STRING:
+            return self.string(what)
+        if kind == ARRAY:
+            return self._array(what)
+        if kind not in SCALARS:
+            raise self.fail(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
+        return self.unpack(SCALARS[kind], what)[0]
+
+    def _array(self, what: str) -> list[Any]:
+        kind, count = self.unpack("IQ", what)
+        if kind == STRING:
+            return [self.string(what) for _ in range(count)]
+        if kind not in SCALARS:
+            raise self.fail(f"{what} at byte {self.position} is an array of type {kind}, which is not supported")
+        return list(self.unpack(SCALARS[kind], what, count))
+
+
+class GGUFFile:
+    """An open GGUF file. Tensor data is mapped into memory, not read.
+
+    Attributes:
+        path: of the file.
+        metadata: key -> int, float, bool, str or list of them.
+        tensors: name -> GGUFTensor, in file order.
+
+    Raises:
+        ModelLoadError: it is missing, no GGUF, of another version or byte order, truncated or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._buffer = _map(path)
+        cursor = _Cursor(self._buffer, path)
+        num_tensors, num_keys = _read_counts(cursor)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_keys):
+            key = cursor.string("a metadata key")
+            self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
+        self.tensors = self._read_tensors(cursor, num_tensors)
+
+    def _read_tensors(self, cursor: _Cursor, count: int) -> dict[str, GGUFTensor]:
+        entries = [_read_entry(cursor) for _ in range(count)]
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise cursor.fail(f"general.alignment must be a positive integer, got {alignment!r}")
+        data_start = -(-cursor.position // alignment) * alignment
+        tensors = {}
+        for name, shape, kind, offset in entries:
+            tensor = _place(cursor, name, shape, kind, data_start + offset)
+            cursor.position = tensor.offset
+            cursor.take(tensor.num_bytes, f"tensor {name}")
+            tensors[name] = tensor
+        return tensors
+
+    def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The tensor's bytes, uint8 [rows, bytes a row], read-only; KeyError if there is no such tensor."""
+        import numpy as np
+
+        tensor = self.tensors[name]
+        data = np.frombuffer(self._buffer, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        return data.reshape(math.prod(tensor.shape[:-1]), -1)
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise ModelLoadError(f"{path}: the file is empty; fetch it again") from None
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _read_counts(cursor: _Cursor) -> tuple[int, int]:
+    magic = b"".join(cursor.unpack("c", "the magic number", len(MAGIC)))
+    if magic != MAGIC:
+        raise cursor.fail(f"not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
+    (version,) = cursor.unpack("I", "the version")
+    if version not in VERSIONS:
+        raise cursor.fail(
+            f"GGUF version {version} is not supported (little-endian 2 and 3 are); convert the model again"
+        )
+    num_tensors, num_keys = cursor.unpack("Q", "the counts", 2)
+    return num_tensors, num_keys
+
+
+def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name = cursor.string("a tensor's name")
+    (num_dimensions,) = cursor.unpack("I", f"tensor {name}")
+    if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+        raise cursor.fail(f"damaged: tensor {name} has {num_dimensions} dimensions")
+    innermost_first = cursor.unpack("Q", f"tensor {name}", num_dimensions)
+    kind, offset = cursor.unpack("IQ", f"tensor {name}")
+    return name, innermost_first[::-1], kind, offset
+
+
+def _place(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GGUFTensor:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        quantization = GGMLQuantizationType(kind)
+        block_size, block_bytes = GGML_QUANT_SIZES[quantization]
+    except (ValueError, KeyError):
+        raise cursor.fail(f"tensor {name} has the unknown type {kind}; a newer `gguf` package may know it") from None
+    if math.prod(shape) == 0 or shape[-1] % block_size:
+        raise cursor.fail(f"damaged: tensor {name} of type {quantization.name} has the shape {shape}")
+    return GGUFTensor(name, shape, quantization, offset, math.prod(shape) // block_size * block_bytes)

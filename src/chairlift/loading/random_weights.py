@@ -1,0 +1,49 @@
+"""Random weights: every shape of model without a download, for benchmarks and tests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import torch
+
+from chairlift.models.config import ModelConfig
+
+STD: Final = 0.02
+NORM_SUFFIXES: Final = ("norm.weight",)
+BIAS_SUFFIX: Final = ".bias"
+
+
+class RandomWeights:
+    """A `Weights` that holds every parameter: N(0, 0.02^2); ones for norms, zeros for biases.
+
+    The numbers depend on the seed, the name, the shape, the dtype and the kind of device, not on the order of calls;
+    they are drawn on the device.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.seed = seed
+
+    def has(self, name: str) -> bool:
+        """See Weights.has."""
+        return True
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """See Weights.tensor."""
+        if name.endswith(NORM_SUFFIXES):
+            return torch.ones(shape, dtype=self.dtype, device=self.device)
+        if name.endswith(BIAS_SUFFIX):
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        generator = torch.Generator(self.device).manual_seed(self._seed_of(name))
+        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0.0, STD, generator=generator)
+
+    def unused(self) -> list[str]:
+        """See FileWeights.unused: a random source has no parameter until it is asked for."""
+        return []
+
+    def _seed_of(self, name: str) -> int:
+        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        return int.from_bytes(digest[:7], "little")

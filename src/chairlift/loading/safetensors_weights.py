@@ -1,0 +1,96 @@
+"""Weights out of a Hugging Face folder: one safetensors file, or several and an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.file_weights import FileWeights
+from chairlift.models.config import ModelConfig
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+RECOMPUTED: Final = ("rotary_emb.inv_freq",)
+
+
+class SafetensorsWeights(FileWeights):
+    """A `Weights` over `model.safetensors` or over the shards named in `model.safetensors.index.json`.
+
+    Raises:
+        ModelLoadError: there is neither, or a file is missing, truncated or damaged; pickles are never opened.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(path, config, dtype, device)
+        self._shards = {file: _open(path / file, device) for file in _files(path)}
+        self._shard_of = {name: file for file, shard in self._shards.items() for name in shard.keys()}  # noqa: SIM118
+        _check_index(path, self._shard_of)
+
+    def _file_name(self, name: str) -> str | None:
+        return name if name in self._shard_of else None
+
+    def _read(self, name: str, file_name: str) -> torch.Tensor:
+        file = self._shard_of[file_name]
+        try:
+            tensor: torch.Tensor = self._shards[file].get_tensor(file_name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelLoadError(f"{self.path / file}: tensor {file_name} cannot be read: {error}") from error
+        return tensor
+
+    def _file_names(self) -> Iterable[str]:
+        tied = ("lm_head.weight",) if self.config.tie_word_embeddings else ()
+        return (name for name in self._shard_of if not name.endswith((*RECOMPUTED, *tied)))
+
+
+def _files(folder: Path) -> list[str]:
+    if (folder / INDEX).is_file():
+        return sorted(set(_weight_map(folder).values()))
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ModelLoadError(
+            f"{folder}: holds {pickles[0]} but no {SINGLE}. Pickled weights can run any code and are never opened; "
+            "load them once with transformers and save_pretrained() them as safetensors"
+        )
+    raise ModelLoadError(f"{folder}: has neither {SINGLE} nor {INDEX}; --random-weights does without")
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name, as the index says."""
+    index = folder / INDEX
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{index}: weight_map cannot be read ({error!r}); fetch the file again") from error
+    if not isinstance(weight_map, dict) or not all(_is_plain_name(file) for file in weight_map.values()):
+        raise ModelLoadError(f"{index}: weight_map must map tensor names to the names of files in the same folder")
+    return weight_map
+
+
+def _is_plain_name(file: Any) -> bool:
+    return isinstance(file, str) and file.endswith(".safetensors") and Path(file).name == file
+
+
+def _check_index(folder: Path, shard_of: dict[str, str]) -> None:
+    if not (folder / INDEX).is_file():
+        return
+    for name, file in _weight_map(folder).items():
+        if shard_of.get(name) != file:
+            raise ModelLoadError(f"{folder / INDEX}: tensor {name} should be in {file} and is not; fetch both again")
+
+
+def _open(file: Path, device: torch.device) -> Any:
+    try:
+        return safe_open(file, framework="pt", device=str(device))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{file}: is missing, and {INDEX} names it; fetch the model again") from None
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{file}: truncated or damaged ({error}); fetch it again") from error

@@ -1,0 +1,101 @@
+"""Typed look-ups in a model's metadata. Every failure names the file, the key, the value and what would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from chairlift.errors import ModelLoadError
+
+REQUIRED: Final[Any] = object()
+MAX_DIMENSION = 1 << 24
+
+
+class Fields:
+    """A mapping that came from a file. Keys holding None count as absent.
+
+    Args:
+        values: what the file holds.
+        source: the file's name, for messages.
+        prefix: put before every key, here and in messages ("llama." in GGUF).
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        self._values = values
+        self.source = source
+        self._prefix = prefix
+
+    def fail(self, key: str, problem: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.source}: {self._prefix}{key} {problem}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(self._prefix + key)
+        if value is None and default is REQUIRED:
+            raise self.fail(key, "is missing; the file is incomplete or of a kind that is not supported")
+        return default if value is None else value
+
+    def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
+        return self.as_integer(key, self.get(key, default), low=low, high=high)
+
+    def as_integer(self, key: str, value: Any, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
+        """`value` of `key`, checked."""
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(key, f"must be an integer between {low} and {high}, got {value!r}")
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
+        """A finite number above `low` and at most `high`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.fail(key, f"must be a finite number, got {value!r}")
+        if not low < value <= high:
+            raise self.fail(key, f"must be above {low:g} and at most {high:g}, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"must be true or false, got {value!r}")
+        return value
+
+    def choice(self, key: str, supported: Collection[str], default: Any = REQUIRED) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str) or value not in supported:
+            raise self.fail(key, f"is {value!r}, which is not supported; supported: {', '.join(sorted(supported))}")
+        return value
+
+    def mapping(self, key: str) -> Fields | None:
+        """The nested object at `key`, or None."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(key, f"must be an object, got {value!r}")
+        return Fields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty if absent."""
+        value = self.get(key, [])
+        ids = value if isinstance(value, list) else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.fail(key, f"must be a token id or a list of them, got {value!r}")
+        return tuple(ids)
+
+    def refuse(self, key: str, unset: Any, why: str) -> None:
+        """Raise unless the key is absent or holds `unset`."""
+        value = self.get(key, unset)
+        if value != unset:
+            raise self.fail(key, f"is {value!r}, which is not supported: {why}")
+
+
+def divide(fields: Fields, key: str, value: int, by_key: str, by: int) -> int:
+    """value / by; raises ModelLoadError unless it comes out even."""
+    if value % by:
+        raise fields.fail(key, f"({value}) must be a multiple of {by_key} ({by})")
+    return value // by
+
+
+def unique(*groups: tuple[int, ...]) -> tuple[int, ...]:
+    """All members in order of first appearance."""
+    return tuple(dict.fromkeys(token for group in groups for token in group))
