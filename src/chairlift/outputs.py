@@ -1,7 +1,7 @@
 """The records that cross a border: small, frozen, made of ints, floats, strings, lists and one another.
 
-    Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --EngineCoreOutput--> front end
-                                                                   front end --RequestOutput--> user
+Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --EngineCoreOutput--> front end
+                                                               front end --RequestOutput--> user
 """
 
 from __future__ import annotations
@@ -102,15 +102,16 @@ class RequestTimes:
     finished: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCoreOutput:
-    """What one step means for one request; `finish_reason` is set in the last one only."""
+class EngineCoreOutput(NamedTuple):
+    """What one step means for one request; `finish_reason` and `times` are set in the last one only.
+
+    A named tuple, because one is made for every running request in every step.
+    """
 
     request_id: str
     new_token_ids: list[int]
     finish_reason: str | None = None
     stop_token_id: int | None = None
-    error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: tuple[int, list[TokenLogprobs]] | None = None
     num_cached_tokens: int = 0

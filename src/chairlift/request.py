@@ -6,7 +6,11 @@
 
 There are no phases: `num_computed_tokens` chases `num_tokens`. When it has caught up, the next token is sampled and
 `num_tokens` moves on. `num_tokens` counts tokens whose value is still on its way from the device
-(`num_pending_tokens` of them), so a step can be planned before the last one is answered.
+(`num_pending_tokens` of them), so a step can be planned before the last one is answered:
+
+    len(token_ids) + num_pending_tokens == num_tokens <= max_total_tokens
+
+`num_slots` says how far the held KV memory reaches; the KV cache manager alone writes it.
 """
 
 from __future__ import annotations
@@ -35,7 +39,12 @@ class FinishReason(enum.StrEnum):
 
 
 class WaitReason(enum.StrEnum):
-    """Why a waiting request was not admitted."""
+    """Why a waiting request was not admitted.
+
+    SEATS: max_num_seqs are running. TOKEN_BUDGET: the step's max_num_batched_tokens are given out. MEMORY: too few
+    free blocks. SIBLING_PREFILL: it will share the blocks of a sibling whose prompt is not computed yet.
+    PENDING_TOKEN: it was preempted and its last token is still on its way from the device.
+    """
 
     SEATS = "seats"
     TOKEN_BUDGET = "token_budget"
@@ -59,8 +68,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival_time",
         "arrival_index",
+        "arrival_time",
         "finish_reason",
         "first_scheduled_time",
         "first_token_time",

@@ -1,0 +1,81 @@
+"""What policy costs: microseconds of `schedule` + `update` per running request and step, events off.
+
+    python benchmarks/scheduler_cost.py [--running 10,100,1000] [--waiting 0,100000] [--steps 300] [--repeats 5]
+
+A null executor answers every step at once, so nothing but the scheduler runs. Prints a table and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+
+from chairlift.config import SchedulerConfig
+from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.scheduler import Scheduler
+from chairlift.outputs import ModelRunnerOutput
+from chairlift.request import Request
+from chairlift.sampling_params import SamplingParams
+
+PROMPT = 20
+
+
+def scheduler_with(running: int, waiting: int, steps: int) -> Scheduler:
+    """A scheduler whose seats are all taken by decoding requests, with `waiting` more in the queue."""
+    max_model_len = PROMPT + steps + 64
+    config = SchedulerConfig(max_model_len, max_num_seqs=running, max_num_batched_tokens=running * PROMPT)
+    blocks = running * (max_model_len // 16 + 1)
+    scheduler = Scheduler(config, PagedKVCacheManager(blocks, 16))
+    params = SamplingParams(max_tokens=steps + 32)
+    for index in range(running + waiting):
+        prompt = [index % 50_000, *range(1, PROMPT)]
+        scheduler.add(Request(f"r{index}", prompt, params, steps + 32))
+    return scheduler
+
+
+def one_step(scheduler: Scheduler) -> float:
+    """Seconds in `schedule` and `update`; the executor's share is left out."""
+    start = time.perf_counter()
+    output = scheduler.schedule(0.0)
+    scheduled = time.perf_counter()
+    assert output is not None
+    result = ModelRunnerOutput(output.step, {rid: [7] for rid in output.num_scheduled_tokens})
+    ready = time.perf_counter()
+    scheduler.update(result, 0.0)
+    return time.perf_counter() - ready + scheduled - start
+
+
+def microseconds(running: int, waiting: int, steps: int) -> float:
+    scheduler = scheduler_with(running, waiting, steps)
+    one_step(scheduler)
+    assert scheduler.num_running == running
+    gc.collect()
+    seconds = sum(one_step(scheduler) for _ in range(steps))
+    return seconds / steps / running * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", default="10,100,1000")
+    parser.add_argument("--waiting", default="0,100000")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    rows = []
+    print(f"python {platform.python_version()}, {platform.machine()}; {args.steps} steps, {args.repeats} repeats")
+    print(f"{'running':>8} {'waiting':>8} {'us/request/step':>16} {'min':>6} {'max':>6}")
+    for running in map(int, args.running.split(",")):
+        for waiting in map(int, args.waiting.split(",")):
+            samples = [microseconds(running, waiting, args.steps) for _ in range(args.repeats)]
+            median = statistics.median(samples)
+            rows.append({"running": running, "waiting": waiting, "median_us": round(median, 3)})
+            print(f"{running:8d} {waiting:8d} {median:16.2f} {min(samples):6.2f} {max(samples):6.2f}")
+    print(json.dumps({"benchmark": "scheduler_cost", "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Chairlift: continuous batching and paged KV memory for large language models.
+
+    from chairlift import LLM, SamplingParams
+    print(LLM().chat([{"role": "user", "content": "Hello!"}])[0].outputs[0].text)
+
+Importing the package loads nothing heavy: names are looked up when they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chairlift.config import EngineConfig
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.engine.llm import LLM
+    from chairlift.outputs import CompletionOutput, RequestOutput
+    from chairlift.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AsyncLLM": "chairlift.engine.async_llm",
+    "CompletionOutput": "chairlift.outputs",
+    "EngineConfig": "chairlift.config",
+    "LLM": "chairlift.engine.llm",
+    "RequestOutput": "chairlift.outputs",
+    "SamplingParams": "chairlift.sampling_params",
+}
+
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'chairlift' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

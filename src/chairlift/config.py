@@ -1,0 +1,111 @@
+"""Configuration: frozen, parsed once, handed out in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from chairlift.errors import ConfigError
+
+SCHEDULING_POLICIES = ("fcfs", "priority")
+ATTENTION_BACKENDS = ("torch", "reference")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}, got {value}")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The limits of a batch.
+
+    Attributes:
+        max_num_seqs: requests that run at once (seats).
+        max_num_batched_tokens: tokens computed in one step (the token budget).
+        max_model_len: prompt and output tokens of one request.
+        scheduling_policy: "fcfs" or "priority" (smaller first, then first come).
+    """
+
+    max_model_len: int
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    scheduling_policy: str = "fcfs"
+
+    def __post_init__(self) -> None:
+        _at_least("max_model_len", self.max_model_len, 2)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}: "
+                f"a full batch of decodes would not fit one step. Raise the one or lower the other."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a user can choose about an engine; None lets the engine choose, and it prints what it chose.
+
+    Attributes:
+        model: a folder with config.json and safetensors, a .gguf file, a name on the hub; None is the default model.
+        device: "cpu" or "cuda"; dtype: of weights and activations; "auto" is float32 on the CPU.
+        max_model_len: the smaller of the model's context and the pool, if None.
+        kv_cache_memory: bytes for K and V; None is a share of what is free.
+        num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
+        random_weights: build the model from its config alone, with random parameters.
+        seed: of the streams of requests that bring no seed of their own.
+        num_threads: of the CPU; None is all.
+        event_log: a file that receives every event as a JSON line.
+    """
+
+    model: str | None = None
+    device: str = "cpu"
+    dtype: str = "auto"
+    attention_backend: str = "torch"
+    max_model_len: int | None = None
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    scheduling_policy: str = "fcfs"
+    block_size: int = DEFAULT_BLOCK_SIZE
+    kv_cache_memory: int | None = None
+    num_kv_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    random_weights: bool = False
+    seed: int | None = None
+    num_threads: int | None = None
+    event_log: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu" and self.device.split(":")[0] != "cuda":
+            raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _at_least("block_size", self.block_size, 1)
+        for name in ("num_kv_blocks", "kv_cache_memory", "num_threads"):
+            value = getattr(self, name)
+            if value is not None:
+                _at_least(name, value, 1)
+        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
+            raise ConfigError("kv_cache_memory and num_kv_blocks both size the pool: give one of them")
+        self.scheduler_config(self.max_model_len or 2)
+
+    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        """The scheduler's piece, once the length is settled."""
+        return SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            scheduling_policy=self.scheduling_policy,
+        )

@@ -1,0 +1,213 @@
+"""The one schema of what happened: request events and one event a step, as JSON lines.
+
+Metrics, plots, traces and tests read events; nothing else measures. An event is built only if somebody listens.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """The first event of a log: the limits under which everything after it happened."""
+
+    type: ClassVar[str] = "engine_started"
+    time: float
+    model: str
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    scheduling_policy: str
+    enable_prefix_caching: bool
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request joined the queue (or waits for its leader's prefill)."""
+
+    type: ClassVar[str] = "request_arrived"
+    time: float
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    leader_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRefused:
+    """A request that can never fit, refused at the door with the arithmetic."""
+
+    type: ClassVar[str] = "request_refused"
+    time: float
+    request_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWaiting:
+    """The head of the queue was not admitted, for another reason than in the step before.
+
+    Blocks are counted: needed by the request, free in the pool, and how many of the free ones are evictable (cached).
+    """
+
+    type: ClassVar[str] = "request_waiting"
+    time: float
+    request_id: str
+    reason: str
+    needed_blocks: int
+    free_blocks: int
+    evictable_blocks: int
+    num_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step, emitted when its result is known. The columns `request_ids`, `num_scheduled`, `num_new` are parallel.
+
+    Attributes:
+        time: when its result was known; scheduled_time: when it was planned.
+        num_scheduled: tokens computed; num_computed: tokens that had K and V before the step; num_new: tokens sampled.
+        admitted, preempted: by the schedule of this step; finished: by its result.
+        num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
+    """
+
+    type: ClassVar[str] = "step"
+    time: float
+    step: int
+    scheduled_time: float
+    request_ids: list[str]
+    num_scheduled: list[int]
+    num_computed: list[int]
+    num_new: list[int]
+    admitted: list[str]
+    preempted: list[str]
+    finished: list[str]
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    evictable_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """A request left; times are seconds of the engine's clock, None where it never got so far."""
+
+    type: ClassVar[str] = "request_finished"
+    time: float
+    request_id: str
+    finish_reason: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+
+
+Event = EngineStarted | RequestArrived | RequestRefused | RequestWaiting | Step | RequestFinished
+EVENT_TYPES: dict[str, type[Event]] = {
+    kind.type: kind for kind in (EngineStarted, RequestArrived, RequestRefused, RequestWaiting, Step, RequestFinished)
+}
+
+
+class EventSink(Protocol):
+    """Somebody who listens. Called on the step's thread: must not block."""
+
+    def emit(self, event: Event) -> None: ...
+
+
+@dataclass(slots=True)
+class EventList:
+    """Keeps events in memory."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def to_json(event: Event) -> str:
+    """One line, without the newline."""
+    return json.dumps({"type": event.type, **asdict(event)}, separators=(",", ":"))
+
+
+def from_json(line: str) -> Event:
+    """The event of one line.
+
+    Raises:
+        ValueError: not JSON, an unknown type, or missing or unknown fields; says which.
+    """
+    record: Any = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"an event is a JSON object, got {line[:80]!r}")
+    kind = EVENT_TYPES.get(record.pop("type", ""))
+    if kind is None:
+        raise ValueError(f"unknown event type in {line[:80]!r}; known are {', '.join(EVENT_TYPES)}")
+    known = {f.name for f in fields(kind)}
+    if unknown := set(record) - known:
+        raise ValueError(f"event {kind.type} has unknown fields {sorted(unknown)}")
+    try:
+        return kind(**record)
+    except TypeError as error:
+        raise ValueError(f"event {kind.type}: {error}") from None
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of a log file, in order; raises ValueError naming the line that is not one."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield from_json(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+
+
+class EventFile:
+    """Writes events to a file as JSON lines, encoding and writing on a thread of its own.
+
+    If the file cannot be written any more, later events are dropped and `error` says why: the engine goes on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.error: OSError | None = None
+        self._thread = threading.Thread(target=self._write, name="chairlift-events", daemon=True)
+        self._thread.start()
+
+    def emit(self, event: Event) -> None:
+        self._queue.put(event)
+
+    def _write(self) -> None:
+        while (event := self._queue.get()) is not None:
+            if self.error is not None:
+                continue
+            try:
+                self._file.write(to_json(event) + "\n")
+                if self._queue.empty():
+                    self._file.flush()
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        """Write what is queued and close the file."""
+        self._queue.put(None)
+        self._thread.join()
+        try:
+            self._file.close()
+        except OSError as error:
+            self.error = self.error or error

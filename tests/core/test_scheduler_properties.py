@@ -1,0 +1,162 @@
+"""Whatever comes, in whatever order: budgets hold, nothing is lost, and the tokens are those of running alone."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from chairlift.errors import RequestError
+from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
+from chairlift.request import RequestStatus
+from fakes import collect, expected_tokens, make_engine, make_request
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, groups, aborts and steps against a checking executor (see `fakes`)."""
+
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(1, 4),
+        extra_budget=st.integers(0, 8),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        caching=st.booleans(),
+        steps_ahead=st.integers(0, 2),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        policy: str,
+        caching: bool,
+        steps_ahead: int,
+    ) -> None:
+        self.core, self.manager, self.executor, self.events = make_engine(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_budget,
+            max_model_len=64,
+            scheduling_policy=policy,
+            enable_prefix_caching=caching,
+            steps_ahead=steps_ahead,
+        )
+        self.answers: dict[str, list[int]] = {}
+        self.expected: dict[str, list[int]] = {}
+        self.aborted: set[str] = set()
+        self.count = 0
+
+    def add(self, prompt: list[int], max_tokens: int, priority: int, stop: list[int], leader: str | None) -> str:
+        self.count += 1
+        name = f"r{self.count}"
+        request = make_request(name, prompt, max_tokens, priority=priority, stop_token_ids=stop, leader_id=leader)
+        try:
+            self.core.add(request)
+            self.expected[name] = expected_tokens(prompt, max_tokens, stop)
+        except RequestError:
+            assert len(prompt) + max_tokens - 1 > self.manager.num_blocks * self.manager.block_size
+        return name
+
+    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 12), priority=st.integers(0, 2), stop_at=st.integers(0, 20))
+    def arrive(self, prompt: list[int], max_tokens: int, priority: int, stop_at: int) -> None:
+        self.add(prompt, max_tokens, priority, expected_tokens(prompt, 20)[stop_at : stop_at + 1], None)
+
+    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 6), size=st.integers(2, 3))
+    def arrive_as_group(self, prompt: list[int], max_tokens: int, size: int) -> None:
+        leader = self.add(prompt, max_tokens, 0, [], None)
+        for _ in range(size - 1):
+            self.add(prompt, max_tokens, 0, [], leader)
+
+    @rule()
+    def step(self) -> None:
+        collect(self.core.step(), self.answers)
+
+    @rule(count=st.integers(2, 10))
+    def several_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    @precondition(lambda self: self.core.scheduler.has_unfinished)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.core.scheduler.unfinished_ids()))
+        assert self.core.abort(name)
+        self.aborted.add(name)
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        scheduler = self.core.scheduler
+        self.manager.check()
+        requests = [scheduler.get(name) for name in scheduler.unfinished_ids()]
+        running = [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
+        assert scheduler.num_running == len(running) <= self.executor.max_num_seqs
+        assert scheduler.num_waiting == len(requests) - len(running)
+        for request in requests:
+            assert request is not None
+            assert len(request.token_ids) + request.num_pending_tokens == request.num_tokens
+            assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
+            assert request.num_computed_tokens <= request.num_slots or request not in running
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        for _ in range(5000):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, "unfinished work always progresses"
+        self.manager.check()
+        assert self.manager.num_free_blocks == self.manager.num_blocks
+        for name, tokens in self.expected.items():
+            answer = self.answers.get(name, [])
+            assert answer == (tokens[: len(answer)] if name in self.aborted else tokens)
+        self.check_events()
+
+    def check_events(self) -> None:
+        events = self.events.events
+        arrived = [e.request_id for e in events if isinstance(e, RequestArrived)]
+        finished = [e.request_id for e in events if isinstance(e, RequestFinished)]
+        refused = [e.request_id for e in events if isinstance(e, RequestRefused)]
+        assert sorted(arrived) == sorted(finished) == sorted(self.expected)
+        assert len(arrived) + len(refused) == self.count
+        log = [e for e in events if isinstance(e, Step)]
+        assert [e.step for e in log] == list(range(len(log)))
+        assert sum(map(sum, (e.num_scheduled for e in log))) == sum(
+            out.total_num_scheduled_tokens for out in self.executor.outputs
+        )
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+@given(
+    requests=st.lists(st.tuples(PROMPTS, st.integers(1, 10)), min_size=1, max_size=6),
+    budget=st.integers(6, 40),
+    blocks=st.integers(24, 60),
+    caching=st.booleans(),
+    steps_ahead=st.integers(0, 1),
+)
+@settings(max_examples=80, deadline=None)
+def test_tokens_do_not_depend_on_budget_pool_cache_or_crowd(
+    requests: list[tuple[list[int], int]], budget: int, blocks: int, caching: bool, steps_ahead: int
+) -> None:
+    core, _, _, _ = make_engine(
+        num_blocks=blocks,
+        block_size=1,
+        max_num_seqs=6,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+        steps_ahead=steps_ahead,
+    )
+    for index, (prompt, max_tokens) in enumerate(requests):
+        core.add(make_request(str(index), prompt, max_tokens))
+    answers: dict[str, list[int]] = {}
+    while core.has_work:
+        collect(core.step(), answers)
+    assert answers == {str(i): expected_tokens(p, m) for i, (p, m) in enumerate(requests)}

@@ -1,0 +1,161 @@
+"""An executor that computes nothing and checks everything the scheduler tells it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from chairlift.clock import VirtualClock
+from chairlift.config import SchedulerConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.scheduler import Scheduler
+from chairlift.events import EventList
+from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
+from chairlift.request import Request
+from chairlift.sampling_params import SamplingParams
+
+
+def prefix_key(token_ids: Iterable[int]) -> bytes:
+    """What a slot holds: a digest of its token and of everything before it, like K and V in a real model."""
+    return hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).digest()
+
+
+def next_token(token_ids: list[int], vocab_size: int = 1000) -> int:
+    """The fake model's greedy continuation: a function of the whole prefix."""
+    return int.from_bytes(prefix_key(token_ids), "little") % vocab_size
+
+
+class CheckingExecutor:
+    """Keeps a mirror of the tables from the deltas, and KV memory as prefix digests by slot.
+
+    Every step first writes its slots, then reads all slots of every scheduled request back, as attention does. Tokens
+    are sampled from what was read, so a wrong table gives wrong tokens, or an assertion.
+    """
+
+    def __init__(self, block_size: int, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.memory: dict[int, bytes] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.outputs: list[SchedulerOutput] = []
+
+    def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        assert output.step == len(self.outputs)
+        self.outputs.append(output)
+        assert 0 < output.total_num_scheduled_tokens <= self.max_num_batched_tokens
+        assert len(output.num_scheduled_tokens) <= self.max_num_seqs
+        for request_id in output.removed:
+            del self.tokens[request_id], self.tables[request_id], self.computed[request_id]
+        for new in output.new_requests:
+            self._introduce(new)
+            assert new.request_id in output.num_scheduled_tokens
+        for request_id, block_ids in output.new_block_ids.items():
+            assert block_ids
+            self.tables[request_id] += block_ids
+        for request_id, count in output.num_scheduled_tokens.items():
+            self._write(request_id, count)
+        return ModelRunnerOutput(output.step, dict(self._sample(output)))
+
+    def result(self, handle: ModelRunnerOutput) -> ModelRunnerOutput:
+        return handle
+
+    def _introduce(self, new: NewRequest) -> None:
+        assert new.request_id not in self.tokens
+        self.tokens[new.request_id] = list(new.token_ids)
+        self.tables[new.request_id] = list(new.block_ids)
+        self.computed[new.request_id] = new.num_computed_tokens
+
+    def _slot(self, request_id: str, position: int) -> int:
+        block_id = self.tables[request_id][position // self.block_size]
+        assert 0 <= block_id < self.num_blocks
+        return block_id * self.block_size + position % self.block_size
+
+    def _write(self, request_id: str, count: int) -> None:
+        start = self.computed[request_id]
+        tokens = self.tokens[request_id]
+        assert 0 < count <= len(tokens) - start
+        for position in range(start, start + count):
+            self.memory[self._slot(request_id, position)] = prefix_key(tokens[: position + 1])
+        self.computed[request_id] = start + count
+
+    def _sample(self, output: SchedulerOutput) -> Iterable[tuple[str, list[int]]]:
+        for request_id in output.num_scheduled_tokens:
+            tokens = self.tokens[request_id]
+            computed = self.computed[request_id]
+            for position in range(computed):
+                expected = prefix_key(tokens[: position + 1])
+                assert self.memory.get(self._slot(request_id, position)) == expected, (request_id, position)
+            if computed == len(tokens):
+                token = next_token(tokens)
+                tokens.append(token)
+                yield request_id, [token]
+
+
+def make_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    max_model_len: int = 256,
+    scheduling_policy: str = "fcfs",
+    enable_prefix_caching: bool = True,
+    steps_ahead: int = 0,
+) -> tuple[EngineCore, PagedKVCacheManager, CheckingExecutor, EventList]:
+    """An engine over a CheckingExecutor, and its parts."""
+    config = SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, scheduling_policy)
+    manager = PagedKVCacheManager(num_blocks, block_size, enable_prefix_caching)
+    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)
+    events = EventList()
+    core = EngineCore(Scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
+    return core, manager, executor, events
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int = 8,
+    *,
+    priority: int = 0,
+    leader_id: str | None = None,
+    stop_token_ids: Iterable[int] = (),
+) -> Request:
+    return Request(
+        request_id,
+        prompt,
+        SamplingParams(temperature=0, max_tokens=max_tokens),
+        max_tokens,
+        priority=priority,
+        leader_id=leader_id,
+        stop_token_ids=frozenset(stop_token_ids),
+    )
+
+
+def expected_tokens(prompt: list[int], max_tokens: int, stop_token_ids: Iterable[int] = ()) -> list[int]:
+    """What the fake model answers, computed alone."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens))
+        if tokens[-1] in set(stop_token_ids):
+            break
+    return tokens[len(prompt) :]
+
+
+def collect(outputs: Iterable[EngineCoreOutput], answers: dict[str, list[int]]) -> None:
+    for output in outputs:
+        answers.setdefault(output.request_id, []).extend(output.new_token_ids)
+
+
+def run_to_end(core: EngineCore, limit: int = 100_000) -> dict[str, list[int]]:
+    """Step until nothing is left; the tokens by request."""
+    answers: dict[str, list[int]] = {}
+    for _ in range(limit):
+        if not core.has_work:
+            return answers
+        collect(core.step(), answers)
+    raise AssertionError(f"no end after {limit} steps")

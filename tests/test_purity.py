@@ -1,0 +1,35 @@
+"""Pure modules load nothing heavy. Each is imported in a fresh interpreter, because a linter does not run `__init__`."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import chairlift
+
+HEAVY = ("torch", "numpy", "transformers", "fastapi", "starlette", "pydantic", "tokenizers", "gguf", "safetensors")
+VOCABULARY = ("errors", "clock", "config", "sampling_params", "request", "outputs", "events")
+SOURCE = Path(chairlift.__file__).parent
+PURE = [
+    "chairlift",
+    *(f"chairlift.{name}" for name in VOCABULARY),
+    *(f"chairlift.core.{module.name}" for module in pkgutil.iter_modules([str(SOURCE / "core")])),
+]
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_import_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*[name for name in {HEAVY} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == []
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in chairlift.__all__:
+        assert getattr(chairlift, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = chairlift.nonsense
