@@ -1,0 +1,101 @@
+"""How many KV blocks a pool gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from chairlift.errors import ConfigError
+from chairlift.models.config import ModelConfig
+from chairlift.worker.memory import available_memory, format_memory
+
+FREE_MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
+"""Share of the free memory that KV takes by default. On a CPU the rest is for activations and everybody else on the
+machine; a GPU is the engine's own, and the rest is for activations."""
+
+SPARE_BLOCKS = 1
+"""Allocated besides the pool: where masked writes go (see `chairlift.kernels.backend.KVCache`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCachePlan:
+    """The size of the pool.
+
+    Attributes:
+        num_blocks: in the pool.
+        block_size: slots a block.
+        block_bytes: K and V of one block, over all layers.
+        limited_by: "memory", or "demand" where more could never be used.
+    """
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    limited_by: str
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the allocation, the spare block included."""
+        return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes
+
+
+def default_memory_bytes(device: torch.device) -> int:
+    """The default budget: FREE_MEMORY_SHARE of what is free now, so ask once the weights are loaded."""
+    return int(available_memory(device) * FREE_MEMORY_SHARE[device.type])
+
+
+def plan_kv_cache(
+    config: ModelConfig,
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    memory_bytes: int,
+    max_num_seqs: int,
+    max_model_len: int | None = None,
+) -> KVCachePlan:
+    """As many blocks as the budget holds, and no more than `max_num_seqs` sequences of full length can use.
+
+    Args:
+        config: of the model.
+        block_size: slots a block.
+        dtype: of K and V.
+        memory_bytes: the budget.
+        max_num_seqs: sequences that may run at once.
+        max_model_len: tokens that one sequence must be able to reach. None: the model's context bounds a sequence,
+            and a smaller pool is all right (the caller then takes `num_slots` as the limit).
+
+    Raises:
+        ConfigError: the budget does not hold one block, or not one sequence of `max_model_len` tokens.
+    """
+    block_bytes = config.kv_values_per_token * dtype.itemsize * block_size
+    affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
+    longest = config.max_position_embeddings if max_model_len is None else max_model_len
+    blocks_per_seq = -(-longest // block_size)
+    needed = 1 if max_model_len is None else blocks_per_seq
+    if affordable < needed:
+        raise _too_small(block_size, block_bytes, memory_bytes, affordable, needed, max_model_len)
+    usable = max_num_seqs * blocks_per_seq
+    limited_by = "memory" if affordable < usable else "demand"
+    return KVCachePlan(min(affordable, usable), block_size, block_bytes, limited_by)
+
+
+def _too_small(
+    block_size: int, block_bytes: int, memory_bytes: int, affordable: int, needed: int, max_model_len: int | None
+) -> ConfigError:
+    spare = f"besides {SPARE_BLOCKS} spare one, at {format_memory(block_bytes)} a block of {block_size} slots"
+    budget = f"the KV memory budget of {format_memory(memory_bytes)} holds {affordable} blocks ({spare})"
+    wanted = format_memory((needed + SPARE_BLOCKS) * block_bytes)
+    if max_model_len is None or not affordable:
+        return ConfigError(
+            f"{budget}, but {needed} are needed, which take {wanted}: give KV that or a smaller block_size"
+        )
+    longest = affordable * block_size
+    return ConfigError(
+        f"{budget}, {longest} tokens, but max_model_len={max_model_len} needs {needed} blocks, which take {wanted}: "
+        f"give KV that much memory or set max_model_len to at most {longest}"
+    )

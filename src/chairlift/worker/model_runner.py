@@ -1,0 +1,182 @@
+"""ModelRunner: an executor on one device. It turns scheduled token counts into sampled tokens and sees no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from chairlift.kernels.attention import AttentionMetadata
+from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from chairlift.worker.input_batch import InputBatch, gather_input_batch, to_device
+from chairlift.worker.logprobs import LogprobTensors, gather_logprobs
+from chairlift.worker.rows import IntArray, RequestRows
+from chairlift.worker.sampler import SampledTokens, Sampler
+from chairlift.worker.sampling_state import Needs, SamplingState
+
+PROMPT_LOGPROB_ROWS = 256
+"""Logits rows held at a time for prompt logprobs."""
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """int64 [T], int64 [T] -> hidden states [T, hidden]; writes K and V as the plan says."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] -> float32 [N, V], a tensor of the caller's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of prompt tokens in one step, by span: (request id, first position, entries, likeliest tokens wanted)."""
+
+    spans: list[tuple[str, int, int, int]]
+    logprobs: LogprobTensors
+
+    def to_host(self) -> PromptLogprobs:
+        return PromptLogprobs(self.spans, self.logprobs.to_host())
+
+    def records(self) -> dict[str, tuple[int, list[TokenLogprobs]]]:
+        num_top = [wanted for _id, _first, count, wanted in self.spans for _ in range(count)]
+        entries = iter(self.logprobs.records(num_top))
+        return {
+            request_id: (first, [next(entries) for _ in range(count)]) for request_id, first, count, _ in self.spans
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A step whose results are on their way to the host; `ready` is None where they are there at once."""
+
+    step: int
+    request_ids: list[str]
+    sampled: SampledTokens | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    ready: torch.cuda.Event | None = None
+
+
+class ModelRunner:
+    """Runs steps on one device. `submit` returns without waiting for the device; `result` waits.
+
+    Steps may overlap by one: the tokens that step k samples are written into the request rows on the device, where step
+    k + 1 reads them, whether or not `result` has been asked yet.
+
+    Args:
+        model: with its KV memory allocated.
+        plan: prepares the attention of one step; what it returns goes to `model.forward`.
+        vocab_size: V.
+        max_num_seqs: requests at once.
+        max_model_len: tokens a request, prompt and output.
+        block_size: slots a block.
+        device: of the model.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Callable[[AttentionMetadata], Any],
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        device: torch.device | None = None,
+    ) -> None:
+        self._model = model
+        self._plan = plan
+        self._device = device or torch.device("cpu")
+        self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device)
+        self._state = SamplingState(max_num_seqs, vocab_size)
+        self._sampler = Sampler(self._state, self._rows)
+
+    @torch.inference_mode()
+    def submit(self, output: SchedulerOutput) -> PendingStep:
+        """Start one step."""
+        self._update_rows(output)
+        if not output.num_scheduled_tokens:
+            return PendingStep(output.step, [])
+        batch = gather_input_batch(self._rows, output.num_scheduled_tokens)
+        hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(batch.attention))
+        prompt_logprobs = self._prompt_logprobs(batch, hidden)
+        self._rows.advance(batch.rows, batch.num_scheduled)
+        request_ids, sampled = self._sample(batch, hidden)
+        return self._in_flight(PendingStep(output.step, request_ids, sampled, prompt_logprobs))
+
+    def result(self, pending: PendingStep) -> ModelRunnerOutput:
+        """Wait for a step and return what it gave."""
+        if pending.ready is not None:
+            pending.ready.synchronize()
+        sampled, prompt = pending.sampled, pending.prompt_logprobs
+        if sampled is None:
+            return ModelRunnerOutput(pending.step, {}, prompt_logprobs=prompt.records() if prompt else {})
+        token_ids = sampled.token_ids.tolist()
+        return ModelRunnerOutput(
+            step=pending.step,
+            token_ids={request_id: [token] for request_id, token in zip(pending.request_ids, token_ids, strict=True)},
+            logprobs={pending.request_ids[i]: [record] for i, record in sampled.logprob_records().items()},
+            prompt_logprobs=prompt.records() if prompt else {},
+        )
+
+    def _update_rows(self, output: SchedulerOutput) -> None:
+        for request_id in output.removed:
+            self._state.remove(self._rows.remove(request_id))
+        for new in output.new_requests:
+            self._state.add(self._rows.add(new), new)
+        for request_id, block_ids in output.new_block_ids.items():
+            self._rows.append_blocks(self._rows.row_of(request_id), block_ids)
+
+    def _sample(self, batch: InputBatch, hidden: torch.Tensor) -> tuple[list[str], SampledTokens | None]:
+        """Sample for the requests whose last known token was computed, and append to their rows."""
+        chosen = np.flatnonzero(batch.samples)
+        if not len(chosen):
+            return [], None
+        last = batch.query_start[1:][chosen] - 1
+        if len(last) < len(hidden):
+            hidden = hidden[to_device(last, self._device)]
+        rows = batch.rows[chosen]
+        sampled = self._sampler.sample(self._model.logits(hidden), rows)
+        self._rows.append_sampled(rows, sampled.token_ids)
+        return [batch.request_ids[i] for i in chosen.tolist()], sampled
+
+    def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> PromptLogprobs | None:
+        """The logits at a prompt token say how likely the next one was. A few hundred rows of them at a time."""
+        asking = np.flatnonzero(self._state.needs[batch.rows] & Needs.PROMPT_LOGPROBS)
+        spans: list[tuple[str, int, int, int]] = []
+        hidden_index: list[IntArray] = []
+        target_index: list[IntArray] = []
+        for i in asking.tolist():
+            row = int(batch.rows[i])
+            first = int(self._rows.num_computed_tokens[row]) + 1
+            count = min(int(batch.num_scheduled[i]), int(self._rows.num_prompt_tokens[row]) - first)
+            if count > 0:
+                spans.append((batch.request_ids[i], first, count, int(self._state.num_prompt_logprobs[row])))
+                hidden_index.append(batch.query_start[i] + np.arange(count))
+                target_index.append(row * self._rows.max_model_len + first + np.arange(count))
+        if not spans:
+            return None
+        hidden_rows = to_device(np.concatenate(hidden_index), self._device)
+        targets = self._rows.token_ids.view(-1)[to_device(np.concatenate(target_index), self._device)].long()
+        num_top = max(wanted for *_, wanted in spans)
+        parts = []
+        for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            piece = slice(start, start + PROMPT_LOGPROB_ROWS)
+            logits = self._model.logits(hidden[hidden_rows[piece]])
+            parts.append(gather_logprobs(logits, targets[piece], num_top))
+        return PromptLogprobs(spans, LogprobTensors.concatenate(parts))
+
+    def _in_flight(self, done: PendingStep) -> PendingStep:
+        """Start the copies to the host. On the CPU there is nothing to copy."""
+        if self._device.type != "cuda":
+            return done
+        sampled = done.sampled and done.sampled.to_host()
+        prompt = done.prompt_logprobs and done.prompt_logprobs.to_host()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(self._device))
+        return PendingStep(done.step, done.request_ids, sampled, prompt, ready)

@@ -1,0 +1,102 @@
+"""Request rows: what the worker knows of each running request, one row of preallocated arrays each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chairlift.outputs import NewRequest
+
+IntArray = npt.NDArray[np.int64]
+
+
+class RequestRows:
+    """Tokens, block table and progress of up to `max_num_seqs` requests.
+
+        token_ids[row]     0 ........ num_computed ........ num_tokens ........ max_model_len
+                           |-- K, V in memory --|-- to be computed --|-- undefined --|
+        block_tables[row]  0 ........ num_blocks ........ max_blocks_per_seq
+                           |-- held ----|-- stale, but valid block ids --|
+
+    A row is taken from a free list and keeps its number until the request is removed; preemption is remove and add.
+    The token ids live on the device and only there: a token is appended where it was sampled, so the step that needs
+    it as input never waits for the host. Everything else is numpy on the host, where it is decided.
+
+    Args:
+        max_num_seqs: rows.
+        max_model_len: tokens a row, prompt and output.
+        block_size: slots a block.
+        device: of the token ids.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.max_blocks_per_seq = -(-max_model_len // block_size)
+        self.device = device
+        self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
+        self.block_tables = np.zeros((max_num_seqs, self.max_blocks_per_seq), dtype=np.int32)
+        self.num_blocks: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_computed_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
+        self._row_of: dict[str, int] = {}
+        self._free_rows = list(reversed(range(max_num_seqs)))
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._row_of
+
+    def row_of(self, request_id: str) -> int:
+        return self._row_of[request_id]
+
+    def rows_of(self, request_ids: Iterable[str]) -> IntArray:
+        """int64 [B], in the order given."""
+        return np.array([self._row_of[request_id] for request_id in request_ids], dtype=np.int64)
+
+    def add(self, new: NewRequest) -> int:
+        """Take a free row for the request and fill it; returns the row."""
+        num_tokens = len(new.token_ids)
+        assert new.request_id not in self._row_of, f"{new.request_id} has a row already"
+        assert 0 <= new.num_computed_tokens < num_tokens <= self.max_model_len, "a new request has a token to compute"
+        row = self._free_rows.pop()
+        self._row_of[new.request_id] = row
+        self.token_ids[row, :num_tokens] = torch.tensor(new.token_ids, dtype=torch.int32)
+        self.num_prompt_tokens[row] = new.num_prompt_tokens
+        self.num_tokens[row] = num_tokens
+        self.num_computed_tokens[row] = new.num_computed_tokens
+        self.num_blocks[row] = 0
+        self.append_blocks(row, new.block_ids)
+        return row
+
+    def remove(self, request_id: str) -> int:
+        """Forget the request; returns the row, which is free from now on."""
+        row = self._row_of.pop(request_id)
+        self._free_rows.append(row)
+        return row
+
+    def append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+        """Extend a block table. A reservation may be rounded up beyond `max_model_len`: no token ever stands there,
+        so those blocks are dropped."""
+        start = int(self.num_blocks[row])
+        end = min(start + len(block_ids), self.max_blocks_per_seq)
+        self.block_tables[row, start:end] = block_ids[: end - start]
+        self.num_blocks[row] = end
+
+    def advance(self, rows: IntArray, num_computed: IntArray) -> None:
+        """`num_computed[i]` more tokens of row `rows[i]` have K and V."""
+        self.num_computed_tokens[rows] += num_computed
+
+    def append_sampled(self, rows: IntArray, token_ids: torch.Tensor) -> None:
+        """Append one token to each row, on the device. token_ids: int64 [len(rows)]."""
+        positions = self.num_tokens[rows]
+        assert int(positions.max()) < self.max_model_len, "a row has no room for another token"
+        index = torch.from_numpy(rows * self.max_model_len + positions).to(self.device, non_blocking=True)
+        self.token_ids.view(-1)[index] = token_ids.to(torch.int32)
+        self.num_tokens[rows] = positions + 1

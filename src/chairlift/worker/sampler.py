@@ -1,0 +1,156 @@
+"""The sampler: logits of a batch to one token a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from chairlift.outputs import TokenLogprobs
+from chairlift.worker import sampling_ops
+from chairlift.worker.input_batch import to_device
+from chairlift.worker.logprobs import LogprobTensors, gather_logprobs
+from chairlift.worker.random_stream import uniform
+from chairlift.worker.rows import IntArray, RequestRows
+from chairlift.worker.sampling_state import Needs, SamplingState
+
+NeedsArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One token a request, and logprobs for those who asked.
+
+    Attributes:
+        token_ids: int64 [N], on the device.
+        logprob_index: the positions in the batch, ascending, that `logprobs` describes.
+        num_top: likeliest tokens wanted at each of them.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: LogprobTensors | None = None
+    logprob_index: list[int] | None = None
+    num_top: list[int] | None = None
+
+    def to_host(self) -> SampledTokens:
+        """A copy that is complete once the device has caught up; the host does not wait for it."""
+        logprobs = None if self.logprobs is None else self.logprobs.to_host()
+        return replace(self, token_ids=self.token_ids.to("cpu", non_blocking=True), logprobs=logprobs)
+
+    def logprob_records(self) -> dict[int, TokenLogprobs]:
+        """Position in the batch -> logprobs, for those who asked; waits for the device."""
+        if self.logprobs is None or self.logprob_index is None or self.num_top is None:
+            return {}
+        return dict(zip(self.logprob_index, self.logprobs.records(self.num_top), strict=True))
+
+
+class Sampler:
+    """Samples for any mix of requests in one pass; what nobody in the batch needs is skipped.
+
+    The order is vLLM's: min_tokens mask, logit_bias and penalties on the logits; then argmax where greedy; elsewhere
+    temperature, min_p, top_k, top_p and one draw by inverse transform. Logprobs are of the raw distribution, before any
+    of this. Inverse transform costs one random number a row, where the Gumbel trick would cost one a token.
+
+    Args:
+        state: the parameters, by row.
+        rows: the requests; read for tokens and lengths only.
+    """
+
+    def __init__(self, state: SamplingState, rows: RequestRows) -> None:
+        self._state = state
+        self._rows = rows
+        self._device = rows.device
+        self._counts = torch.zeros(0, device=rows.device)
+
+    def sample(self, logits: torch.Tensor, rows: IntArray) -> SampledTokens:
+        """The token at position num_tokens of each row.
+
+        Args:
+            logits: float32 [N, V], contiguous; overwritten.
+            rows: int64 [N], on the host.
+        """
+        needs: NeedsArray = self._state.needs[rows]
+        anybody = Needs(int(np.bitwise_or.reduce(needs)))
+        asking = np.flatnonzero(needs & Needs.LOGPROBS) if Needs.LOGPROBS in anybody else None
+        raw = None if asking is None else logits[to_device(asking, self._device)]
+        if Needs.MIN_TOKENS in anybody:
+            self._mask_stop_tokens(logits, rows, needs)
+        if Needs.LOGIT_BIAS in anybody:
+            self._add_bias(logits, rows, needs)
+        if Needs.PENALTIES in anybody:
+            self._apply_penalties(logits, rows, needs)
+        token_ids = self._choose(logits, rows, needs) if Needs.RANDOM in anybody else logits.argmax(dim=1)
+        if raw is None or asking is None:
+            return SampledTokens(token_ids)
+        num_top = self._state.num_logprobs[rows[asking]]
+        chosen = token_ids[to_device(asking, self._device)]
+        logprobs = gather_logprobs(raw, chosen, int(num_top.max()))
+        return SampledTokens(token_ids, logprobs, asking.tolist(), num_top.tolist())
+
+    def _choose(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> torch.Tensor:
+        random = np.flatnonzero(needs & Needs.RANDOM)
+        if len(random) == len(rows):
+            return self._draw(logits, rows, needs)
+        token_ids = logits.argmax(dim=1)
+        index = to_device(random, self._device)
+        token_ids[index] = self._draw(logits[index], rows[random], needs[random])
+        return token_ids
+
+    def _draw(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> torch.Tensor:
+        state = self._state
+        weights = sampling_ops.weights_(logits, to_device(state.temperature[rows], self._device))
+        filtered = np.flatnonzero(needs & Needs.FILTER)
+        if len(filtered) == len(rows):
+            self._filter(weights, rows)
+        elif len(filtered):
+            index = to_device(filtered, self._device)
+            weights[index] = self._filter(weights[index], rows[filtered])
+        uniforms = uniform(state.keys[rows], self._rows.num_tokens[rows])
+        return sampling_ops.draw(weights, to_device(uniforms, self._device))
+
+    def _filter(self, weights: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        state = self._state
+        top_k, top_p, min_p = state.top_k[rows], state.top_p[rows], state.min_p[rows]
+        return sampling_ops.filter_(
+            weights,
+            to_device(top_k, self._device),
+            to_device(top_p, self._device),
+            to_device(min_p, self._device),
+            max_top_k=int(top_k.max()),
+            any_top_p=bool((top_p < 1).any()),
+        )
+
+    def _mask_stop_tokens(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
+        num_output = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
+        masked = np.flatnonzero((needs & Needs.MIN_TOKENS).astype(bool) & (num_output < self._state.min_tokens[rows]))
+        if not len(masked):
+            return
+        stop_ids = [self._state.stop_ids[row] for row in rows[masked].tolist()]
+        flat = np.repeat(masked, [len(ids) for ids in stop_ids]) * logits.shape[1] + np.concatenate(stop_ids)
+        logits.view(-1)[to_device(flat, self._device)] = -torch.inf
+
+    def _add_bias(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
+        biased = np.flatnonzero(needs & Needs.LOGIT_BIAS)
+        token_ids, amounts = zip(*(self._state.bias[row] for row in rows[biased].tolist()), strict=True)
+        flat = np.repeat(biased, [len(ids) for ids in token_ids]) * logits.shape[1] + np.concatenate(token_ids)
+        logits.view(-1)[to_device(flat, self._device)] += to_device(np.concatenate(amounts), self._device)
+
+    def _apply_penalties(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
+        state, device = self._state, self._device
+        penalised = np.flatnonzero(needs & Needs.PENALTIES)
+        chosen = rows[penalised]
+        lengths = to_device(self._rows.num_tokens[chosen], device)[:, None]
+        prompts = to_device(self._rows.num_prompt_tokens[chosen], device)[:, None]
+        positions = torch.arange(int(self._rows.num_tokens[chosen].max()), device=device)
+        token_ids = self._rows.token_ids[to_device(chosen, device), : len(positions)].long()
+        # Past its end a row repeats its first token, which occurred anyway.
+        token_ids = torch.where(positions < lengths, token_ids, token_ids[:, :1])
+        is_output = ((positions >= prompts) & (positions < lengths)).float()
+        penalties = np.stack((state.repetition_penalty, state.presence_penalty, state.frequency_penalty))[:, chosen]
+        if self._counts.numel() < logits.numel():
+            self._counts = torch.zeros(logits.numel(), device=device)
+        index = to_device(penalised, device)[:, None]
+        sampling_ops.apply_penalties(
+            logits, index, token_ids, is_output, to_device(penalties, device)[:, :, None], self._counts
+        )

@@ -1,0 +1,117 @@
+"""Sampling parameters of the running requests, one row of preallocated arrays each."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+import numpy.typing as npt
+
+from chairlift.errors import RequestError
+from chairlift.outputs import NewRequest
+from chairlift.sampling_params import SamplingParams
+from chairlift.worker.random_stream import stream_key
+from chairlift.worker.rows import IntArray
+
+MIN_TEMPERATURE = 1e-20
+"""Below this a float32 division of logits would give 0/0; the distribution is the limit already."""
+
+
+class Needs(enum.IntFlag):
+    """What a request asks of the sampler beyond an argmax; a step does only what somebody in it needs."""
+
+    NONE = 0
+    RANDOM = enum.auto()
+    FILTER = enum.auto()
+    PENALTIES = enum.auto()
+    LOGIT_BIAS = enum.auto()
+    MIN_TOKENS = enum.auto()
+    LOGPROBS = enum.auto()
+    PROMPT_LOGPROBS = enum.auto()
+
+
+class SamplingState:
+    """Parameters by row, in neutral form: top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 change nothing.
+
+    Attributes:
+        needs: uint8, `Needs`.
+        keys: uint64, of the request's random stream.
+        bias: row -> (token ids int64, amounts float32), for rows with Needs.LOGIT_BIAS.
+        stop_ids: row -> token ids int64 masked below min_tokens, for rows with Needs.MIN_TOKENS.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.needs = np.zeros(max_num_seqs, dtype=np.uint8)
+        self.keys = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.temperature = np.ones(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
+        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self.bias: dict[int, tuple[IntArray, npt.NDArray[np.float32]]] = {}
+        self.stop_ids: dict[int, IntArray] = {}
+
+    def add(self, row: int, new: NewRequest) -> None:
+        """Fill a row. Token ids must lie in the vocabulary (see `check_token_ids`)."""
+        params = new.sampling_params
+        self.keys[row] = stream_key(new.seed)
+        self.temperature[row] = max(params.temperature, MIN_TEMPERATURE)
+        self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.repetition_penalty[row] = params.repetition_penalty
+        self.presence_penalty[row] = params.presence_penalty
+        self.frequency_penalty[row] = params.frequency_penalty
+        self.min_tokens[row] = params.min_tokens
+        self.num_logprobs[row] = params.logprobs or 0
+        self.num_prompt_logprobs[row] = params.prompt_logprobs or 0
+        if params.logit_bias:
+            self.bias[row] = (
+                np.array(list(params.logit_bias), dtype=np.int64),
+                np.array(list(params.logit_bias.values()), dtype=np.float32),
+            )
+        if params.min_tokens:
+            stop_ids = np.array(new.stop_token_ids, dtype=np.int64)
+            self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
+        self.needs[row] = self._needs(row, params)
+
+    def remove(self, row: int) -> None:
+        self.needs[row] = Needs.NONE
+        self.bias.pop(row, None)
+        self.stop_ids.pop(row, None)
+
+    def _needs(self, row: int, params: SamplingParams) -> Needs:
+        needs = Needs.NONE
+        if not params.is_greedy and params.top_k != 1:
+            needs |= Needs.RANDOM
+            if self.top_k[row] or params.top_p < 1 or params.min_p > 0:
+                needs |= Needs.FILTER
+        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+            needs |= Needs.PENALTIES
+        if params.logit_bias:
+            needs |= Needs.LOGIT_BIAS
+        if params.min_tokens and len(self.stop_ids[row]):
+            needs |= Needs.MIN_TOKENS
+        if params.logprobs is not None:
+            needs |= Needs.LOGPROBS
+        if params.prompt_logprobs is not None:
+            needs |= Needs.PROMPT_LOGPROBS
+        return needs
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError if `logit_bias` or `stop_token_ids` name a token that the model does not have."""
+    for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                raise RequestError(
+                    f"{name} names token {token_id}, but the model's vocabulary has {vocab_size} tokens: "
+                    f"use ids from 0 to {vocab_size - 1}",
+                    name,
+                )
