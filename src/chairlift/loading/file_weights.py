@@ -36,6 +36,10 @@ class FileWeights(ABC):
     def _read(self, name: str, file_name: str) -> torch.Tensor:
         """The tensor on the CPU, or on the device, in any float dtype."""
 
+    def _arrange(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as Hugging Face lays it out, its shape known to be right."""
+        return tensor
+
     @abstractmethod
     def _file_names(self) -> Iterable[str]:
         """Every tensor of the file that a model should ask for."""
@@ -62,7 +66,7 @@ class FileWeights(ABC):
             raise ModelLoadError(
                 f"{self.path}: tensor {file_name} is {tensor.dtype}; quantized models are read from GGUF files only"
             )
-        return tensor.to(device=self.device, dtype=self.dtype).contiguous()
+        return self._arrange(name, tensor).to(device=self.device, dtype=self.dtype).contiguous()
 
     def unused(self) -> list[str]:
         """Tensors that were never asked for, by the file's own names; a model that loaded right leaves none."""

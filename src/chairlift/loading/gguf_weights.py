@@ -55,7 +55,9 @@ class GGUFWeights(FileWeights):
         return found if found in self._file.tensors else None
 
     def _read(self, name: str, file_name: str) -> torch.Tensor:
-        tensor = torch.from_numpy(dequantize(self._file, file_name))
+        return torch.from_numpy(dequantize(self._file, file_name))
+
+    def _arrange(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         module = name.split(".")[-2]
         if self.config.name in PERMUTED_ARCHS and module in PERMUTED:
             return unpermute(tensor, getattr(self.config, PERMUTED[module]))

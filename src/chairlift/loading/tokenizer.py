@@ -1,0 +1,93 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from chairlift.errors import RequestError
+from chairlift.loading.chat_template import ChatTemplate
+
+
+class Tokenizer:
+    """A tokenizer and its chat template. Safe to use from several threads.
+
+    Args:
+        backend: from the `tokenizers` library; its truncation and padding are switched off.
+        special_tokens: role ("bos_token", "eos_token", ...) -> text; texts that are no tokens count as absent.
+        chat_template: Jinja2 text.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.special_tokens = {
+            role: text for role, text in (special_tokens or {}).items() if backend.token_to_id(text) is not None
+        }
+        self.bos_token_id = self._role("bos_token")
+        self.eos_token_id = self._role("eos_token")
+        self._chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+
+    def _role(self, role: str) -> int | None:
+        return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Special tokens spelled out in the text become themselves; `add_special_tokens` adds the
+        beginning and end tokens that the model wants."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text; ids outside of the vocabulary are left out, bytes that are no UTF-8 become U+FFFD."""
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it, or None."""
+        return self.backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """How the vocabulary spells a token, or None."""
+        return self.backend.id_to_token(token_id)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> str:
+        """The prompt text of a conversation; see ChatTemplate.render.
+
+        Raises:
+            RequestError: the model has no chat template, or it refuses the messages.
+        """
+        if self._chat_template is None:
+            raise RequestError(
+                "messages: this model has no chat template; send a ready prompt to the completions API", "messages"
+            )
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> list[int]:
+        """render_chat, encoded; nothing is added, since the template writes the special tokens itself."""
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, **extra)
+        return self.encode(text, add_special_tokens=False)
+
+
+def set_added_tokens(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Make `encode` put `bos` before and `eos` after a text; None puts nothing."""
+    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
