@@ -25,6 +25,7 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
 DEFAULT_ALIGNMENT: Final = 32
+ROPE_FREQS: Final = "rope_freqs.weight"  # the one tensor that belongs to the configuration
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 

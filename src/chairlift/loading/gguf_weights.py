@@ -13,7 +13,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.gguf_file import GGUFFile, GGUFTensor
+from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile, GGUFTensor
 from chairlift.models.config import ModelConfig
 
 MODEL_ARCHS: Final = {
@@ -23,7 +23,6 @@ MODEL_ARCHS: Final = {
 }
 PERMUTED: Final = {"q_proj": "num_heads", "k_proj": "num_kv_heads"}
 PERMUTED_ARCHS: Final = ("llama",)
-ROPE_FREQS: Final = "rope_freqs.weight"
 VALUES_PER_ROW: Final = 8192
 
 
