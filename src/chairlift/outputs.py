@@ -105,6 +105,9 @@ class RequestTimes:
 class EngineCoreOutput(NamedTuple):
     """What one step means for one request; `finish_reason` and `times` are set in the last one only.
 
+    `error` is set, with finish reason "error", if the request was refused (and which field is to blame) or the engine
+    died under it.
+
     A named tuple, because one is made for every running request in every step.
     """
 
@@ -117,6 +120,9 @@ class EngineCoreOutput(NamedTuple):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     times: RequestTimes | None = None
+    error: str | None = None
+    error_param: str | None = None
+    refused: bool = False
 
 
 @dataclass(slots=True)

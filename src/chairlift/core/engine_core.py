@@ -31,6 +31,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_unfinished or bool(self._handles)
 
+    def now(self) -> float:
+        """The engine's time, in seconds."""
+        return self._clock.now()
+
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError if it can never fit."""
         self.scheduler.add(request)

@@ -1,0 +1,218 @@
+"""Where policy meets tensors: builds an engine from its configuration, and says what it decided."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from chairlift.clock import Clock, MonotonicClock
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.scheduler import Scheduler
+from chairlift.engine.input_processor import InputProcessor, RequestLimits
+from chairlift.errors import ConfigError
+from chairlift.events import EngineStarted, EventFile, EventSink
+from chairlift.layers.weights import Weights
+from chairlift.loading.random_weights import RandomWeights
+from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.models.registry import build_model
+from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes, plan_kv_cache
+from chairlift.worker.memory import format_memory
+from chairlift.worker.model_runner import ModelRunner
+
+logger = logging.getLogger("chairlift")
+
+STEPS_AHEAD = {"cpu": 0, "cuda": 1}
+"""A CUDA device is kept one step ahead of the host; on the CPU `submit` computes, so there is nothing to overlap."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """A loaded model behind a scheduler, and what belongs to it."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    input_processor: InputProcessor
+    model_config: ModelConfig
+    scheduler_config: SchedulerConfig
+    kv_cache_plan: KVCachePlan
+    model_name: str
+    event_file: EventFile | None = None
+
+    def close(self) -> None:
+        """Write out the event log."""
+        if self.event_file is not None:
+            self.event_file.close()
+
+
+class _EventFan:
+    """Hands every event to several listeners."""
+
+    def __init__(self, sinks: list[EventSink]) -> None:
+        self.emit = sinks[0].emit if len(sinks) == 1 else lambda event: [sink.emit(event) for sink in sinks][-1]
+
+
+def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: EventSink | None = None) -> Engine:
+    """Load the model, size the pool, join scheduler and runner.
+
+    Args:
+        clock: the engine's time; the machine's monotonic clock if None.
+        events: a listener besides `config.event_log`.
+
+    Raises:
+        ModelLoadError: the model cannot be had, read or run; says what would work.
+        ConfigError: an option that this model or this machine cannot honour, with the arithmetic.
+    """
+    device = _device(config.device)
+    _set_threads(config.num_threads)
+    files = resolve_model(config.model)
+    model_config = load_config(files)
+    dtype = _dtype(config.dtype, device, model_config)
+    tokenizer = load_tokenizer(files)
+    weights = _weights(config, files, model_config, dtype, device)
+    model = build_model(model_config, weights, dtype=dtype, device=device, attention_backend=config.attention_backend)
+    plan = _plan_pool(config, model_config, dtype, device)
+    scheduler_config = config.scheduler_config(_max_model_len(config, model_config, plan))
+    model.allocate_kv_cache(plan.num_blocks, plan.block_size)
+    runner = ModelRunner(
+        model,
+        model.plan,
+        vocab_size=model_config.vocab_size,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_model_len=scheduler_config.max_model_len,
+        block_size=plan.block_size,
+        device=device,
+    )
+    clock = clock or MonotonicClock()
+    event_file = _event_file(config)
+    sinks = [sink for sink in (event_file, events) if sink is not None]
+    sink = _EventFan(sinks) if sinks else None
+    if sink is not None:
+        sink.emit(_started(config, files.name, scheduler_config, plan, clock.now()))
+    manager = PagedKVCacheManager(plan.num_blocks, plan.block_size, config.enable_prefix_caching)
+    scheduler = Scheduler(scheduler_config, manager, sink)
+    limits = RequestLimits(scheduler_config.max_model_len, plan.num_slots)
+    _say(files, model_config, scheduler_config, plan, device, dtype)
+    return Engine(
+        core=EngineCore(scheduler, runner, clock, STEPS_AHEAD[device.type]),
+        tokenizer=tokenizer,
+        input_processor=InputProcessor(model_config, tokenizer, limits, config.seed),
+        model_config=model_config,
+        scheduler_config=scheduler_config,
+        kv_cache_plan=plan,
+        model_name=files.name,
+        event_file=event_file,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) sees no CUDA device; use cpu")
+    return torch.device(name)
+
+
+def _set_threads(num_threads: int | None) -> None:
+    if num_threads is None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(num_threads)
+
+
+def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else config.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _weights(
+    config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    if config.random_weights:
+        return RandomWeights(model_config, dtype, device)
+    return open_weights(files, model_config, dtype, device)
+
+
+def _plan_pool(
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> KVCachePlan:
+    """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
+    if config.num_kv_blocks is not None:
+        block_bytes = model_config.kv_values_per_token * dtype.itemsize * config.block_size
+        return KVCachePlan(config.num_kv_blocks, config.block_size, block_bytes, "num_kv_blocks")
+    return plan_kv_cache(
+        model_config,
+        block_size=config.block_size,
+        dtype=dtype,
+        memory_bytes=config.kv_cache_memory or default_memory_bytes(device),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+    )
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig, plan: KVCachePlan) -> int:
+    """The smaller of the model's context and the pool, unless asked for less."""
+    context = model_config.max_position_embeddings
+    if config.max_model_len is None:
+        return min(context, plan.num_slots)
+    if config.max_model_len > context:
+        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
+    if config.max_model_len > plan.num_slots:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the KV pool of {plan.num_blocks} blocks x "
+            f"{plan.block_size} = {plan.num_slots} slots: lower the one or raise num_kv_blocks"
+        )
+    return config.max_model_len
+
+
+def _event_file(config: EngineConfig) -> EventFile | None:
+    if config.event_log is None:
+        return None
+    try:
+        return EventFile(config.event_log)
+    except OSError as error:
+        raise ConfigError(f"event_log={config.event_log}: {error.strerror}") from None
+
+
+def _started(
+    config: EngineConfig, name: str, scheduler_config: SchedulerConfig, plan: KVCachePlan, now: float
+) -> EngineStarted:
+    return EngineStarted(
+        time=now,
+        model=name,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        max_model_len=scheduler_config.max_model_len,
+        scheduling_policy=scheduler_config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _say(
+    files: ModelFiles,
+    model_config: ModelConfig,
+    scheduler_config: SchedulerConfig,
+    plan: KVCachePlan,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    logger.info("%s (%s, %d layers) on %s in %s", files.name, model_config.name, model_config.num_layers, device, dtype)
+    logger.info(
+        "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len %d, max_num_seqs %d, "
+        "max_num_batched_tokens %d",
+        plan.num_blocks,
+        plan.block_size,
+        plan.num_slots,
+        format_memory(plan.num_bytes),
+        scheduler_config.max_model_len,
+        scheduler_config.max_num_seqs,
+        scheduler_config.max_num_batched_tokens,
+    )

@@ -1,0 +1,158 @@
+"""From what a user sends to requests the engine can run: tokenized, checked, with every limit resolved."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chairlift.errors import RequestError
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.request import Request
+from chairlift.sampling_params import SEED_BITS, SamplingParams
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence as it crosses to the engine core: see `Request` for the fields."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    max_tokens: int
+    stop_token_ids: list[int]
+    seed: int
+    priority: int = 0
+    leader_id: str | None = None
+
+    def to_request(self, arrival_time: float) -> Request:
+        return Request(
+            self.request_id,
+            self.prompt_token_ids,
+            self.sampling_params,
+            self.max_tokens,
+            stop_token_ids=frozenset(self.stop_token_ids),
+            arrival_time=arrival_time,
+            priority=self.priority,
+            leader_id=self.leader_id,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request can have at most: the model's length, and the slots that the pool can give to it alone."""
+
+    max_model_len: int
+    max_slots: int
+
+    def max_output_tokens(self, num_prompt_tokens: int) -> int:
+        """P prompt and n output tokens write P + n - 1 slots."""
+        return min(self.max_model_len, self.max_slots + 1) - num_prompt_tokens
+
+
+class InputProcessor:
+    """Makes engine requests.
+
+    Args:
+        seed: if given, requests without a seed draw theirs from it, in order of arrival; else from the system.
+    """
+
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer, limits: RequestLimits, seed: int | None = None
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._vocab_size = config.vocab_size
+        self._eos_token_ids = frozenset(config.eos_token_ids)
+        self._seed = seed
+        self._num_made = 0
+
+    def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """The prompt's text, if it was one, and its tokens, checked.
+
+        Raises:
+            RequestError: empty, not a prompt, a token outside the vocabulary, or longer than the model allows.
+        """
+        if isinstance(prompt, str):
+            return prompt, self._checked(self.tokenizer.encode(prompt))
+        if not isinstance(prompt, Sequence) or not all(type(t) is int for t in prompt):
+            raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
+        return None, self._checked(list(prompt))
+
+    def encode_chat(self, messages: list[Message], **template_options: Any) -> tuple[str, list[int]]:
+        """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`."""
+        text = self.tokenizer.render_chat(messages, **template_options)
+        return text, self._checked(self.tokenizer.encode(text, add_special_tokens=False), "messages")
+
+    def make(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int = 0
+    ) -> list[EngineRequest]:
+        """One request for each of `params.n` answers; the first one leads, the others share its prompt.
+
+        Raises:
+            RequestError: more tokens asked for than the model's length or the pool allows.
+        """
+        room = self.limits.max_output_tokens(len(token_ids))
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise RequestError(
+                f"max_tokens={params.max_tokens} is too large: with {len(token_ids)} prompt tokens at most {room} "
+                f"output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} "
+                f"slots). Lower max_tokens, leave it out, or shorten the prompt.",
+                "max_tokens",
+            )
+        if params.min_tokens > room:
+            raise RequestError(f"min_tokens={params.min_tokens} is too large: at most {room} fit", "min_tokens")
+        self._check_token_ids(params)
+        stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+        first = EngineRequest(
+            request_id=request_id if params.n == 1 else f"{request_id}-0",
+            prompt_token_ids=token_ids,
+            sampling_params=params.for_sibling(0),
+            max_tokens=params.max_tokens or room,
+            stop_token_ids=sorted(stop_token_ids),
+            seed=self._next_seed() if params.seed is None else params.seed % (1 << SEED_BITS),
+            priority=priority,
+        )
+        return [first, *(self._sibling(first, request_id, index, params) for index in range(1, params.n))]
+
+    def _sibling(self, first: EngineRequest, request_id: str, index: int, params: SamplingParams) -> EngineRequest:
+        return replace(
+            first,
+            request_id=f"{request_id}-{index}",
+            sampling_params=replace(params.for_sibling(index), prompt_logprobs=None),
+            seed=(first.seed + index) % (1 << SEED_BITS),
+            leader_id=first.request_id,
+        )
+
+    def _next_seed(self) -> int:
+        if self._seed is None:
+            return secrets.randbits(SEED_BITS)
+        self._num_made += 1
+        # An odd multiplier keeps the streams of consecutive requests, and of their siblings, apart.
+        return (self._seed + self._num_made * 0x9E3779B97F4A7C15) % (1 << SEED_BITS)
+
+    def _checked(self, token_ids: list[int], param: str = "prompt") -> list[int]:
+        if not token_ids:
+            raise RequestError(f"{param} is empty: give at least one token", param)
+        longest = self.limits.max_output_tokens(0) - 1
+        if len(token_ids) > longest:
+            raise RequestError(
+                f"{param} has {len(token_ids)} tokens, but at most {longest} fit beside one output token "
+                f"(max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} slots). Shorten it.",
+                param,
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            raise RequestError(f"{param} holds a token id outside 0..{self._vocab_size - 1}", param)
+        return token_ids
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token_id in token_ids:
+                if token_id >= self._vocab_size:
+                    raise RequestError(f"{name}: token id {token_id} is outside 0..{self._vocab_size - 1}", name)

@@ -1,0 +1,172 @@
+"""LLM: a list of prompts in, a list of answers out, in order, batched continuously."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from chairlift.config import EngineConfig
+from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.input_processor import Message, Prompt
+from chairlift.engine.output_processor import Failure, OutputProcessor, merge
+from chairlift.errors import RequestError
+from chairlift.outputs import EngineCoreOutput, RequestOutput
+from chairlift.request import FinishReason
+from chairlift.sampling_params import SamplingParams
+
+
+class LLM:
+    """A model for offline use, on the caller's thread.
+
+    Args:
+        model: a folder, a .gguf file, a name on the hub, or None for the default model.
+        engine: an engine that was built before, instead.
+        options: the other fields of EngineConfig.
+    """
+
+    def __init__(self, model: str | None = None, *, engine: Engine | None = None, **options: Any) -> None:
+        self.engine = engine or build_engine(EngineConfig(model=model, **options))
+        self._processor = OutputProcessor(self.engine.tokenizer)
+        self._ids = map("llm-{}".format, itertools.count())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer every prompt; a single one (a string or a list of token ids) is a list of one.
+
+        Args:
+            sampling_params: for all prompts, or one for each.
+            progress: show a bar on a terminal.
+
+        Raises:
+            RequestError: naming the prompt that cannot be honoured; then nothing is run.
+        """
+        encode = self.engine.input_processor.encode
+        return self._run([_encoded(i, encode, p) for i, p in enumerate(_prompts(prompts))], sampling_params, progress)
+
+    def chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer every conversation; a single one is a list of one. Without `sampling_params` an answer is as long as
+        fits."""
+
+        def encode(conversation: list[Message]) -> tuple[str | None, list[int]]:
+            return self.engine.input_processor.encode_chat(conversation, **template_options)
+
+        single = not messages or isinstance(messages[0], dict)
+        conversations = cast("list[list[Message]]", [messages] if single else messages)
+        params = sampling_params or SamplingParams(max_tokens=None)
+        return self._run([_encoded(i, encode, c) for i, c in enumerate(conversations)], params, progress)
+
+    def close(self) -> None:
+        """Write out the event log, if there is one."""
+        self.engine.close()
+
+    def _run(
+        self,
+        prompts: list[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        all_params = _one_each(sampling_params, len(prompts))
+        ids = [next(self._ids) for _ in prompts]
+        core_ids: list[str] = []
+        try:
+            for index, ((text, token_ids), params) in enumerate(zip(prompts, all_params, strict=True)):
+                core_ids += self._add(index, ids[index], text, token_ids, params)
+            answers = self._step_until_done(set(ids), progress)
+        finally:
+            self._abort(self._processor.remove(core_ids))
+        return [answers[request_id] for request_id in ids]
+
+    def _add(
+        self, index: int, request_id: str, text: str | None, token_ids: list[int], params: SamplingParams
+    ) -> list[str]:
+        with _naming(index):
+            requests = self.engine.input_processor.make(request_id, token_ids, params)
+            self._processor.add(request_id, text, requests)
+            now = self.engine.core.now()
+            for request in requests:
+                self.engine.core.add(request.to_request(now))
+        return [request.request_id for request in requests]
+
+    def _step_until_done(self, unfinished: set[str], progress: bool) -> dict[str, RequestOutput]:
+        answers: dict[str, RequestOutput] = {}
+        with _bar(progress) as bar:
+            task = bar.add_task("answers", total=len(unfinished), tokens=0)
+            num_tokens = 0
+            while unfinished:
+                outputs = self.engine.core.step()
+                num_tokens += sum(len(output.new_token_ids) for output in outputs)
+                for delta in self._process(outputs):
+                    answers[delta.request_id] = merge(answers.get(delta.request_id), delta)
+                    if delta.finished:
+                        unfinished.remove(delta.request_id)
+                        bar.advance(task)
+                bar.update(task, tokens=num_tokens)
+        return answers
+
+    def _process(self, outputs: list[EngineCoreOutput]) -> list[RequestOutput]:
+        told, stopped = self._processor.process(outputs)
+        for request_id in stopped:
+            self.engine.core.abort(request_id, FinishReason.STOP)
+        assert not any(isinstance(news, Failure) for news in told), "refusals are raised when a request is added"
+        return cast("list[RequestOutput]", told)
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.engine.core.abort(request_id)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Says in a refusal which prompt of the list was refused."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"prompt {index}: {error}", error.param) from None
+
+
+def _encoded(index: int, encode: Any, prompt: Any) -> tuple[str | None, list[int]]:
+    with _naming(index):
+        return cast("tuple[str | None, list[int]]", encode(prompt))
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """A string or a list of token ids is one prompt; anything else is a list of them."""
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return cast("Sequence[Prompt]", [prompts] if single else prompts)
+
+
+def _one_each(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise RequestError(
+            f"sampling_params has {len(sampling_params)} entries for {count} prompts: give one, or one for each",
+            "sampling_params",
+        )
+    return sampling_params
+
+
+def _bar(show: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    tokens = TextColumn("{task.fields[tokens]} tokens")
+    return Progress(*columns, tokens, console=console, disable=not (show and console.is_terminal), transient=True)
