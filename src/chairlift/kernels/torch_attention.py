@@ -1,0 +1,93 @@
+"""Paged attention in torch, on every device: gather, then scaled dot product attention.
+
+Query heads that share a kv head are rows of one small product, so no key or value is repeated.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from chairlift.kernels.attention import AttentionMetadata
+from chairlift.kernels.backend import AttentionShape, KVCache, RotaryStep, allocate_kv_cache
+from chairlift.kernels.torch_ops import rotate
+from chairlift.kernels.torch_plan import Chunk, Cut, Planner, TorchPlan
+
+
+class TorchAttention:
+    """Implements `AttentionBackend`. Loops over tiles and prompts, never over tokens."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self._planner = Planner(shape)
+
+    def allocate(self, num_blocks: int, block_size: int) -> KVCache:
+        return allocate_kv_cache(self.shape, num_blocks, block_size)
+
+    def plan(self, metadata: AttentionMetadata) -> TorchPlan:
+        return self._planner.plan(metadata)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rotary: RotaryStep | None,
+        cache: KVCache,
+        plan: TorchPlan,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        if rotary is not None:
+            query = rotate(query, rotary.cos, rotary.signed_sin)
+            key = rotate(key, rotary.cos, rotary.signed_sin)
+        cache.key.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), key)
+        cache.value.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), value)
+        cut = plan.cuts.get(sliding_window)
+        if cut is None:
+            cut = plan.cuts[sliding_window] = self._planner.cut(plan.metadata, sliding_window)
+        make = torch.zeros if plan.has_blind_rows else torch.empty
+        out = make(query.shape, dtype=query.dtype, device=query.device)
+        if cut.tiles:
+            self._decode(query, cache, cut, out)
+        for chunk in cut.chunks:
+            self._prefill(query, key, value, cache, chunk, out)
+        return out
+
+    def _decode(self, query: torch.Tensor, cache: KVCache, cut: Cut, out: torch.Tensor) -> None:
+        rows, scale = cut.decode_rows, self.shape.scale
+        tile_query = query if rows is None else query.index_select(0, rows)
+        tile_out = out if rows is None else torch.empty_like(tile_query)
+        for tile in cut.tiles:
+            batch, kv_heads, _, head_dim = tile.gather.shape
+            grouped = (batch, kv_heads, self.shape.group_size, head_dim)
+            keys, values = tile.gather(cache)
+            part = tile_query[tile.start : tile.stop].reshape(grouped)
+            attended = F.scaled_dot_product_attention(part, keys, values, attn_mask=tile.bias, scale=scale)
+            tile_out[tile.start : tile.stop].view(grouped).copy_(attended)
+        if rows is not None:
+            out.index_copy_(0, rows, tile_out)
+
+    def _prefill(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: KVCache,
+        chunk: Chunk,
+        out: torch.Tensor,
+    ) -> None:
+        shape, rows = self.shape, slice(chunk.start, chunk.stop)
+        if chunk.gather is None:
+            keys, values = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
+        else:
+            keys, values = (gathered[0] for gathered in chunk.gather(cache))
+        grouped = (chunk.stop - chunk.start, shape.num_kv_heads, shape.group_size, shape.head_dim)
+        attended = F.scaled_dot_product_attention(
+            query[rows].reshape(grouped).permute(1, 2, 0, 3),
+            keys[:, None].expand(-1, shape.group_size, -1, -1),
+            values[:, None].expand(-1, shape.group_size, -1, -1),
+            attn_mask=chunk.bias,
+            is_causal=chunk.gather is None,
+            scale=shape.scale,
+        )
+        out[rows].view(grouped).copy_(attended.permute(2, 0, 1, 3))

@@ -1,0 +1,62 @@
+"""Fast torch kernels, on every device: each function has its twin in `chairlift.kernels.reference`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+PACK_ROWS = 16
+"""Rows that oneDNN lays packed weights out for. 16 serves 1 to 256 rows; 1 costs up to twice the time."""
+
+
+class PackedLinear:
+    """A linear layer on the CPU whose weight oneDNN keeps in its own blocked order; the plain copy can go.
+
+    Args:
+        weight: [out, in], float32 or bfloat16.
+        bias: [out] or None.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+        self._bias = bias
+        self._apply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._apply(x, self._weight, self._bias, "none", [], "")
+        return y
+
+    @staticmethod
+    def supports(weight: torch.Tensor) -> bool:
+        if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+            return False
+        if weight.dtype == torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return weight.dtype == torch.float32
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    residual = x + residual
+    return F.rms_norm(residual, weight.shape, weight, eps), residual
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """`reference.rotate` with the rows of `RotaryStep`: x * cos + (x with its halves swapped) * signed_sin."""
+    x32 = x.float()
+    swapped = x32.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x32 * cos, swapped, signed_sin).to(x.dtype)

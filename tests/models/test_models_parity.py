@@ -1,0 +1,127 @@
+"""Logits of tiny random models against transformers, through the real config reader and weight loader."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packed_steps import Tables, pack
+from transformers import AutoModelForCausalLM
+
+from chairlift.loading.safetensors_weights import SafetensorsWeights
+from chairlift.models.config import ModelConfig
+from chairlift.models.model import Model
+from chairlift.models.registry import build_model
+
+BACKENDS = ("reference", "torch")
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "llama-linear-rope": ("llama", {"rope_parameters": LINEAR_ROPE}),
+    "llama3-rope": ("llama3", {}),
+    "mistral": ("mistral", {}),
+    "mistral-window-1": ("mistral", {"sliding_window": 1}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-some-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-wide-heads": ("qwen3", {"head_dim": 40}),
+    "opt": ("opt", {}),
+    "opt-projections": ("opt", {"word_embed_proj_dim": 32}),
+    "opt-norm-after": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True}),
+    "opt-no-biases": ("opt", {"enable_bias": False}),
+}
+PROMPTS = ((0, 53), (1, 1), (2, 17), (3, 32), (4, 75))
+"""(sequence, length)."""
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode() -> Any:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(params=CASES)
+def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Path:
+    arch, overrides = CASES[request.param]
+    return tiny_model_dir(arch, **overrides)
+
+
+def load(folder: Path, backend: str) -> Model:
+    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()), source="config.json")
+    weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
+    model = build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend=backend)
+    assert weights.unused() == []
+    return model
+
+
+def prompts() -> dict[int, list[int]]:
+    draw = random.Random(0)
+    return {sequence: [draw.randrange(256) for _ in range(length)] for sequence, length in PROMPTS}
+
+
+def expected_logits(folder: Path) -> dict[int, torch.Tensor]:
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return {sequence: oracle(torch.tensor([tokens])).logits[0] for sequence, tokens in prompts().items()}
+
+
+def run(model: Model, tables: Tables, work: list[tuple[int, int, int]]) -> dict[int, torch.Tensor]:
+    """One step over slices (sequence, start, stop) of the prompts; the logits of each."""
+    step = pack(tables, work)
+    tokens = [token for sequence, start, stop in work for token in prompts()[sequence][start:stop]]
+    hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
+    rows = model.logits(hidden).split([stop - start for _, start, stop in work])
+    return {sequence: logits for (sequence, _, _), logits in zip(work, rows, strict=True)}
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whole_prompts_at_once(folder: Path, backend: str) -> None:
+    model, expected = load(folder, backend), expected_logits(folder)
+    model.allocate_kv_cache(num_blocks=64, block_size=4)
+    logits = run(model, Tables(64, 4), [(sequence, 0, length) for sequence, length in PROMPTS])
+    for sequence, rows in logits.items():
+        assert_close(rows, expected[sequence])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_chunks_decodes_and_prefills_mixed(folder: Path, backend: str) -> None:
+    """Sequences start one after the other and advance by random amounts, 1 more often than not."""
+    model, expected = load(folder, backend), expected_logits(folder)
+    model.allocate_kv_cache(num_blocks=64, block_size=8)
+    tables, draw, done = Tables(64, 8), random.Random(1), dict.fromkeys(expected, 0)
+    lengths = dict(PROMPTS)
+    while any(done[s] < lengths[s] for s in done):
+        ready = [s for s in done if done[s] < lengths[s] and draw.random() < 0.7]
+        draw.shuffle(ready)
+        amounts = {s: draw.choice((1, 1, 1, 2, 7, 30)) for s in ready}
+        work = [(s, done[s], min(done[s] + amounts[s], lengths[s])) for s in ready]
+        if not work:
+            continue
+        logits = run(model, tables, work)
+        for sequence, start, stop in work:
+            assert_close(logits[sequence], expected[sequence][start:stop])
+            done[sequence] = stop
+
+
+def test_fresh_memory_forgets(tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("llama")
+    model, expected = load(folder, "torch"), expected_logits(folder)
+    for num_blocks, block_size in ((32, 16), (64, 8)):
+        model.allocate_kv_cache(num_blocks, block_size)
+        logits = run(model, Tables(num_blocks, block_size, seed=num_blocks), [(4, 0, 75), (1, 0, 1)])
+        assert_close(logits[4], expected[4])
+        assert_close(logits[1], expected[1])
