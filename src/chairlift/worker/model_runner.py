@@ -35,7 +35,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of prompt tokens in one step, by span: (request id, first position, entries, likeliest tokens wanted)."""
+    """Logprobs of prompt tokens in one step; a span is (request id, first position, entries, top tokens wanted)."""
 
     spans: list[tuple[str, int, int, int]]
     logprobs: LogprobTensors

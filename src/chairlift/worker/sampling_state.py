@@ -82,7 +82,6 @@ class SamplingState:
         self.needs[row] = self._needs(row, params)
 
     def remove(self, row: int) -> None:
-        self.needs[row] = Needs.NONE
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
 

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.models.config import ModelConfig
+from chairlift.worker import kv_cache
+from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    name="llama",
+    vocab_size=100,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position_embeddings=512,
+    norm_eps=1e-5,
+    sliding_windows=(None, None, None),
+)
+SLOT_BYTES = 3 * 2 * 2 * 8 * 4
+BLOCK_BYTES = 16 * SLOT_BYTES
+
+
+def _plan(memory_bytes: int, max_num_seqs: int = 8, max_model_len: int | None = None) -> KVCachePlan:
+    return plan_kv_cache(
+        CONFIG,
+        block_size=16,
+        dtype=torch.float32,
+        memory_bytes=memory_bytes,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+
+
+def test_as_many_blocks_as_the_budget_holds() -> None:
+    plan = _plan(11 * BLOCK_BYTES + 5)
+    assert plan == KVCachePlan(10, 16, BLOCK_BYTES, "memory")
+    assert (plan.num_slots, plan.num_bytes) == (160, 11 * BLOCK_BYTES)
+
+
+def test_no_more_than_can_be_used() -> None:
+    assert _plan(1 << 40) == KVCachePlan(8 * 32, 16, BLOCK_BYTES, "demand")
+    assert _plan(1 << 40, max_num_seqs=3, max_model_len=17) == KVCachePlan(6, 16, BLOCK_BYTES, "demand")
+
+
+def test_half_the_bytes_twice_the_blocks() -> None:
+    plan = plan_kv_cache(CONFIG, block_size=16, dtype=torch.bfloat16, memory_bytes=10 * BLOCK_BYTES, max_num_seqs=8)
+    assert plan.num_blocks == 19
+
+
+@given(st.integers(2, 500), st.integers(1, 40), st.integers(1, 512))
+def test_never_over_budget(blocks: int, max_num_seqs: int, max_model_len: int) -> None:
+    memory_bytes = blocks * BLOCK_BYTES + 100
+    try:
+        plan = _plan(memory_bytes, max_num_seqs, max_model_len)
+    except ConfigError:
+        assert (blocks - 1) * 16 < max_model_len
+    else:
+        assert plan.num_bytes <= memory_bytes
+        assert max_model_len <= plan.num_slots <= max_num_seqs * (max_model_len + 15)
+
+
+def test_too_small_for_one_block() -> None:
+    with pytest.raises(
+        ConfigError, match=r"holds 0 blocks.*6 KiB a block of 16 slots.*take 12 KiB.*smaller block_size"
+    ):
+        _plan(BLOCK_BYTES)
+
+
+def test_too_small_for_one_sequence() -> None:
+    with pytest.raises(ConfigError, match=r"holds 4 blocks.*64 tokens.*max_model_len=65 needs 5 blocks.*at most 64"):
+        _plan(5 * BLOCK_BYTES, max_model_len=65)
+
+
+def test_default_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
+    assert kv_cache.default_memory_bytes(torch.device("cpu")) == 500
+    assert kv_cache.default_memory_bytes(torch.device("cuda")) == 900

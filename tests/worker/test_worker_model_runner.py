@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker_fakes import FakeModel, new_request, twin_sample
+
+from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
+from chairlift.sampling_params import SamplingParams
+from chairlift.worker import model_runner
+from chairlift.worker.model_runner import ModelRunner, PendingStep
+
+VOCAB = 32
+MAX_SEQS = 4
+MAX_MODEL_LEN = 40
+
+
+@functools.cache
+def _model() -> FakeModel:
+    return FakeModel(VOCAB, num_slots=256)
+
+
+def _runner(model: FakeModel, block_size: int) -> ModelRunner:
+    return ModelRunner(
+        model,
+        model.plan,
+        vocab_size=VOCAB,
+        max_num_seqs=MAX_SEQS,
+        max_model_len=MAX_MODEL_LEN,
+        block_size=block_size,
+    )
+
+
+def _naive_tokens(model: FakeModel, request: NewRequest, num_tokens: int) -> list[int]:
+    """The request's sequence, `num_tokens` long, recomputed from scratch at every token."""
+    tokens = list(request.token_ids)
+    while len(tokens) < num_tokens:
+        tokens.append(twin_sample(replace(request, token_ids=tokens), model.logits_of(tokens)[-1].numpy()))
+    return tokens
+
+
+@dataclass
+class _Live:
+    """A request as the random driver knows it: `num_tokens` counts those whose value is on its way."""
+
+    request: NewRequest
+    num_tokens: int
+    length: int
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.request.token_ids) >= self.length
+
+
+class _RandomDriver:
+    """Schedules at random: who runs, chunk sizes, preemption, batch order; reads results `lag` steps late."""
+
+    def __init__(self, model: FakeModel, requests: list[_Live], block_size: int, lag: int, rng: random.Random) -> None:
+        self.requests = {live.request.request_id: live for live in requests}
+        self.runner = _runner(model, block_size)
+        self.block_size = block_size
+        self.lag = lag
+        self.rng = rng
+        self.waiting = list(requests)
+        self.running: list[_Live] = []
+        self.free_blocks = list(range(MAX_SEQS * -(-MAX_MODEL_LEN // block_size)))
+        rng.shuffle(self.free_blocks)
+        self.pending: list[PendingStep] = []
+        self.step = 0
+
+    def run(self) -> None:
+        while self.waiting or self.running:
+            self.pending.append(self.runner.submit(self._schedule()))
+            while len(self.pending) > self.lag:
+                self._update(self.runner.result(self.pending.pop(0)))
+            assert self.step < 2000, "the driver makes progress"
+        for pending in self.pending:
+            self._update(self.runner.result(pending))
+
+    def _schedule(self) -> SchedulerOutput:
+        output = SchedulerOutput(self.step, {})
+        self.step += 1
+        for live in [live for live in self.running if live.is_done or self.rng.random() < 0.08]:
+            self._remove(live, output)
+        for live in [live for live in self.running if self.rng.random() < 0.8]:
+            self._extend(live, output)
+        self.rng.shuffle(self.waiting)
+        for live in list(self.waiting):
+            knows_all = live.num_tokens == len(live.request.token_ids)
+            if len(self.running) < MAX_SEQS and knows_all and self.rng.random() < 0.6:
+                self._introduce(live, output)
+        order = list(output.num_scheduled_tokens.items())
+        self.rng.shuffle(order)
+        return replace(output, num_scheduled_tokens=dict(order))
+
+    def _remove(self, live: _Live, output: SchedulerOutput) -> None:
+        self.running.remove(live)
+        self.free_blocks += live.blocks
+        self.rng.shuffle(self.free_blocks)
+        live.blocks, live.num_computed = [], 0
+        output.removed.append(live.request.request_id)
+        if not live.is_done:
+            self.waiting.append(live)
+
+    def _take(self, live: _Live, count: int) -> list[int]:
+        missing = -(-(live.num_computed + count) // self.block_size) - len(live.blocks)
+        taken = [self.free_blocks.pop() for _ in range(missing)]
+        live.blocks += taken
+        return taken
+
+    def _extend(self, live: _Live, output: SchedulerOutput) -> None:
+        lacking = live.num_tokens - live.num_computed
+        if not lacking or live.num_tokens >= MAX_MODEL_LEN:
+            return
+        count = self.rng.randint(1, lacking)
+        taken = self._take(live, count)
+        if taken:
+            output.new_block_ids[live.request.request_id] = taken
+        self._advance(live, count, output)
+
+    def _introduce(self, live: _Live, output: SchedulerOutput) -> None:
+        self.waiting.remove(live)
+        self.running.append(live)
+        count = self.rng.randint(1, live.num_tokens)
+        self._take(live, count)
+        tokens = list(live.request.token_ids)
+        output.new_requests.append(replace(live.request, token_ids=tokens, block_ids=list(live.blocks)))
+        self._advance(live, count, output)
+
+    def _advance(self, live: _Live, count: int, output: SchedulerOutput) -> None:
+        output.num_scheduled_tokens[live.request.request_id] = count
+        live.num_computed += count
+        live.num_tokens += live.num_computed == live.num_tokens
+
+    def _update(self, result: ModelRunnerOutput) -> None:
+        for request_id, tokens in result.token_ids.items():
+            live = self.requests[request_id]
+            live.request.token_ids.extend(tokens)
+            live.logprobs += result.logprobs.get(request_id, [])
+            if live.is_done and live in self.waiting:
+                self.waiting.remove(live)
+        for request_id, (first, entries) in result.prompt_logprobs.items():
+            for position, entry in enumerate(entries, first):
+                known = self.requests[request_id].prompt_logprobs.setdefault(position, entry)
+                assert known == entry, "recomputed after a preemption, a prompt is as likely as before"
+
+
+def _random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.8, 1.5]),
+        top_k=rng.choice([0, 5]),
+        top_p=rng.choice([1.0, 0.8]),
+        repetition_penalty=rng.choice([1.0, 1.3]),
+        frequency_penalty=rng.choice([0.0, 0.7]),
+        logit_bias=rng.choice([{}, {3: 2.0}]),
+        max_tokens=None,
+        min_tokens=rng.choice([0, 6]),
+        logprobs=rng.choice([None, 0, 3]),
+        prompt_logprobs=rng.choice([None, None, 2]),
+    )
+
+
+def _random_requests(rng: random.Random) -> list[_Live]:
+    requests = []
+    for i in range(rng.randint(1, 8)):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
+        request = new_request(f"r{i}", prompt, _random_params(rng), seed=rng.getrandbits(64), stop=[1, 2, 3])
+        requests.append(_Live(request, len(prompt), len(prompt) + rng.randint(1, 14)))
+    return requests
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([0, 1]), st.sampled_from([1, 4, 16]))
+def test_any_schedule_gives_the_same_tokens(seed: int, lag: int, block_size: int) -> None:
+    rng = random.Random(seed)
+    model = _model()
+    model.memory.fill_(-1)
+    requests = _random_requests(rng)
+    prompts = [replace(live.request, token_ids=list(live.request.token_ids)) for live in requests]
+    _RandomDriver(model, requests, block_size, lag, rng).run()
+    for live, prompt in zip(requests, prompts, strict=True):
+        tokens = live.request.token_ids
+        assert tokens == _naive_tokens(model, prompt, len(tokens))
+        _check_logprobs(model, live)
+
+
+def _check_logprobs(model: FakeModel, live: _Live) -> None:
+    params, tokens = live.request.sampling_params, live.request.token_ids
+    num_prompt = live.request.num_prompt_tokens
+    expected = model.logits_of(tokens).log_softmax(dim=1)
+    outputs = dict(enumerate(live.logprobs, num_prompt))
+    assert sorted(outputs) == ([] if params.logprobs is None else list(range(num_prompt, len(tokens))))
+    assert sorted(live.prompt_logprobs) == ([] if params.prompt_logprobs is None else list(range(1, num_prompt)))
+    for entries, wanted in ((outputs, params.logprobs), (live.prompt_logprobs, params.prompt_logprobs)):
+        for position, entry in entries.items():
+            row = expected[position - 1]
+            order = row.argsort(descending=True).tolist()
+            assert entry.token.token_id == tokens[position]
+            assert entry.token.logprob == pytest.approx(float(row[tokens[position]]), abs=1e-5)
+            assert entry.token.rank == order.index(tokens[position]) + 1
+            assert [top.token_id for top in entry.top] == order[:wanted]
+
+
+def test_prompt_logprobs_hold_few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "PROMPT_LOGPROB_ROWS", 5)
+    sizes: list[int] = []
+
+    class Counting(FakeModel):
+        def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(hidden))
+            return super().logits(hidden)
+
+    model = Counting(VOCAB, num_slots=256)
+    runner = _runner(model, 4)
+    requests = [
+        new_request(f"r{i}", range(1 + i, 14 + i), SamplingParams(prompt_logprobs=i), blocks=range(8 * i, 8 * i + 4))
+        for i in range(2)
+    ]
+    counts = {"r0": 13, "r1": 7}
+    result = runner.result(runner.submit(SchedulerOutput(0, counts, new_requests=requests)))
+    assert sizes == [5, 5, 5, 4, 1]
+    assert {k: (first, len(entries)) for k, (first, entries) in result.prompt_logprobs.items()} == {
+        "r0": (1, 12),
+        "r1": (1, 7),
+    }
+    assert list(result.token_ids) == ["r0"]
+    for i, request in enumerate(requests):
+        expected = model.logits_of(request.token_ids).log_softmax(dim=1)
+        for position, entry in enumerate(result.prompt_logprobs[f"r{i}"][1], 1):
+            assert entry.token.logprob == pytest.approx(float(expected[position - 1, request.token_ids[position]]))
+            assert len(entry.top) == i
+
+
+def test_a_chunk_that_does_not_sample_skips_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    runner = _runner(model, 4)
+    monkeypatch.setattr(model, "logits", lambda hidden: pytest.fail("nobody samples"))
+    request = new_request("a", range(8), blocks=[0, 1])
+    result = runner.result(runner.submit(SchedulerOutput(0, {"a": 7}, new_requests=[request])))
+    assert result == ModelRunnerOutput(0, {})
+
+
+def test_a_step_that_only_removes() -> None:
+    runner = _runner(_model(), 4)
+    for step in range(2 * MAX_SEQS):
+        request = new_request(f"r{step}", [1, 2], blocks=[step])
+        assert runner.result(
+            runner.submit(SchedulerOutput(2 * step, {f"r{step}": 2}, new_requests=[request]))
+        ).token_ids
+        removal = SchedulerOutput(2 * step + 1, {}, removed=[f"r{step}"])
+        assert runner.result(runner.submit(removal)) == ModelRunnerOutput(2 * step + 1, {})
+
+
+def test_a_prefix_hit_is_read_and_not_recomputed() -> None:
+    model = _model()
+    runner = _runner(model, 4)
+    params = SamplingParams(temperature=0)
+    first = new_request("first", range(10), params, blocks=[3, 9, 5])
+    runner.result(runner.submit(SchedulerOutput(0, {"first": 10}, new_requests=[first])))
+    tokens = [*range(8), 30, 31]
+    second = new_request("second", tokens, params, num_computed=8, blocks=[3, 9, 7])
+    result = runner.result(runner.submit(SchedulerOutput(1, {"second": 2}, new_requests=[second])))
+    assert result.token_ids["second"] == [int(model.logits_of(tokens)[-1].argmax())]
+
+
+def test_results_are_plain_integers() -> None:
+    runner = _runner(_model(), 4)
+    result = runner.result(runner.submit(SchedulerOutput(0, {"a": 1}, new_requests=[new_request("a")])))
+    assert type(result.token_ids["a"][0]) is int
+    assert not torch.is_inference_mode_enabled()

@@ -1,0 +1,166 @@
+"""A model with known answers, slow twins of the sampler, and makers of requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chairlift.kernels.attention import AttentionMetadata
+from chairlift.outputs import NewRequest
+from chairlift.sampling_params import SamplingParams
+from chairlift.worker.rows import RequestRows
+from chairlift.worker.sampler import Sampler
+from chairlift.worker.sampling_state import MIN_TEMPERATURE, SamplingState
+
+MODULUS = 100003
+FloatArray = npt.NDArray[np.float32]
+
+
+def new_request(
+    request_id: str,
+    token_ids: Sequence[int] = (0,),
+    params: SamplingParams | None = None,
+    *,
+    num_prompt: int | None = None,
+    num_computed: int = 0,
+    blocks: Sequence[int] = (0,),
+    seed: int = 0,
+    stop: Sequence[int] = (),
+) -> NewRequest:
+    return NewRequest(
+        request_id=request_id,
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids) if num_prompt is None else num_prompt,
+        num_computed_tokens=num_computed,
+        block_ids=list(blocks),
+        sampling_params=params or SamplingParams(),
+        seed=seed,
+        stop_token_ids=list(stop),
+    )
+
+
+class SamplerBench:
+    """Requests in rows, and a sampler over them."""
+
+    def __init__(self, requests: Sequence[NewRequest], vocab_size: int, spare_rows: int = 0) -> None:
+        max_model_len = max(len(request.token_ids) for request in requests) + 1
+        self.rows = RequestRows(len(requests) + spare_rows, max_model_len, 16, torch.device("cpu"))
+        self.state = SamplingState(len(requests) + spare_rows, vocab_size)
+        self.sampler = Sampler(self.state, self.rows)
+        for request in requests:
+            self.state.add(self.rows.add(request), request)
+
+    def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[int]:
+        token_ids: list[int] = self.sampler.sample(logits.clone(), self.rows.rows_of(request_ids)).token_ids.tolist()
+        return token_ids
+
+
+class FakeModel:
+    """A deterministic language: the next token hangs on every token before it, on its position, and on what stands
+    in its slot. What a step writes at a wrong slot, or reads from one, changes all later tokens."""
+
+    def __init__(self, vocab_size: int, num_slots: int) -> None:
+        self.vocab_size = vocab_size
+        self.memory = torch.full((num_slots,), -1, dtype=torch.int64)
+        generator = torch.Generator().manual_seed(7)
+        self.table = torch.randn(MODULUS, vocab_size, generator=generator) * 2
+
+    @staticmethod
+    def plan(metadata: AttentionMetadata) -> AttentionMetadata:
+        assert metadata.query_start_loc.tolist() == metadata.query_start_loc_host
+        assert metadata.seq_lens.tolist() == metadata.seq_lens_host
+        return metadata
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        self.memory[plan.slot_mapping] = (token_ids + 1) * 7919 + positions
+        hidden: list[int] = []
+        for i, seq_len in enumerate(plan.seq_lens_host):
+            at = torch.arange(seq_len)
+            slots = plan.block_tables[i].long()[at // plan.block_size] * plan.block_size + at % plan.block_size
+            states = digests(self.memory[slots].tolist())
+            hidden += states[seq_len - (plan.query_start_loc_host[i + 1] - plan.query_start_loc_host[i]) :]
+        return torch.tensor(hidden)[:, None]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.table[hidden[:, 0]]
+
+    def logits_of(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """float32 [len(token_ids), V], without any memory."""
+        return self.table[digests([(token + 1) * 7919 + position for position, token in enumerate(token_ids)])]
+
+
+def digests(values: Sequence[int]) -> list[int]:
+    """A running hash of the values, after each of them."""
+    digest, out = 1, []
+    for value in values:
+        digest = (digest * 31 + value) % MODULUS
+        out.append(digest)
+    return out
+
+
+def twin_uniform(seed: int, position: int) -> float:
+    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
+
+    def mix(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    key = mix((seed + gamma) & mask)
+    return (mix((key + (position + 1) * gamma) & mask) >> 12) / 2**52
+
+
+def twin_logits(request: NewRequest, logits: FloatArray) -> FloatArray:
+    """Masks, bias and penalties, a token at a time in float32."""
+    params, f32 = request.sampling_params, np.float32
+    out = logits.copy()
+    output = request.token_ids[request.num_prompt_tokens :]
+    for token in range(len(out)):
+        if token in request.stop_token_ids and len(output) < params.min_tokens:
+            out[token] = -np.inf
+        out[token] += f32(params.logit_bias.get(token, 0.0))
+        if token in request.token_ids:
+            penalty = f32(params.repetition_penalty)
+            out[token] = out[token] / penalty if out[token] > 0 else out[token] * penalty
+        count = output.count(token)
+        out[token] -= f32(params.frequency_penalty) * f32(count)
+        out[token] -= f32(params.presence_penalty) * f32(count > 0)
+    return out
+
+
+def twin_weights(params: SamplingParams, logits: FloatArray) -> npt.NDArray[np.float64]:
+    """Unnormalised probabilities after temperature, min_p, top_k and top_p; tokens that tie with the last one kept
+    are kept too."""
+    scaled = (logits - logits.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
+    weights: npt.NDArray[np.float64] = np.exp(scaled).astype(np.float64)
+    weights[weights < np.float32(params.min_p)] = 0.0
+    if 0 < params.top_k < len(weights):
+        weights[weights < sorted(weights, reverse=True)[params.top_k - 1]] = 0.0
+    if params.top_p < 1:
+        target, mass = params.top_p * math.fsum(weights), 0.0
+        for weight in sorted(weights, reverse=True):
+            mass += weight
+            if mass >= target:
+                weights[weights < weight] = 0.0
+                break
+    return weights
+
+
+def twin_sample(request: NewRequest, logits: FloatArray) -> int:
+    """The next token of one request, the slow way."""
+    adjusted = twin_logits(request, logits)
+    if request.sampling_params.temperature == 0:
+        return int(adjusted.argmax())
+    weights = twin_weights(request.sampling_params, adjusted)
+    target = twin_uniform(request.seed, len(request.token_ids)) * math.fsum(weights)
+    mass = 0.0
+    for token, weight in enumerate(weights):
+        mass += weight
+        if mass > target:
+            return token
+    raise AssertionError("a uniform number below 1 falls on some token")
