@@ -1,0 +1,1 @@
+"""Metrics: everything that is measured is computed from events."""

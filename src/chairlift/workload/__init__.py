@@ -1,0 +1,1 @@
+"""Workloads: how long requests are, when they arrive, what they hold."""

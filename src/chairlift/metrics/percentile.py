@@ -1,0 +1,44 @@
+"""The one percentile of this project, and what is said about a set of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The percentile of at least one value, by linear interpolation between the closest ranks: type 7 of Hyndman and
+    Fan (1996), the default of numpy, R and spreadsheets.
+
+    Args:
+        percent: 0 to 100.
+    """
+    assert values
+    assert 0 <= percent <= 100
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    below = math.floor(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is said about a set of numbers, in their unit."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary | None:
+        """None if there are no values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+        p50, p90, p99 = (percentile(ordered, percent) for percent in (50, 90, 99))
+        return cls(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
