@@ -15,7 +15,7 @@ from chairlift.core.kv_cache_manager import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, RequestLimits
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventFile, EventSink
+from chairlift.events import EngineStarted, Event, EventFile, EventSink
 from chairlift.layers.weights import Weights
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
@@ -55,7 +55,11 @@ class _EventFan:
     """Hands every event to several listeners."""
 
     def __init__(self, sinks: list[EventSink]) -> None:
-        self.emit = sinks[0].emit if len(sinks) == 1 else lambda event: [sink.emit(event) for sink in sinks][-1]
+        self._sinks = sinks
+
+    def emit(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink.emit(event)
 
 
 def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: EventSink | None = None) -> Engine:

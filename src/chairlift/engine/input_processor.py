@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from chairlift.errors import RequestError
 from chairlift.loading.tokenizer import Tokenizer
@@ -81,9 +81,10 @@ class InputProcessor:
         """
         if isinstance(prompt, str):
             return prompt, self._checked(self.tokenizer.encode(prompt))
-        if not isinstance(prompt, Sequence) or not all(type(t) is int for t in prompt):
+        token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
+        if not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
-        return None, self._checked(list(prompt))
+        return None, self._checked(token_ids)
 
     def encode_chat(self, messages: list[Message], **template_options: Any) -> tuple[str, list[int]]:
         """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`."""

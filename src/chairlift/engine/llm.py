@@ -34,6 +34,11 @@ class LLM:
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._ids = map("llm-{}".format, itertools.count())
 
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        """An LLM of a ready configuration."""
+        return cls(engine=build_engine(config))
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

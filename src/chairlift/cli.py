@@ -1,0 +1,178 @@
+"""The command line: parse, build, call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from chairlift import __version__
+from chairlift.config import (
+    ATTENTION_BACKENDS,
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DTYPES,
+    SCHEDULING_POLICIES,
+    EngineConfig,
+)
+from chairlift.errors import ChairliftError
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+app = typer.Typer(
+    name="chairlift",
+    help="Continuous batching and paged KV memory for large language models.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+def _option(kind: Any, default: Any, *names: str, text: str) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(*names, help=text, rich_help_panel="Engine")], default
+
+
+ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "device": _option(str, "cpu", text="cpu or cuda."),
+    "dtype": _option(str, "auto", text=f"Of weights and activations: {', '.join(DTYPES)}; auto is float32 on the CPU."),
+    "attention_backend": _option(str, "torch", text=f"One of {', '.join(ATTENTION_BACKENDS)}."),
+    "max_model_len": _option(
+        int | None, None, text="Prompt and output tokens of one request; the smaller of context and pool if not given."
+    ),
+    "max_num_seqs": _option(int, DEFAULT_MAX_NUM_SEQS, text="Requests that run at once (seats)."),
+    "max_num_batched_tokens": _option(
+        int, DEFAULT_MAX_NUM_BATCHED_TOKENS, text="Tokens computed in one step (the token budget)."
+    ),
+    "scheduling_policy": _option(str, "fcfs", text=f"One of {', '.join(SCHEDULING_POLICIES)}."),
+    "block_size": _option(int, DEFAULT_BLOCK_SIZE, text="Slots (token positions) in a block of KV memory."),
+    "kv_cache_memory": _option(
+        str | None, None, text="Memory for K and V, such as 2GiB; a share of what is free if not given."
+    ),
+    "num_kv_blocks": _option(int | None, None, text="The KV pool in blocks, instead of --kv-cache-memory."),
+    "enable_prefix_caching": _option(bool, True, text="Share the KV blocks of equal prefixes."),
+    "random_weights": _option(bool, False, "--random-weights", text="Build MODEL from its config.json alone."),
+    "seed": _option(int | None, None, text="Of the random streams of requests without a seed of their own."),
+    "num_threads": _option(int | None, None, text="CPU threads; all if not given."),
+    "event_log": _option(Path | None, None, text="Write every event to this file, as JSON lines."),
+}
+
+
+def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the engine's options; it receives them as one `config`. Its `model` parameter is the model."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        from chairlift.worker.memory import parse_memory
+
+        fields = {name: given.pop(name) for name in ENGINE_OPTIONS}
+        if fields["kv_cache_memory"] is not None:
+            fields["kv_cache_memory"] = parse_memory(fields["kv_cache_memory"])
+        command(config=EngineConfig(model=given.pop("model"), **fields), **given)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [p.replace(kind=keyword) for name, p in _signature(command).parameters.items() if name != "config"]
+    shared = [
+        inspect.Parameter(name, keyword, annotation=annotation, default=default)
+        for name, (annotation, default) in ENGINE_OPTIONS.items()
+    ]
+    wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *shared]}
+    return wrapped
+
+
+def _signature(command: Callable[..., None]) -> inspect.Signature:
+    return inspect.signature(command, eval_str=True)
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(help="A folder, a .gguf file or a name on the hub; the default is SmolLM2-135M-Instruct."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A folder, a .gguf file or a name on the hub; the default is SmolLM2-135M-Instruct."),
+]
+
+
+@app.command()
+@takes_engine_options
+def generate(
+    prompt: Annotated[list[str], typer.Argument(help="One or more prompts, answered together.")],
+    model: ModelOption = None,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    chat: Annotated[bool, typer.Option(help="Answer the prompt as a message; else continue it.")] = True,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Answer prompts offline."""
+    from chairlift.engine.llm import LLM
+    from chairlift.sampling_params import SamplingParams
+
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    llm = LLM.from_config(config)
+    if chat and llm.engine.tokenizer.has_chat_template:
+        outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
+    else:
+        outputs = llm.generate(prompt, params)
+    for output in outputs:
+        typer.echo(output.outputs[0].text.strip() if chat else f"{output.prompt}{output.outputs[0].text}")
+    llm.close()
+
+
+@app.command()
+@takes_engine_options
+def serve(
+    model: ModelArgument = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health."""
+    started = time.perf_counter()
+    _log_to_stderr()
+    from chairlift.server.serve import run
+
+    run(config, host, port, served_model_name, started)
+
+
+@app.command()
+def fetch() -> None:
+    """Put the default model into the model cache."""
+    from chairlift.loading.fetch import fetch_default_model
+
+    typer.echo(fetch_default_model())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def main() -> None:
+    """Run the command line; what a user can cause ends with a sentence and exit status 2, not with a traceback."""
+    try:
+        app()
+    except ChairliftError as error:
+        typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
+        raise SystemExit(2) from None

@@ -1,0 +1,148 @@
+"""The HTTP application: routes and errors. Everything else is behind AsyncLLM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+import chairlift
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.errors import ChairliftError
+from chairlift.server.chat import ChatServing
+from chairlift.server.completions import CompletionServing
+from chairlift.server.protocol import (
+    ChatCompletion,
+    ChatCompletionRequest,
+    Completion,
+    CompletionRequest,
+    ErrorBody,
+    ErrorInfo,
+    Health,
+    ModelCard,
+    ModelList,
+    SamplingFields,
+)
+from chairlift.server.serving import error_body
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody},
+    404: {"model": ErrorBody},
+    503: {"model": ErrorBody},
+}
+
+
+def create_app(
+    llm: AsyncLLM, served_model_name: str | None = None, on_ready: Callable[[], None] | None = None
+) -> FastAPI:
+    """The API over one engine, which is closed when the application ends.
+
+    Args:
+        served_model_name: what requests call the model; its own name if None.
+        on_ready: called once requests are answered.
+    """
+    name = served_model_name or llm.engine.model_name
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        if on_ready is not None:
+            on_ready()
+        yield
+        llm.close()
+
+    app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
+    _add_error_handlers(app)
+    _add_routes(app, llm, name)
+    return app
+
+
+def _add_routes(app: FastAPI, llm: AsyncLLM, name: str) -> None:
+    completions = CompletionServing(llm, name)
+    chat = ChatServing(llm, name)
+    started = int(time.time())
+    card = ModelCard(id=name, created=started, max_model_len=llm.engine.scheduler_config.max_model_len)
+
+    @app.post("/v1/completions", response_model=Completion, responses=ERRORS)
+    async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        _check_model(body, name)
+        return await completions.handle(body, request)
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        _check_model(body, name)
+        return await chat.handle(body, request)
+
+    @app.get("/v1/models")
+    async def list_models() -> ModelList:
+        return ModelList(data=[card])
+
+    @app.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
+    async def get_model(model: str) -> ModelCard:
+        if model != name:
+            raise _no_such_model(model, name)
+        return card
+
+    @app.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        if llm.is_healthy:
+            return Health(status="ok")
+        response.status_code = 503
+        return Health(status="dead")
+
+
+def _check_model(body: SamplingFields, name: str) -> None:
+    if body.model is not None and body.model != name:
+        raise _no_such_model(body.model, name)
+
+
+def _no_such_model(model: str, name: str) -> HTTPException:
+    return HTTPException(404, f"model {model!r} is not served here; {name!r} is")
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        message, param = _describe(error)
+        return _error(400, ErrorInfo(message=message, type="invalid_request_error", param=param))
+
+    @app.exception_handler(ChairliftError)
+    async def refused(_request: Request, error: ChairliftError) -> JSONResponse:
+        status, body = error_body(error)
+        return _error(status, body.error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_request: Request, error: HTTPException) -> JSONResponse:
+        code = "model_not_found" if str(error.detail).startswith("model ") else None
+        info = ErrorInfo(message=str(error.detail), type="invalid_request_error", code=code)
+        return _error(error.status_code, info)
+
+    @app.exception_handler(Exception)
+    async def unexpected(_request: Request, error: Exception) -> JSONResponse:
+        status, body = error_body(error)
+        return _error(status, body.error)
+
+
+def _error(status: int, info: ErrorInfo) -> JSONResponse:
+    return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status)
+
+
+def _describe(error: RequestValidationError) -> tuple[str, str | None]:
+    """One sentence for each field that is wrong, and the first one's name."""
+    problems: dict[str, list[str]] = {}
+    for problem in error.errors():
+        where = [str(part) for part in problem["loc"][1:]]
+        field = where[0] if where else "body"
+        if problem["type"] == "json_invalid":
+            return f"the body is not valid JSON: {problem['ctx']['error']}", None
+        if problem["type"] == "extra_forbidden":
+            sentence = "unknown or not supported here; leave it out"
+        else:
+            sentence = f"{problem['msg']}, got {problem['input']!r:.80}"
+        problems.setdefault(field, []).append(f"{'.'.join(where) or field}: {sentence}")
+    return "; or ".join(next(iter(problems.values()))), next(iter(problems))

@@ -1,0 +1,57 @@
+"""`chairlift serve`: the port first, then the model, then requests."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+
+import uvicorn
+
+from chairlift.config import EngineConfig
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.errors import ConfigError
+from chairlift.server.app import create_app
+
+logger = logging.getLogger("chairlift")
+
+SHUTDOWN_SECONDS = 30
+
+
+def run(config: EngineConfig, host: str, port: int, served_model_name: str | None, started: float) -> None:
+    """Serve until interrupted.
+
+    Args:
+        port: 0 takes a free one, which is printed.
+        started: `time.perf_counter()` when the command began, to print how long it took to get ready.
+
+    Raises:
+        ConfigError: the address cannot be had; before the model is loaded.
+    """
+    listener = _listen(host, port)
+    llm = AsyncLLM(config)
+    url = f"http://{host}:{listener.getsockname()[1]}"
+
+    def say_ready() -> None:
+        seconds = time.perf_counter() - started
+        logger.info(
+            "ready in %.1f s: %s/v1 answers as model %r", seconds, url, served_model_name or llm.engine.model_name
+        )
+
+    app = create_app(llm, served_model_name, say_ready)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=SHUTDOWN_SECONDS, timeout_keep_alive=60)
+    )
+    server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from None
+    return listener
