@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from worker_fakes import SamplerBench, new_request, twin_logits, twin_sample, twin_weights
 
-from chairlift.errors import RequestError
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
-from chairlift.worker.sampling_state import check_token_ids
 
 NUM_DRAWS = 6000
 LOGITS = torch.tensor([1.0, 0.3, -0.5, 2.0, 1.7, -3.0, 0.9, 0.0, 1.2, -1.0, 0.6, -0.2])
@@ -213,10 +211,3 @@ def test_equals_share_a_rank() -> None:
     record = sampled.logprob_records()[0]
     assert (record.token.token_id, record.token.rank) == (3, 3)
     assert [entry.rank for entry in record.top] == [1, 1, 3, 3]
-
-
-@pytest.mark.parametrize("params", [SamplingParams(logit_bias={40: 1.0}), SamplingParams(stop_token_ids=[3, 40])])
-def test_token_outside_the_vocabulary(params: SamplingParams) -> None:
-    check_token_ids(params, 41)
-    with pytest.raises(RequestError, match=r"token 40.*40 tokens.*0 to 39"):
-        check_token_ids(params, 40)

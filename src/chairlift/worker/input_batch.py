@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata
 from chairlift.worker.rows import IntArray, RequestRows
+from chairlift.worker.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class InputBatch:
     rows: IntArray
     num_scheduled: IntArray
     query_start: IntArray
-    samples: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    samples: npt.NDArray[np.bool_]
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionMetadata
@@ -86,8 +88,3 @@ def _attention_metadata(
         seq_lens_host=seq_lens.tolist(),
         block_size=block_size,
     )
-
-
-def to_device(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], device: torch.device) -> torch.Tensor:
-    """The array as a tensor there: shared with it on the CPU, one copy that the host does not wait for elsewhere."""
-    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -26,7 +26,7 @@ class KVCachePlan:
         num_blocks: in the pool.
         block_size: slots a block.
         block_bytes: K and V of one block, over all layers.
-        limited_by: "memory", or "demand" where more could never be used.
+        limited_by: "memory", "demand" where more could never be used, or the option that sets the size.
     """
 
     num_blocks: int

@@ -11,11 +11,12 @@ import torch
 
 from chairlift.kernels.attention import AttentionMetadata
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
-from chairlift.worker.input_batch import InputBatch, gather_input_batch, to_device
+from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.logprobs import LogprobTensors, gather_logprobs
 from chairlift.worker.rows import IntArray, RequestRows
 from chairlift.worker.sampler import SampledTokens, Sampler
 from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.transfer import to_device
 
 PROMPT_LOGPROB_ROWS = 256
 """Logits rows held at a time for prompt logprobs."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from chairlift.outputs import NewRequest
+from chairlift.worker.transfer import to_device
 
 IntArray = npt.NDArray[np.int64]
 
@@ -67,7 +68,7 @@ class RequestRows:
         assert 0 <= new.num_computed_tokens < num_tokens <= self.max_model_len, "a new request has a token to compute"
         row = self._free_rows.pop()
         self._row_of[new.request_id] = row
-        self.token_ids[row, :num_tokens] = torch.tensor(new.token_ids, dtype=torch.int32)
+        self.token_ids[row, :num_tokens] = to_device(np.array(new.token_ids, dtype=np.int32), self.device)
         self.num_prompt_tokens[row] = new.num_prompt_tokens
         self.num_tokens[row] = num_tokens
         self.num_computed_tokens[row] = new.num_computed_tokens
@@ -97,6 +98,6 @@ class RequestRows:
         """Append one token to each row, on the device. token_ids: int64 [len(rows)]."""
         positions = self.num_tokens[rows]
         assert int(positions.max()) < self.max_model_len, "a row has no room for another token"
-        index = torch.from_numpy(rows * self.max_model_len + positions).to(self.device, non_blocking=True)
+        index = to_device(rows * self.max_model_len + positions, self.device)
         self.token_ids.view(-1)[index] = token_ids.to(torch.int32)
         self.num_tokens[rows] = positions + 1

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from chairlift.outputs import TokenLogprobs
 from chairlift.worker import sampling_ops
-from chairlift.worker.input_batch import to_device
 from chairlift.worker.logprobs import LogprobTensors, gather_logprobs
 from chairlift.worker.random_stream import uniform
 from chairlift.worker.rows import IntArray, RequestRows
 from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.transfer import to_device
 
-NeedsArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
+NeedsArray = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import enum
 import numpy as np
 import numpy.typing as npt
 
-from chairlift.errors import RequestError
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
 from chairlift.worker.random_stream import stream_key
@@ -58,7 +57,7 @@ class SamplingState:
         self.stop_ids: dict[int, IntArray] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Fill a row. Token ids must lie in the vocabulary (see `check_token_ids`)."""
+        """Fill a row. The token ids of `logit_bias` lie in the vocabulary: whoever took the request in has checked."""
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
         self.temperature[row] = max(params.temperature, MIN_TEMPERATURE)
@@ -102,15 +101,3 @@ class SamplingState:
         if params.prompt_logprobs is not None:
             needs |= Needs.PROMPT_LOGPROBS
         return needs
-
-
-def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError if `logit_bias` or `stop_token_ids` name a token that the model does not have."""
-    for name, token_ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-        for token_id in token_ids:
-            if token_id >= vocab_size:
-                raise RequestError(
-                    f"{name} names token {token_id}, but the model's vocabulary has {vocab_size} tokens: "
-                    f"use ids from 0 to {vocab_size - 1}",
-                    name,
-                )

@@ -1,0 +1,13 @@
+"""From the host to the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array as a tensor there: shared with it on the CPU, one copy that the host does not wait for elsewhere."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
