@@ -1,0 +1,1 @@
+"""Benchmarks: drive an engine through a workload and report what its events say."""

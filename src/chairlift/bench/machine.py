@@ -1,0 +1,96 @@
+"""What a measurement ran on: no number means anything without it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import torch
+
+import chairlift
+
+VECTOR_FLAGS: Final = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx_vnni",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "sve",
+)
+"""Of /proc/cpuinfo's flags, those that decide how fast matrix products are."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """The machine and the software.
+
+    Attributes:
+        vector_flags: those of VECTOR_FLAGS that the CPU has; empty where the system does not tell.
+        num_cores: logical cores that this process may use; num_threads: that torch uses.
+        memory_bytes: of the whole machine.
+        accelerator: name of the CUDA device, if there is one.
+    """
+
+    cpu: str
+    vector_flags: list[str]
+    num_cores: int
+    num_threads: int
+    memory_bytes: int
+    accelerator: str | None
+    system: str
+    chairlift: str
+    python: str
+    torch: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def machine_facts() -> MachineFacts:
+    """The facts about where this process runs now."""
+    model, flags = _cpu(Path("/proc/cpuinfo"))
+    return MachineFacts(
+        cpu=model,
+        vector_flags=flags,
+        num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_threads=torch.get_num_threads(),
+        memory_bytes=int(psutil.virtual_memory().total),
+        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        system=platform.platform(),
+        chairlift=chairlift.__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+    )
+
+
+def peak_rss_bytes() -> int | None:
+    """The most memory that this process has held so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _cpu(cpuinfo: Path) -> tuple[str, list[str]]:
+    """The CPU's name and its vector flags."""
+    facts: dict[str, str] = {}
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip().lower(), value.strip())
+    flags = set((facts.get("flags") or facts.get("features") or "").split())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    return name, [flag for flag in VECTOR_FLAGS if flag in flags]
