@@ -5,7 +5,7 @@ Field names are OpenAI's; below the line in each request they are vLLM's, for wh
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -96,8 +96,7 @@ class CompletionRequest(SamplingFields):
             return [self.prompt]
         if not self.prompt:
             raise RequestError("prompt is an empty list: give at least one prompt", "prompt")
-        prompts = [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
-        return cast("list[str] | list[list[int]]", prompts)
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
 
 class TextPart(Body):
