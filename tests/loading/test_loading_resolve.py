@@ -1,0 +1,148 @@
+"""What the user calls a model, and what becomes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import huggingface_hub
+import pytest
+import torch
+from gguf_files import write_gguf
+from huggingface_hub import errors
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.fetch import DEFAULT_MODEL
+from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+
+CPU = torch.device("cpu")
+
+
+def test_default_model(smollm2_gguf: Path) -> None:
+    assert resolve_model(None) == resolve_model(DEFAULT_MODEL) == ModelFiles("gguf", smollm2_gguf, DEFAULT_MODEL)
+    config = load_config(resolve_model(None))
+    assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
+
+
+def test_gguf_file_under_any_name(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"output_norm.weight": torch.ones(64)})
+    assert resolve_model(str(path)) == ModelFiles("gguf", path, "m")
+    blob = path.rename(tmp_path / "sha256-abc")
+    files = resolve_model(str(blob))
+    assert files.kind == "gguf"
+    weights = open_weights(files, load_config(files), torch.float32, CPU)
+    assert torch.equal(weights.tensor("model.norm.weight", (64,)), torch.ones(64))
+
+
+def test_a_replaced_gguf_file_is_opened_anew(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {})
+    files = resolve_model(str(path))
+    assert load_config(files).norm_eps == pytest.approx(1e-6)
+    path.unlink()
+    write_gguf(path, {}, metadata={"llama.attention.layer_norm_rms_epsilon": 0.5, "some.padding": "x" * 99})
+    assert load_config(files).norm_eps == 0.5
+
+
+def test_folder(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_model_dir("qwen3")
+    files = resolve_model(str(folder))
+    assert files == ModelFiles("hf", folder, folder.name)
+    assert load_config(files).name == "qwen3"
+    monkeypatch.chdir(folder)
+    assert resolve_model(".").name == folder.name
+
+
+def test_a_configuration_alone(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    file = tmp_path / "opt-13b.json"
+    file.write_text((tiny_model_dir("opt") / "config.json").read_text())
+    files = resolve_model(str(file))
+    assert (files.kind, files.name) == ("hf", "opt-13b")
+    config = load_config(files)
+    assert config.name == "opt"
+    with pytest.raises(ModelLoadError, match=r"opt-13b\.json: .*--random-weights"):
+        open_weights(files, config, torch.float32, CPU)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing"):
+        load_tokenizer(files)
+
+
+def test_names_that_are_nothing(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for model, problem in [
+        ("no-such-model", "no such file or folder; a model is"),
+        (str(tmp_path / "none.gguf"), r"none\.gguf': there is no such file"),
+        (str(tmp_path / "notes.txt"), r"notes\.txt: neither a GGUF file nor a config\.json"),
+        (str(tmp_path / "empty"), r"empty: has no config\.json"),
+        ("", "has no config"),
+    ]:
+        with pytest.raises(ModelLoadError, match=problem):
+            resolve_model(model)
+
+
+def test_folder_with_ggufs_names_one(tmp_path: Path) -> None:
+    (tmp_path / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelLoadError, match=r"has no config\.json; name the file itself: \S+b\.gguf"):
+        resolve_model(str(tmp_path))
+
+
+def test_damaged_configuration_is_named(tmp_path: Path) -> None:
+    for text, problem in [("{", "cannot be read as JSON"), ("[]", "must hold a JSON object"), ("{}", "architectures")]:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelLoadError, match=rf"config\.json: .*{problem}"):
+            load_config(resolve_model(str(tmp_path)))
+
+
+def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def download(name: str, *, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(tiny_model_dir("llama"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    files = resolve_model("org/name-1.5B")
+    assert files == ModelFiles("hf", tiny_model_dir("llama"), "org/name-1.5B")
+    ((name, patterns),) = asked
+    assert name == "org/name-1.5B"
+    assert "*.safetensors" in patterns
+    assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in patterns)
+
+
+RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://example.org"))
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (errors.GatedRepoError("gated", response=RESPONSE), "terms accepted.*huggingface.co/org/name.*log in"),
+        (errors.RepositoryNotFoundError("none", response=RESPONSE), "does not have it; check the spelling"),
+        (errors.LocalEntryNotFoundError("not cached"), "cannot be reached; get online.*local folder"),
+        (errors.OfflineModeIsEnabled("offline"), "cannot be reached"),
+        (ConnectionError("refused"), "cannot be reached"),
+        (errors.HfHubHTTPError("500 server error", response=RESPONSE), "failed: 500 server error"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_hub_errors(error: Exception, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelLoadError, match=problem) as caught:
+        resolve_model("org/name")
+    assert "'org/name'" in str(caught.value)
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, chairlift.loading.resolve\n"
+        "heavy = {'torch', 'numpy', 'gguf', 'huggingface_hub', 'tokenizers', 'transformers', 'rich', 'jinja2'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,155 @@
+"""Safetensors folders, as transformers writes them and as accidents leave them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.resolve import load_config, open_weights, resolve_model
+from chairlift.loading.safetensors_weights import INDEX, SafetensorsWeights
+
+CPU = torch.device("cpu")
+TinyModelDir = Callable[..., Path]
+
+
+def open_folder(folder: Path, dtype: torch.dtype = torch.float32) -> SafetensorsWeights:
+    files = resolve_model(str(folder))
+    weights = open_weights(files, load_config(files), dtype, CPU)
+    assert isinstance(weights, SafetensorsWeights)
+    return weights
+
+
+@pytest.fixture
+def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a tiny model that a test may damage."""
+
+    def make(arch: str = "llama", **options: Any) -> Path:
+        return Path(shutil.copytree(tiny_model_dir(arch, **options), tmp_path / "model"))
+
+    return make
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3", "opt"])
+@pytest.mark.parametrize("max_shard_size", ["1GB", "40KB"])
+def test_tensors_equal_the_state_dict(tiny_model_dir: TinyModelDir, arch: str, max_shard_size: str) -> None:
+    folder = tiny_model_dir(arch, max_shard_size=max_shard_size)
+    assert (folder / INDEX).exists() is (max_shard_size == "40KB")
+    weights = open_folder(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for name, parameter in model.named_parameters():
+        assert weights.has(name)
+        assert torch.equal(weights.tensor(name, tuple(parameter.shape)), parameter.detach()), name
+    assert weights.unused() == []
+
+
+def test_dtype_is_converted(tiny_model_dir: TinyModelDir) -> None:
+    folder = tiny_model_dir("llama")
+    ours = open_folder(folder, torch.bfloat16).tensor("lm_head.weight", (256, 64))
+    stored = load_file(folder / "model.safetensors")["lm_head.weight"]
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours, stored.to(torch.bfloat16))
+
+
+def test_unused_tensors_are_told_but_not_those_that_are_recomputed(copy: Callable[..., Path]) -> None:
+    folder = copy("llama", tie_word_embeddings=True)
+    file = folder / "model.safetensors"
+    extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    save_file({**load_file(file), **extra, "surprise": torch.ones(2)}, file)
+    weights = open_folder(folder)
+    config = weights.config
+    weights.tensor("model.norm.weight", (config.hidden_size,))
+    assert "surprise" in weights.unused()
+    assert "model.norm.weight" not in weights.unused()
+    assert not any("inv_freq" in name or "lm_head" in name for name in weights.unused())
+
+
+def test_missing_key_and_wrong_shape_are_named(tiny_model_dir: TinyModelDir) -> None:
+    weights = open_folder(tiny_model_dir("llama"))
+    assert not weights.has("model.layers.7.mlp.up_proj.weight")
+    with pytest.raises(ModelLoadError, match=r"tensor model\.layers\.7\.mlp\.up_proj\.weight is missing"):
+        weights.tensor("model.layers.7.mlp.up_proj.weight", (96, 64))
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has the shape \(64,\).* asks for \(65,\)"):
+        weights.tensor("model.norm.weight", (65,))
+
+
+def test_integer_tensors_are_refused(copy: Callable[..., Path]) -> None:
+    folder = copy()
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), "model.norm.weight": torch.ones(64, dtype=torch.int8)}, file)
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight is torch\.int8; .*GGUF"):
+        open_folder(folder).tensor("model.norm.weight", (64,))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 3000, -1])
+def test_truncated_file_is_named(copy: Callable[..., Path], keep: int) -> None:
+    file = copy() / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or damaged"):
+        open_folder(file.parent)
+
+
+def test_garbled_file_is_named(copy: Callable[..., Path]) -> None:
+    file = copy() / "model.safetensors"
+    file.write_bytes(b"<html>not found</html>" * 100)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or damaged"):
+        open_folder(file.parent)
+
+
+def test_missing_shard_is_named(copy: Callable[..., Path]) -> None:
+    folder = copy(max_shard_size="40KB")
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelLoadError, match=rf"{shard.name}: is missing, and {INDEX} names it"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": []}',
+        '{"weight_map": {"a": "../../secret.safetensors"}}',
+        '{"weight_map": {"a": "pytorch_model.bin"}}',
+    ],
+)
+def test_damaged_index_is_named(copy: Callable[..., Path], text: str) -> None:
+    folder = copy(max_shard_size="40KB")
+    (folder / INDEX).write_text(text)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors\.index\.json: weight_map"):
+        open_folder(folder)
+
+
+def test_index_that_disagrees_with_its_shards(copy: Callable[..., Path]) -> None:
+    folder = copy(max_shard_size="40KB")
+    index = json.loads((folder / INDEX).read_text())
+    shard = next(iter(index["weight_map"].values()))
+    index["weight_map"]["model.not.there"] = shard
+    (folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(ModelLoadError, match=r"tensor model\.not\.there should be in model-000\d\d"):
+        open_folder(folder)
+
+
+def test_pickles_are_never_opened(copy: Callable[..., Path]) -> None:
+    folder = copy()
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin.*never opened.*save_pretrained"):
+        open_folder(folder)
+
+
+def test_no_weights_at_all(copy: Callable[..., Path]) -> None:
+    folder = copy()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"has neither model\.safetensors nor .*--random-weights"):
+        open_folder(folder)

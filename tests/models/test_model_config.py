@@ -1,0 +1,227 @@
+"""ModelConfig: what transformers writes is read right, and what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.errors import ModelLoadError
+from chairlift.models.config import ModelConfig, RopeConfig
+
+TinyModelDir = Callable[..., Path]
+
+
+def read(folder: Path) -> ModelConfig:
+    generation = folder / "generation_config.json"
+    return ModelConfig.from_hf(
+        json.loads((folder / "config.json").read_text()),
+        source=str(folder / "config.json"),
+        generation_config=json.loads(generation.read_text()) if generation.exists() else None,
+    )
+
+
+@pytest.mark.parametrize("arch", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
+def test_dimensions_of_what_transformers_writes(tiny_model_dir: TinyModelDir, arch: str) -> None:
+    config = read(tiny_model_dir(arch))
+    assert config.architecture == "llama"
+    assert config.name == {"llama3": "llama"}.get(arch, arch)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (256, 64, 96)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
+    assert (config.max_position_embeddings, config.norm_eps, config.activation) == (256, 1e-6, "silu")
+    assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (1, (2,), "float32")
+    assert config.attention_bias is (arch == "qwen2")
+    assert not config.attention_output_bias
+    assert not config.mlp_bias
+    assert config.qk_norm is (arch == "qwen3")
+    assert config.sliding_windows == ((24, 24) if arch == "mistral" else (None, None))
+    assert not config.tie_word_embeddings
+    assert config.kv_values_per_token == 2 * 2 * 2 * 16
+
+
+def test_llama3_rope(tiny_model_dir: TinyModelDir) -> None:
+    assert read(tiny_model_dir("llama3")).rope == RopeConfig(
+        theta=10000.0,
+        scaling="llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=64,
+    )
+
+
+def test_opt(tiny_model_dir: TinyModelDir) -> None:
+    config = read(tiny_model_dir("opt"))
+    assert (config.architecture, config.activation, config.rope) == ("opt", "relu", None)
+    assert (config.num_kv_heads, config.head_dim, config.intermediate_size) == (4, 16, 96)
+    assert config.attention_bias
+    assert config.attention_output_bias
+    assert config.mlp_bias
+    assert config.tie_word_embeddings
+    assert config.norm_before
+    assert config.final_norm
+    assert config.word_embed_proj_dim is None
+
+
+def test_opt_350m_shape(tiny_model_dir: TinyModelDir) -> None:
+    config = read(tiny_model_dir("opt", do_layer_norm_before=False, word_embed_proj_dim=32))
+    assert not config.norm_before
+    assert not config.final_norm
+    assert config.word_embed_proj_dim == 32
+
+
+def test_llama_biases_and_head_dim(tiny_model_dir: TinyModelDir) -> None:
+    config = read(tiny_model_dir("llama", attention_bias=True, mlp_bias=True, head_dim=32))
+    assert config.attention_bias
+    assert config.attention_output_bias
+    assert config.mlp_bias
+    assert config.head_dim == 32
+
+
+def test_qwen_windows_start_at_max_window_layers(tiny_model_dir: TinyModelDir) -> None:
+    options = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
+    folder = tiny_model_dir("qwen2", **options)
+    assert read(folder).sliding_windows == (None, 8, 8)
+    older = json.loads((folder / "config.json").read_text())
+    del older["layer_types"]
+    assert ModelConfig.from_hf(older, source="c").sliding_windows == (None, 8, 8)
+
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def llama(**changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf({**LLAMA, **changes}, source="some/config.json")
+
+
+def test_keys_of_transformers_4() -> None:
+    config = llama(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0}, torch_dtype="bfloat16")
+    assert config.rope == RopeConfig(theta=5e5, scaling="linear", factor=2.0)
+    assert config.dtype == "bfloat16"
+
+
+def test_every_end_token_is_kept_once() -> None:
+    config = ModelConfig.from_hf(
+        {**LLAMA, "eos_token_id": [7, 8]}, source="config.json", generation_config={"eos_token_id": [8, 9]}
+    )
+    assert config.eos_token_ids == (7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ["architectures", "MambaForCausalLM", "LlamaForCausalLM"]),
+        ({"architectures": None}, ["architectures", "missing"]),
+        ({"hidden_size": None}, ["hidden_size", "missing"]),
+        ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
+        ({"hidden_size": True}, ["hidden_size", "True"]),
+        ({"hidden_size": -64}, ["hidden_size", "-64"]),
+        ({"hidden_size": 1 << 40}, ["hidden_size", str(1 << 40)]),
+        ({"hidden_size": 66}, ["hidden_size", "66", "num_attention_heads"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads", "num_key_value_heads"]),
+        ({"head_dim": 15}, ["head_dim", "15"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps", "nan"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps", "0"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, ["rope_scaling.rope_type", "yarn", "llama3"]),
+        ({"rope_scaling": {"rope_type": "linear"}}, ["rope_scaling.factor", "missing"]),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+        ({"rope_scaling": "linear"}, ["rope_scaling", "object"]),
+        ({"rope_theta": -1.0}, ["rope_theta", "-1.0"]),
+        ({"tie_word_embeddings": "yes"}, ["tie_word_embeddings", "yes"]),
+        ({"eos_token_id": "</s>"}, ["eos_token_id", "</s>"]),
+        ({"torch_dtype": "float8_e4m3fn"}, ["torch_dtype", "float8_e4m3fn", "bfloat16"]),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "GGUF"]),
+    ],
+)
+def test_refusals_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        llama(**changes)
+    for name in ["some/config.json", *names]:
+        assert name in str(caught.value)
+
+
+GGUF: dict[str, Any] = {
+    "general.architecture": "llama",
+    "general.file_type": 0,
+    "llama.block_count": 2,
+    "llama.context_length": 128,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 256,
+    "llama.rope.freq_base": 5e5,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.eot_token_id": 5,
+}
+
+
+def gguf(tensor_names: tuple[str, ...] = (), rope_freqs: list[float] | None = None, **changes: Any) -> ModelConfig:
+    metadata = {**GGUF, **{key.replace("__", "."): value for key, value in changes.items()}}
+    return ModelConfig.from_gguf(metadata, source="m.gguf", tensor_names=tensor_names, rope_freqs=rope_freqs)
+
+
+def test_gguf_metadata() -> None:
+    config = gguf()
+    assert (config.hidden_size, config.intermediate_size, config.num_layers) == (64, 96, 2)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert config.rope == RopeConfig(theta=5e5)
+    assert config.eos_token_ids == (2, 5)
+    assert config.dtype == "float32"
+
+
+def test_gguf_tensor_names_tell_biases_and_ties() -> None:
+    assert gguf(("token_embd.weight",)).tie_word_embeddings
+    untied = gguf(("token_embd.weight", "output.weight", "blk.0.attn_q.bias", "blk.0.ffn_up.bias"))
+    assert not untied.tie_word_embeddings
+    assert untied.attention_bias
+    assert untied.mlp_bias
+    assert not untied.attention_output_bias
+
+
+def test_gguf_rope_factors() -> None:
+    rope = gguf(rope_freqs=[1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]).rope
+    assert rope is not None
+    assert rope.scaling == "factors"
+    assert rope.freq_factors == (1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0)
+    with pytest.raises(ModelLoadError, match=r"rope_freqs\.weight"):
+        gguf(rope_freqs=[1.0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"general__architecture": "mamba"}, ["general.architecture", "mamba", "qwen3"]),
+        ({"llama__block_count": None}, ["llama.block_count", "missing"]),
+        ({"llama__expert_count": 8}, ["llama.expert_count", "8"]),
+        ({"llama__rope__scaling__type": "yarn"}, ["llama.rope.scaling.type", "yarn", "linear"]),
+        ({"llama__rope__dimension_count": 8}, ["llama.rope.dimension_count", "8"]),
+        ({"llama__attention__head_count_kv": [2, 1]}, ["llama.attention.head_count_kv", "[2, 1]"]),
+        ({"llama__vocab_size": None}, ["llama.vocab_size", "tokens"]),
+    ],
+)
+def test_gguf_refusals_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        gguf(**changes)
+    for name in ["m.gguf", *names]:
+        assert name in str(caught.value)
+
+
+def test_gguf_counts_repeated_for_each_layer() -> None:
+    config = gguf(llama__attention__head_count_kv=[2, 2], llama__feed_forward_length=[96, 96])
+    assert (config.num_kv_heads, config.intermediate_size) == (2, 96)
