@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from packed_steps import Tables, pack
 from transformers import AutoModelForCausalLM
 
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
+from packed_steps import Tables, pack
 
 BACKENDS = ("reference", "torch")
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -70,7 +70,7 @@ def prompts() -> dict[int, list[int]]:
 
 
 def expected_logits(folder: Path) -> dict[int, torch.Tensor]:
-    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return {sequence: oracle(torch.tensor([tokens])).logits[0] for sequence, tokens in prompts().items()}
 
 
@@ -79,7 +79,7 @@ def run(model: Model, tables: Tables, work: list[tuple[int, int, int]]) -> dict[
     step = pack(tables, work)
     tokens = [token for sequence, start, stop in work for token in prompts()[sequence][start:stop]]
     hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
-    rows = model.logits(hidden).split([stop - start for _, start, stop in work])
+    rows = torch.split_with_sizes(model.logits(hidden), [stop - start for _, start, stop in work])
     return {sequence: logits for (sequence, _, _), logits in zip(work, rows, strict=True)}
 
 

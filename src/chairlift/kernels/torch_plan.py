@@ -15,12 +15,12 @@ import torch
 from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.backend import AttentionShape, KVCache
 
-CPU_TILE_BYTES = 1 << 20
-"""Gathered K and V of a tile: small enough to be still in the L2 cache when they are multiplied."""
+CPU_TILE_BYTES = 1 << 22
+"""Gathered K and V of a tile: small enough to be still in the cache when they are multiplied."""
 
 GPU_TILE_BYTES = 1 << 29
 
-TILE_OVERHEAD_BYTES = 1 << 17
+TILE_OVERHEAD_BYTES = 1 << 18
 """Padding that costs as much time as the calls of one more tile."""
 
 

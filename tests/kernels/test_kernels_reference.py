@@ -1,0 +1,129 @@
+"""The twins against the plainest formulation there is."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.kernels import reference
+from chairlift.kernels.backend import AttentionShape, KVCache, allocate_kv_cache
+from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from packed_steps import Tables, pack
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def shape(num_heads: int = 4, num_kv_heads: int = 2, head_dim: int = 8) -> AttentionShape:
+    return AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, torch.float32, CPU)
+
+
+def naive_attention(
+    query: list[list[float]], keys: list[list[float]], values: list[list[float]], first: int, window: int | None
+) -> list[list[float]]:
+    """One head, in plain Python floats: query row j stands at position first + j."""
+    out = []
+    for j, row in enumerate(query):
+        position = first + j
+        low = 0 if window is None else max(0, position - window + 1)
+        scores = [sum(a * b for a, b in zip(row, key, strict=True)) / math.sqrt(len(row)) for key in keys]
+        weights = {i: math.exp(scores[i]) for i in range(low, position + 1)}
+        total = sum(weights.values())
+        out.append([sum(w * values[i][d] for i, w in weights.items()) / total for d in range(len(row))])
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 100])
+def test_paged_attention_is_attention(window: int | None) -> None:
+    torch.manual_seed(0)
+    attention, tables = shape(), Tables(num_blocks=16, block_size=4)
+    cache = allocate_kv_cache(attention, 16, 4)
+    history = pack(tables, [(0, 0, 9), (1, 0, 5)])
+    step = pack(tables, [(0, 6, 9), (1, 4, 5)])
+    key, value = torch.randn(14, 2, 8), torch.randn(14, 2, 8)
+    reference.write_kv(key, value, *cache, history.metadata.slot_mapping)
+    query = torch.randn(4, 4, 8)
+    out = reference.paged_attention(query, *cache, step.metadata, attention.scale, window)
+    for rows, memory, first in ((slice(0, 3), slice(0, 9), 6), (slice(3, 4), slice(9, 14), 4)):
+        for head in range(4):
+            keys, values = key[memory, head // 2].tolist(), value[memory, head // 2].tolist()
+            expected = naive_attention(query[rows, head].tolist(), keys, values, first, window)
+            torch.testing.assert_close(out[rows, head], torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_before_the_sequence_are_zero() -> None:
+    cache = allocate_kv_cache(shape(), 8, 4)
+    step = pack(Tables(8, 4), [(0, 0, 2)], num_padding=3)
+    cache.value.fill_(1.0)
+    out = reference.paged_attention(torch.randn(5, 4, 8), *cache, step.metadata, 1.0, None)
+    assert torch.equal(out[:3], torch.zeros(3, 4, 8))
+    torch.testing.assert_close(out[3:], torch.ones(2, 4, 8))
+
+
+@given(st.lists(st.integers(-1, 23), max_size=12, unique_by=lambda slot: slot if slot >= 0 else object()))
+def test_write_kv_touches_its_slots_only(slots: list[int]) -> None:
+    """Slot s of head h is cache[s // block_size, h, s % block_size]; everything else stays as it was."""
+    cache = KVCache(torch.randn(7, 2, 4, 8), torch.randn(7, 2, 4, 8))
+    expected = [half.clone() for half in cache]
+    new = torch.randn(2, len(slots), 2, 8)
+    reference.write_kv(new[0], new[1], *cache, torch.tensor(slots, dtype=torch.int64))
+    for half, values in zip(expected, new, strict=True):
+        for token, slot in enumerate(slots):
+            if slot >= 0:
+                for head in range(2):
+                    half[slot // 4, head, slot % 4] = values[token, head]
+    assert torch.equal(cache.key, expected[0])
+    assert torch.equal(cache.value, expected[1])
+
+
+def test_rotation_turns_pairs_by_their_angle() -> None:
+    rotary = RotaryEmbedding(rope_frequencies(8, 100.0), 32, CPU)
+    x, positions = torch.randn(3, 2, 8), torch.tensor([0, 5, 31])
+    turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), dim=-1))
+    angles = positions[:, None] * torch.tensor([100.0 ** (-2 * i / 8) for i in range(4)])
+    turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
+    expected = torch.cat((turned.real, turned.imag), dim=-1)
+    torch.testing.assert_close(reference.rotate(x, positions, rotary.cos_sin_cache), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rope_and_write_kv_writes_what_it_returns() -> None:
+    rotary, cache = RotaryEmbedding(rope_frequencies(8, 100.0), 32, CPU), allocate_kv_cache(shape(), 4, 4)
+    query, key, value = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8)
+    positions, slots = torch.tensor([3, 4]), torch.tensor([7, -1])
+    turned = reference.rope_and_write_kv(query, key, value, positions, rotary.cos_sin_cache, *cache, slots)
+    torch.testing.assert_close(turned[0], reference.rotate(query, positions, rotary.cos_sin_cache))
+    assert torch.equal(cache.key[1, :, 3], turned[1][0])
+    assert torch.equal(cache.value[1, :, 3], value[0])
+    assert cache.key.count_nonzero() == 16
+    plain = reference.rope_and_write_kv(query, key, value, positions, None, *cache, slots)
+    assert torch.equal(plain[0], query)
+    assert torch.equal(plain[1], key)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_activation(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(5, 24, dtype=dtype), torch.randn(5, 24, dtype=dtype)
+    weight, bias = torch.randn(24, dtype=dtype), torch.randn(24, dtype=dtype)
+    close = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    close(reference.rms_norm(x, weight, 1e-5), F.rms_norm(x, (24,), weight, 1e-5))
+    normed, summed = reference.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(summed, x + residual)
+    close(normed, F.rms_norm(x + residual, (24,), weight, 1e-5))
+    expected = F.layer_norm(x, (24,), weight, bias, 1e-5)
+    close(reference.layer_norm(x, weight, bias, 1e-5), expected)
+    close(reference.silu_and_mul(x), F.silu(x[:, :12]) * x[:, 12:])
+
+
+def test_linear_and_embedding() -> None:
+    x, weight, bias = torch.randn(3, 5), torch.randn(7, 5), torch.randn(7)
+    torch.testing.assert_close(reference.linear(x, weight, None), F.linear(x, weight))
+    torch.testing.assert_close(reference.linear(x, weight, bias), F.linear(x, weight, bias))
+    ids = torch.tensor([6, 0, 6])
+    assert torch.equal(reference.embedding(ids, weight), torch.stack((weight[6], weight[0], weight[6])))

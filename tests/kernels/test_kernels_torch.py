@@ -1,0 +1,206 @@
+"""The fast torch kernels against their twins."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.kernels import reference, torch_ops, torch_plan
+from chairlift.kernels.backend import AttentionShape, KVCache, ReferenceAttention, RotaryStep
+from chairlift.kernels.registry import REFERENCE, TORCH, get_kernels
+from chairlift.kernels.torch_attention import TorchAttention
+from chairlift.kernels.torch_plan import cut_tiles
+from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from packed_steps import Tables, pack
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 1e-2}
+
+
+def assert_close(actual: Any, expected: Any, dtype: torch.dtype = torch.float32) -> None:
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
+def random_cache(backend: TorchAttention, num_blocks: int, block_size: int) -> KVCache:
+    """Memory full of other sequences' values, so that a wrong read shows."""
+    cache = backend.allocate(num_blocks, block_size)
+    for half in cache:
+        half.normal_()
+    return cache
+
+
+def attend_both(
+    shape: AttentionShape,
+    tables: Tables,
+    work: list[tuple[int, int, int]],
+    window: int | None,
+    *,
+    num_padding: int = 0,
+    with_rotary: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step by both backends over the same memory; compares the memory, returns (fast, twin)."""
+    step = pack(tables, work, num_padding)
+    fast, twin = TorchAttention(shape), ReferenceAttention(shape)
+    cache = random_cache(fast, tables.num_blocks, tables.block_size)
+    twin_cache = KVCache(cache.key.clone(), cache.value.clone())
+    tokens = len(step.positions)
+    sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+    qkv = torch.randn(tokens, sum(sizes), shape.head_dim, dtype=shape.dtype)
+    query, key, value = torch.split_with_sizes(qkv, sizes, dim=1)
+    rotary: RotaryStep | None = None
+    if with_rotary:
+        rotary = RotaryEmbedding(rope_frequencies(shape.head_dim, 1e4), 512, CPU).at(step.positions)
+    out = fast.forward(query, key, value, rotary, cache, fast.plan(step.metadata), window)
+    expected = twin.forward(query, key, value, rotary, twin_cache, twin.plan(step.metadata), window)
+    for half, twin_half in zip(cache, twin_cache, strict=True):
+        assert_close(half[: tables.num_blocks], twin_half[: tables.num_blocks], shape.dtype)
+    return out, expected
+
+
+GRID = list(product((64, 80, 128), ((1, 1), (4, 4), (4, 2), (9, 3), (8, 1)), (1, 8, 16, 32)))
+
+
+@pytest.mark.parametrize(("head_dim", "heads", "block_size"), GRID)
+def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size: int) -> None:
+    """Decode, prefill and chunk rows mixed, sequences ending before, at and after the border of a block."""
+    torch.manual_seed(0)
+    shape = AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU)
+    work = [(0, 31, 32), (1, 0, 33), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 8, 17), (6, 16, 17), (7, 0, 16)]
+    for window in (None, 8):
+        out, expected = attend_both(shape, Tables(400, block_size), work, window)
+        assert_close(out, expected)
+
+
+@pytest.mark.parametrize("tile_bytes", [1, 1 << 14, 1 << 22])
+@pytest.mark.parametrize("window", [None, 1, 5, 40, 1000])
+def test_attention_over_tiles_and_windows(monkeypatch: pytest.MonkeyPatch, tile_bytes: int, window: int | None) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch_plan, "CPU_TILE_BYTES", tile_bytes)
+    monkeypatch.setattr(torch_plan, "TILE_OVERHEAD_BYTES", tile_bytes)
+    shape = AttentionShape(4, 2, 16, 0.3, torch.float32, CPU)
+    work = [(i, length - 1, length) for i, length in enumerate((5, 90, 1, 17, 16, 64, 88, 3))]
+    out, expected = attend_both(shape, Tables(64, 8), [*work, (8, 30, 60)], window, with_rotary=False)
+    assert_close(out, expected)
+
+
+def test_attention_in_bfloat16() -> None:
+    torch.manual_seed(0)
+    shape = AttentionShape(6, 2, 64, 0.125, torch.bfloat16, CPU)
+    out, expected = attend_both(shape, Tables(32, 16), [(0, 40, 41), (1, 0, 50), (2, 9, 30), (3, 2, 3)], None)
+    assert out.dtype == torch.bfloat16
+    assert_close(out, expected, torch.bfloat16)
+
+
+@given(data=st.data(), block_size=st.sampled_from((1, 3, 8)), window=st.sampled_from((None, 1, 6)))
+def test_any_step(data: st.DataObject, block_size: int, window: int | None) -> None:
+    """Any mix of rows and any padding in front; memory outside of the written slots stays as it was."""
+    spans = st.tuples(st.integers(0, 20), st.integers(1, 12))
+    drawn = data.draw(st.lists(spans, min_size=1, max_size=6))
+    work = [(i, start, start + count) for i, (start, count) in enumerate(drawn)]
+    padding = data.draw(st.integers(0, 3)) if work[0][1] == 0 else 0
+    shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU)
+    out, expected = attend_both(shape, Tables(200, block_size), work, window, num_padding=padding)
+    assert_close(out, expected)
+
+
+@pytest.mark.parametrize("num_padding", [0, 1])
+def test_padding_of_a_sequence_that_has_not_begun(num_padding: int) -> None:
+    """Only rows with slot -1: nothing is written, nothing is seen."""
+    shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU)
+    tables = Tables(8, 4)
+    tables.grow(0, 1)
+    out, expected = attend_both(shape, tables, [(0, 0, 0), (1, 4, 6)], None, num_padding=num_padding)
+    assert torch.equal(out[:num_padding], torch.zeros(num_padding, 4, 8))
+    assert_close(out, expected)
+
+
+def test_a_plan_serves_layers_of_several_windows() -> None:
+    """Scratch memory is shared by all gathers of a plan: layers in turn must not disturb one another."""
+    torch.manual_seed(0)
+    shape = AttentionShape(2, 1, 8, 0.35, torch.float32, CPU)
+    step = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4), (2, 10, 30)])
+    fast, twin = TorchAttention(shape), ReferenceAttention(shape)
+    plan = fast.plan(step.metadata)
+    for window in (4, None, 4, 9, None):
+        cache = random_cache(fast, 64, 4)
+        query, key, value = torch.split_with_sizes(torch.randn(22, 4, 8), (2, 1, 1), dim=1)
+        out = fast.forward(query, key, value, None, cache, plan, window)
+        expected = twin.forward(query, key, value, None, cache, step.metadata, window)
+        assert_close(out, expected)
+
+
+@given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 1 << 16), st.integers(1, 1 << 22))
+def test_tiles_follow_one_another(num_blocks: list[int], block_bytes: int, tile_bytes: int) -> None:
+    num_blocks.sort(reverse=True)
+    tiles = cut_tiles(num_blocks, block_bytes, tile_bytes)
+    assert [row for start, stop in tiles for row in range(start, stop)] == list(range(len(num_blocks)))
+    for start, stop in tiles:
+        held = (stop - start) * num_blocks[start]
+        assert stop - start == 1 or held * block_bytes <= tile_bytes
+        padding = held - sum(num_blocks[start:stop])
+        assert padding * block_bytes <= torch_plan.TILE_OVERHEAD_BYTES
+
+
+def test_sequences_of_like_length_share_a_tile() -> None:
+    assert cut_tiles([9, 9, 8, 8], 1024, 1 << 20) == [(0, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2, 16, 70])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_linear(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 24, dtype=dtype)
+    bias = torch.randn(40, dtype=dtype) if with_bias else None
+    fast, twin = (kernels.make_linear(weight, bias)(x) for kernels in (TORCH, REFERENCE))
+    assert fast.dtype == dtype
+    assert_close(fast, twin, dtype)
+
+
+def test_linear_of_rows_that_are_not_contiguous() -> None:
+    weight, x = torch.randn(6, 4), torch.randn(5, 9)
+    assert_close(TORCH.make_linear(weight, None)(x[:, 2:6]), x[:, 2:6] @ weight.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_elementwise_kernels(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = torch.randn(7, 3, 32, dtype=dtype), torch.randn(7, 3, 32, dtype=dtype)
+    weight, bias = torch.randn(32, dtype=dtype), torch.randn(32, dtype=dtype)
+    pairs = [
+        (TORCH.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5)),
+        (TORCH.add_rms_norm(x, residual, weight, 1e-5), REFERENCE.add_rms_norm(x, residual, weight, 1e-5)),
+        (TORCH.layer_norm(x, weight, bias, 1e-5), REFERENCE.layer_norm(x, weight, bias, 1e-5)),
+        (TORCH.silu_and_mul(x), REFERENCE.silu_and_mul(x)),
+    ]
+    for fast, twin in pairs:
+        assert_close(fast, twin, dtype)
+
+
+def test_kernels_leave_their_inputs_alone() -> None:
+    x, residual, weight = torch.randn(4, 8), torch.randn(4, 8), torch.ones(8)
+    before = x.clone(), residual.clone()
+    TORCH.silu_and_mul(x)
+    TORCH.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation(dtype: torch.dtype) -> None:
+    rotary = RotaryEmbedding(rope_frequencies(64, 1e4), 300, CPU)
+    x, positions = torch.randn(3, 5, 64, dtype=dtype), torch.tensor([0, 7, 299])
+    step = rotary.at(positions)
+    expected = reference.rotate(x, positions, rotary.cos_sin_cache)
+    assert_close(torch_ops.rotate(x, step.cos, step.signed_sin), expected, dtype)
+
+
+def test_an_unknown_kernel_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="attention_backend must be one of reference, torch, got 'flash'"):
+        get_kernels("flash")
