@@ -70,8 +70,14 @@ def write_gguf(
 
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    add.get(type(value), writer.add_array)(key, value)
+    adders: dict[type, Any] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    adders[type(value)](key, value)
 
 
 def finish(writer: gguf.GGUFWriter, path: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import shutil
 import sys
 import zipfile
@@ -135,7 +136,7 @@ def test_failing_pip_is_quoted(pip: Pip, target: Path) -> None:
 
 
 def test_no_pip(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     refused(target, "has no pip .*ensurepip")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf_files import finish, gguf_name, write_gguf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from chairlift.errors import ModelLoadError
@@ -56,7 +60,8 @@ def test_metadata_of_every_type_equals_gguf_reader(tmp_path: Path) -> None:
         getattr(writer, f"add_{kind}")(f"a.{kind}", number + 0.5 if kind.startswith("float") else number)
     writer.add_bool("a.bool", True)
     writer.add_string("a.string", "Ski lift 🚡")
-    for name, values in {"ints": [1, -2], "floats": [0.5], "bools": [True, False], "strings": ["", "ü"]}.items():
+    arrays: dict[str, list[Any]] = {"ints": [1, -2], "floats": [0.5], "bools": [True, False], "strings": ["", "ü"]}
+    for name, values in arrays.items():
         writer.add_array(f"a.{name}", values)
     writer.add_custom_alignment(64)
     writer.add_tensor("blk.0.ffn_up.weight", np.arange(6, dtype=np.float32).reshape(2, 3))
@@ -178,6 +183,15 @@ def test_garbled_headers(whole: bytes, tmp_path: Path, at: int, value: bytes, pr
     path.write_bytes(whole[:at] + value + whole[at + len(value) :])
     with pytest.raises(ModelLoadError, match=rf"bad\.gguf: .*({problem})"):
         GGUFFile(path)
+
+
+@given(at=st.integers(0, 700), junk=st.binary(min_size=1, max_size=9))
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_garbled_header_is_read_or_refused(whole: bytes, tmp_path: Path, at: int, junk: bytes) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(whole[:at] + junk + whole[at + len(junk) :])
+    with suppress(ModelLoadError):
+        load_config(ModelFiles("gguf", path, "bad"))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

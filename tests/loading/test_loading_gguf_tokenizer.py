@@ -20,7 +20,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading import gguf_tokenizer
-from chairlift.loading.cache import CACHE_VARIABLE
+from chairlift.loading.cache import CACHE_VARIABLE, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.pre_tokenizers import PRE_TOKENIZERS
 from chairlift.loading.resolve import ModelFiles, load_tokenizer
@@ -241,12 +241,11 @@ def test_changed_model_is_built_again(tmp_path: Path) -> None:
 
 def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    written = gguf_tokenizer.write_atomically
 
     def refuse_model_folder(path: Path, text: str) -> None:
         if path.parent == tmp_path:
             raise PermissionError(13, "read-only", str(path))
-        written(path, text)
+        write_atomically(path, text)
 
     monkeypatch.setattr(gguf_tokenizer, "write_atomically", refuse_model_folder)
     assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]

@@ -112,7 +112,7 @@ def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.Monke
     assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in patterns)
 
 
-RESPONSE = httpx.Response(404, request=httpx.Request("GET", "https://example.org"))
+RESPONSE: Any = httpx.Response(404, request=httpx.Request("GET", "https://example.org"))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.config import ModelConfig, RopeConfig
@@ -220,6 +223,28 @@ def test_gguf_refusals_name_file_key_and_value(changes: dict[str, Any], names: l
         gguf(**changes)
     for name in ["m.gguf", *names]:
         assert name in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+)
+OPTIONAL_KEYS = ["head_dim", "rope_scaling", "rope_parameters", "rope_theta", "layer_types", "use_sliding_window"]
+
+
+@given(key=st.sampled_from([*LLAMA, *OPTIONAL_KEYS, "eos_token_id", "dtype", "quantization_config"]), value=JSON)
+@example(key="layer_types", value=[[], {}])
+def test_any_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
+    base = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
+    with suppress(ModelLoadError):
+        assert isinstance(ModelConfig.from_hf({**base, "max_window_layers": 1, key: value}, source="c"), ModelConfig)
+
+
+@given(key=st.sampled_from([*GGUF, "llama.attention.key_length", "llama.rope.scaling.type"]), value=JSON)
+@example(key="general.file_type", value=[1])
+def test_any_gguf_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
+    with suppress(ModelLoadError):
+        assert isinstance(ModelConfig.from_gguf({**GGUF, key: value}, source="m"), ModelConfig)
 
 
 def test_gguf_counts_repeated_for_each_layer() -> None:

@@ -139,7 +139,7 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     name = vocabulary.get("pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise vocabulary.fail("pre", f"is {name!r}, which is not supported; supported: {', '.join(PRE_TOKENIZERS)}")
     return PRE_TOKENIZERS[name]
 

@@ -46,7 +46,7 @@ def read_gguf(
         qk_norm=name == "qwen3",
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=unique(*(tokens.token_ids(key) for key in END_KEYS)),
-        dtype=FILE_TYPE_DTYPES.get(general.get("file_type", 0), "float16"),
+        dtype=FILE_TYPE_DTYPES.get(general.integer("file_type", 0, low=0), "float16"),
     )
 
 
@@ -55,7 +55,7 @@ def _per_layer(fields: Fields, key: str, default: Any = REQUIRED) -> int:
     value = fields.get(key, default)
     if not isinstance(value, list):
         return fields.integer(key, default)
-    if len(set(value)) != 1:
+    if not value or any(item != value[0] for item in value):
         raise fields.fail(key, f"differs between layers ({value!r}), which is not supported")
     return fields.as_integer(key, value[0])
 

@@ -113,7 +113,11 @@ def _qwen_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
         first = fields.integer("max_window_layers", low=0)
         return tuple(window if layer >= first else None for layer in range(layers))
     known = {"sliding_attention": window, "full_attention": None}
-    if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(isinstance(kind, str) and kind in known for kind in types)
+    ):
         raise fields.fail("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
     return tuple(known[kind] for kind in types)
 
