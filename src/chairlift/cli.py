@@ -61,6 +61,9 @@ ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "num_kv_blocks": _option(int | None, None, text="The KV pool in blocks, instead of --kv-cache-memory."),
     "enable_prefix_caching": _option(bool, True, text="Share the KV blocks of equal prefixes."),
     "random_weights": _option(bool, False, "--random-weights", text="Build MODEL from its config.json alone."),
+    "skip_tokenizer_init": _option(
+        bool, False, "--skip-tokenizer-init", text="Load no tokenizer: prompts are token ids, answers have no text."
+    ),
     "seed": _option(int | None, None, text="Of the random streams of requests without a seed of their own."),
     "num_threads": _option(int | None, None, text="CPU threads; all if not given."),
     "event_log": _option(Path | None, None, text="Write every event to this file, as JSON lines."),

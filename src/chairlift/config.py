@@ -65,6 +65,7 @@ class EngineConfig:
         kv_cache_memory: bytes for K and V; None is a share of what is free.
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
         random_weights: build the model from its config alone, with random parameters.
+        skip_tokenizer_init: load no tokenizer: prompts are token ids, answers have no text.
         seed: of the streams of requests that bring no seed of their own.
         num_threads: of the CPU; None is all.
         event_log: a file that receives every event as a JSON line.
@@ -83,6 +84,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     random_weights: bool = False
+    skip_tokenizer_init: bool = False
     seed: int | None = None
     num_threads: int | None = None
     event_log: Path | None = None

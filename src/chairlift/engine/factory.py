@@ -13,7 +13,7 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.core.kv_cache_manager import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
-from chairlift.engine.input_processor import InputProcessor, RequestLimits
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventFile, EventSink
 from chairlift.layers.weights import Weights
@@ -37,7 +37,7 @@ class Engine:
     """A loaded model behind a scheduler, and what belongs to it."""
 
     core: EngineCore
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | NoTokenizer
     input_processor: InputProcessor
     model_config: ModelConfig
     scheduler_config: SchedulerConfig
@@ -78,7 +78,7 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
     files = resolve_model(config.model)
     model_config = load_config(files)
     dtype = _dtype(config.dtype, device, model_config)
-    tokenizer = load_tokenizer(files)
+    tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
     weights = _weights(config, files, model_config, dtype, device)
     model = build_model(model_config, weights, dtype=dtype, device=device, attention_backend=config.attention_backend)
     plan = _plan_pool(config, model_config, dtype, device)

@@ -17,6 +17,21 @@ Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
 
+class NoTokenizer:
+    """Stands in where no tokenizer was loaded: token ids go through, text is refused, answers have no text."""
+
+    has_chat_template = False
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise RequestError("this engine has no tokenizer (skip_tokenizer_init): send token ids", "prompt")
+
+    def render_chat(self, messages: list[Message], **options: Any) -> str:
+        raise RequestError("this engine has no tokenizer (skip_tokenizer_init): it cannot chat", "messages")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence as it crosses to the engine core: see `Request` for the fields."""
@@ -64,7 +79,7 @@ class InputProcessor:
     """
 
     def __init__(
-        self, config: ModelConfig, tokenizer: Tokenizer, limits: RequestLimits, seed: int | None = None
+        self, config: ModelConfig, tokenizer: Tokenizer | NoTokenizer, limits: RequestLimits, seed: int | None = None
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits

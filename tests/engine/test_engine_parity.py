@@ -1,0 +1,98 @@
+"""The whole engine on tiny random models gives transformers' greedy tokens, token for token, however it is squeezed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.engine.factory import build_engine
+from chairlift.events import EventList, Step
+
+NEW_TOKENS = 20
+ARCHITECTURES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"]
+SQUEEZES: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "chunked": {"max_num_batched_tokens": 7, "max_num_seqs": 6},
+    "cache off": {"enable_prefix_caching": False},
+    "one seat": {"max_num_seqs": 1},
+    "small blocks": {"block_size": 1, "num_kv_blocks": 600},
+    "preempted": {"num_kv_blocks": 32, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
+    "preempted, cache off": {"num_kv_blocks": 32, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
+}
+
+
+def make_prompts() -> list[list[int]]:
+    """Prompts of many lengths, some with a common beginning."""
+    rng = random.Random(7)
+    common = [rng.randrange(3, 256) for _ in range(40)]
+    fresh = [[rng.randrange(3, 256) for _ in range(length)] for length in (1, 2, 15, 16, 17, 33, 70)]
+    return [*fresh, [*common, 9], [*common, 10, 11], common]
+
+
+@cache
+def reference_tokens(folder: Path) -> list[list[int]]:
+    """transformers' own answers, one prompt at a time."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    settings = transformers.GenerationConfig(
+        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=1
+    )
+    model.generation_config = settings
+    answers = []
+    for prompt in make_prompts():
+        output = model.generate(torch.tensor([prompt]))
+        answers.append(output[0, len(prompt) :].tolist())
+    return answers
+
+
+def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[Step]]:
+    events = EventList()
+    config = EngineConfig(
+        model=str(folder), skip_tokenizer_init=True, num_threads=1, **{"num_kv_blocks": 200, **options}
+    )
+    llm = LLM(engine=build_engine(config, events=events))
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    outputs = llm.generate(make_prompts(), params, progress=False)
+    core = llm.engine.core
+    assert core.scheduler._kv.num_free_blocks == llm.engine.kv_cache_plan.num_blocks
+    return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
+
+
+@pytest.mark.parametrize("squeeze", SQUEEZES)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_tokens_are_those_of_transformers(arch: str, squeeze: str, tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir(arch)
+    answers, steps = engine_answers(folder, **SQUEEZES[squeeze])
+    assert answers == reference_tokens(folder)
+    if squeeze.startswith("preempted"):
+        assert sum(len(step.preempted) for step in steps) >= 5
+    if squeeze == "chunked":
+        chunked = [
+            n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 and c
+        ]
+        assert len(chunked) > 20
+
+
+def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("llama")
+    answers, _ = engine_answers(folder, attention_backend="reference", max_num_batched_tokens=32, max_num_seqs=4)
+    assert answers == reference_tokens(folder)
+
+
+def test_a_running_request_is_cached_for_the_next_one(tiny_model_dir: Callable[..., Path]) -> None:
+    config = EngineConfig(
+        model=str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=100, num_threads=1
+    )
+    llm = LLM(engine=build_engine(config))
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompt = list(range(3, 103))
+    first = llm.generate(prompt, params)[0]
+    second = llm.generate(prompt + first.outputs[0].token_ids + [5], params)[0]
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 96)
