@@ -16,7 +16,7 @@ from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.factory import build_engine
 from chairlift.events import EventList, Step
 
-NEW_TOKENS = 20
+NEW_TOKENS = 24
 ARCHITECTURES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"]
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -24,8 +24,8 @@ SQUEEZES: dict[str, dict[str, Any]] = {
     "cache off": {"enable_prefix_caching": False},
     "one seat": {"max_num_seqs": 1},
     "small blocks": {"block_size": 1, "num_kv_blocks": 600},
-    "preempted": {"num_kv_blocks": 32, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
-    "preempted, cache off": {"num_kv_blocks": 32, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
+    "preempted": {"num_kv_blocks": 24, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
+    "preempted, cache off": {"num_kv_blocks": 24, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},
 }
 
 
@@ -72,7 +72,7 @@ def test_greedy_tokens_are_those_of_transformers(arch: str, squeeze: str, tiny_m
     answers, steps = engine_answers(folder, **SQUEEZES[squeeze])
     assert answers == reference_tokens(folder)
     if squeeze.startswith("preempted"):
-        assert sum(len(step.preempted) for step in steps) >= 5
+        assert sum(len(step.preempted) for step in steps) >= 8
     if squeeze == "chunked":
         chunked = [
             n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 and c
