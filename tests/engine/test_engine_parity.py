@@ -16,7 +16,7 @@ from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.factory import build_engine
 from chairlift.events import EventList, Step
 
-NEW_TOKENS = 24
+NEW_TOKENS = 20
 ARCHITECTURES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"]
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -33,7 +33,7 @@ def make_prompts() -> list[list[int]]:
     """Prompts of many lengths, some with a common beginning."""
     rng = random.Random(7)
     common = [rng.randrange(3, 256) for _ in range(40)]
-    fresh = [[rng.randrange(3, 256) for _ in range(length)] for length in (1, 2, 15, 16, 17, 33, 70)]
+    fresh = [[rng.randrange(3, 256) for _ in range(length)] for length in (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 70)]
     return [*fresh, [*common, 9], [*common, 10, 11], common]
 
 
