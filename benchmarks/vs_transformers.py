@@ -1,0 +1,269 @@
+"""Chairlift against `transformers` generate in static batches: useful output tokens a second, on the same requests.
+
+    python benchmarks/vs_transformers.py [--repeats 3] [--num-prompts 64] [--baseline-share 0.25] [--state FOLDER]
+
+The work: prompts log-normal (median 96, 16..512), forced output lengths exponential (mean 96, 8..384), all there at the
+start, greedy, float32. The baseline takes them in order, 16 at a time, padded on the left, and runs each batch to its
+own longest output; only the tokens that were asked for count as useful.
+
+The two run in turns, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
+else can be trusted. Each run is a process of its own, so that neither finds the other's memory, threads or caches, and
+each reports its own peak memory; loading and a warm-up are not timed. With --state, finished runs are kept in a folder
+and not repeated. --baseline-share S times every (1/S)-th batch of the baseline, a different one in each repeat, and takes
+its speed for that of all: the report then says that the baseline is extrapolated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.bench.driver import drive_all_at_once
+from chairlift.bench.machine import machine_facts, peak_rss_bytes
+from chairlift.config import EngineConfig
+from chairlift.engine.factory import build_engine
+from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.workload.arrivals import AllAtOnce
+from chairlift.workload.lengths import parse_lengths
+from chairlift.workload.synthetic import WorkloadRequest, make_workload
+
+ENGINES = ("chairlift", "transformers")
+NUM_WARM_UP = 2
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run depends on; runs of other settings are never mixed."""
+
+    model: str | None
+    num_prompts: int
+    seed: int
+    prompt_len: str
+    output_len: str
+    baseline_batch_size: int
+    baseline_share: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_threads: int | None
+
+    def workload(self, token_round: int = 0) -> list[WorkloadRequest]:
+        return make_workload(
+            self.seed,
+            self.num_prompts,
+            parse_lengths(self.prompt_len),
+            parse_lengths(self.output_len),
+            AllAtOnce(),
+            load_config(resolve_model(self.model)).vocab_size,
+            token_round=token_round,
+        )
+
+    def warm_up(self) -> list[WorkloadRequest]:
+        return [
+            WorkloadRequest(r.request_id, r.arrival, r.prompt_token_ids, WARM_UP_TOKENS)
+            for r in self.workload(token_round=1)[:NUM_WARM_UP]
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one engine.
+
+    Attributes:
+        seconds: of what was timed; useful_tokens: output tokens asked for in it.
+        tokens: request id -> output tokens.
+    """
+
+    seconds: float
+    useful_tokens: int
+    peak_rss_bytes: int | None
+    tokens: dict[str, list[int]]
+
+    @property
+    def speed(self) -> float:
+        return self.useful_tokens / self.seconds
+
+
+def run_chairlift(settings: Settings) -> Run:
+    config = EngineConfig(
+        model=settings.model,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_threads=settings.num_threads,
+    )
+    engine = build_engine(config)
+    drive_all_at_once(engine, settings.warm_up())
+    workload = settings.workload()
+    start = time.perf_counter()
+    tokens = drive_all_at_once(engine, workload)
+    return Run(time.perf_counter() - start, sum(r.output_len for r in workload), peak_rss_bytes(), tokens)
+
+
+def run_transformers(settings: Settings, repeat: int) -> Run:
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    model = load_baseline(settings.model)
+    generate_batch(model, settings.warm_up())
+    workload = settings.workload()
+    size = settings.baseline_batch_size
+    batches = [workload[start : start + size] for start in range(0, len(workload), size)]
+    timed = timed_batches(batches, settings.baseline_share, repeat)
+    tokens: dict[str, list[int]] = {}
+    start_time = time.perf_counter()
+    for batch in timed:
+        tokens |= generate_batch(model, batch)
+    seconds = time.perf_counter() - start_time
+    return Run(seconds, sum(r.output_len for batch in timed for r in batch), peak_rss_bytes(), tokens)
+
+
+def timed_batches(batches: Sequence[list[WorkloadRequest]], share: float, repeat: int) -> list[list[WorkloadRequest]]:
+    """Every k-th batch, where k is 1 / share, from another one on in each repeat."""
+    every = min(round(1 / share), len(batches))
+    return list(batches[repeat % every :: every])
+
+
+def load_baseline(model: str | None) -> Any:
+    """The same file in float32, set to go on after the end-of-sequence token."""
+    import transformers
+
+    files = resolve_model(model)
+    folder, gguf = (files.path.parent, files.path.name) if files.kind == "gguf" else (files.path, None)
+    options = {} if gguf is None else {"gguf_file": gguf}
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    loaded.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
+    return loaded
+
+
+@torch.inference_mode()
+def generate_batch(model: Any, batch: Sequence[WorkloadRequest]) -> dict[str, list[int]]:
+    """One static batch, run to its longest output; request id -> the tokens that were asked for."""
+    width = max(len(request.prompt_token_ids) for request in batch)
+    longest = max(request.output_len for request in batch)
+    ids = torch.zeros((len(batch), width), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, request in enumerate(batch):
+        ids[row, width - len(request.prompt_token_ids) :] = torch.tensor(request.prompt_token_ids)
+        mask[row, width - len(request.prompt_token_ids) :] = 1
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=longest)
+    assert out.shape == (len(batch), width + longest), "the baseline went on to its longest output"
+    return {r.request_id: out[row, width : width + r.output_len].tolist() for row, r in enumerate(batch)}
+
+
+def run_stage(engine: str, repeat: int, settings: Settings) -> Run:
+    return run_chairlift(settings) if engine == "chairlift" else run_transformers(settings, repeat)
+
+
+def stage(engine: str, repeat: int, settings: Settings, folder: Path) -> Run:
+    """The run out of the folder, or made now in a process of its own."""
+    path = folder / f"{engine}-{repeat}.json"
+    if not path.exists():
+        command = [sys.executable, __file__, "--stage", engine, "--repeat", str(repeat), "--out", str(path)]
+        subprocess.run([*command, "--settings", json.dumps(asdict(settings))], check=True)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if record["settings"] != asdict(settings):
+        raise SystemExit(f"{path} holds a run with other settings ({record['settings']}): give another --state folder")
+    run = Run(**record["run"])
+    print(f"repeat {repeat + 1}, {engine}: {run.speed:.1f} useful tokens/s in {run.seconds:.1f} s", file=sys.stderr)
+    return run
+
+
+def identical(pairs: Sequence[tuple[Run, Run]]) -> tuple[int, int]:
+    """Requests of both engines with the same greedy tokens, and requests compared."""
+    same = [ours.tokens[rid] == tokens for ours, theirs in pairs for rid, tokens in theirs.tokens.items()]
+    return sum(same), len(same)
+
+
+def report(settings: Settings, pairs: Sequence[tuple[Run, Run]]) -> None:
+    """The table, and the JSON line."""
+    ratios = [ours.speed / theirs.speed for ours, theirs in pairs]
+    same, compared = identical(pairs)
+    extrapolated = settings.baseline_share < 1
+    label = "transformers, static batches" + (
+        f" (extrapolated: {settings.baseline_share:g} timed)" if extrapolated else ""
+    )
+    table = Table(title="useful output tokens a second", title_justify="left")
+    for column in ("", *(f"run {i + 1}" for i in range(len(pairs))), "median"):
+        table.add_column(column, justify="right" if column else "left")
+    rows = {
+        "Chairlift": [ours.speed for ours, _ in pairs],
+        label: [theirs.speed for _, theirs in pairs],
+        "ratio": ratios,
+    }
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.2f}" for value in [*values, median(values)]))
+    Console().print(table)
+    print(
+        f"the same greedy tokens in {same} of {compared} requests (float32 sums in another order may break near ties)"
+    )
+    record = {
+        "benchmark": "vs_transformers",
+        "machine": machine_facts().to_dict(),
+        "settings": asdict(settings),
+        "baseline_is_extrapolated": extrapolated,
+        "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
+        "speed": {engine: [pair[i].speed for pair in pairs] for i, engine in enumerate(ENGINES)},
+        "peak_rss_bytes": {engine: [pair[i].peak_rss_bytes for pair in pairs] for i, engine in enumerate(ENGINES)},
+        "identical_requests": same,
+        "compared_requests": compared,
+    }
+    print(json.dumps(record))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a .gguf file or a folder; the default model if not given")
+    parser.add_argument("--num-prompts", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt-len", default="lognormal:96,0.7,16..512")
+    parser.add_argument("--output-len", default="exp:96,8..384")
+    parser.add_argument("--baseline-batch-size", type=int, default=16)
+    parser.add_argument("--baseline-share", type=float, default=1.0)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")
+    for internal in ("--stage", "--repeat", "--out", "--settings"):
+        parser.add_argument(internal, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not 0 < arguments.baseline_share <= 1:
+        parser.error(f"--baseline-share must be in (0, 1], got {arguments.baseline_share}")
+    if arguments.repeats < 1:
+        parser.error(f"--repeats must be at least 1, got {arguments.repeats}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.stage is not None:
+        settings = Settings(**json.loads(arguments.settings))
+        run = run_stage(arguments.stage, int(arguments.repeat), settings)
+        record = {"settings": asdict(settings), "run": asdict(run)}
+        Path(arguments.out).write_text(json.dumps(record), encoding="utf-8")
+        return
+    settings = Settings(**{name: getattr(arguments, name) for name in Settings.__dataclass_fields__})
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.state or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        pairs = []
+        for repeat in range(arguments.repeats):
+            ours, theirs = (stage(engine, repeat, settings, folder) for engine in ENGINES)
+            pairs.append((ours, theirs))
+    report(settings, pairs)
+
+
+if __name__ == "__main__":
+    main()
