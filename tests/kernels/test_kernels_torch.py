@@ -147,8 +147,19 @@ def test_tiles_follow_one_another(num_blocks: list[int], block_bytes: int, tile_
         assert padding * block_bytes <= torch_plan.TILE_OVERHEAD_BYTES
 
 
-def test_sequences_of_like_length_share_a_tile() -> None:
-    assert cut_tiles([9, 9, 8, 8], 1024, 1 << 20) == [(0, 4)]
+def test_a_tile_ends_where_it_would_pad_too_much_or_outgrow_the_cache() -> None:
+    block = torch_plan.TILE_OVERHEAD_BYTES
+    assert cut_tiles([9, 9, 8, 8], block, 100 * block) == [(0, 3), (3, 4)]
+    assert cut_tiles([9, 9, 8, 8], block // 2, 100 * block) == [(0, 4)]
+    assert cut_tiles([9, 9, 8, 8], block // 2, 9 * block) == [(0, 2), (2, 4)]
+    assert cut_tiles([], block, block) == []
+
+
+def test_a_window_at_the_end_of_the_longest_table() -> None:
+    """The longest sequence reads one block, the last of the table, and shares a tile with one that reads two."""
+    shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU)
+    out, expected = attend_both(shape, Tables(16, 4), [(0, 15, 16), (1, 9, 10)], 4)
+    assert_close(out, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
