@@ -154,6 +154,8 @@ def engine_config(
         max_num_batched_tokens=BUDGET,
         block_size=BLOCK_SIZE,
         num_kv_blocks=max(batch_sizes) * (longest // BLOCK_SIZE + 1),
+        num_threads=threads,
+        skip_tokenizer_init=True,
     )
 
 
@@ -223,7 +225,7 @@ def main() -> None:
     parser.add_argument("--num-threads", type=int)
     args = parser.parse_args()
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
-    config = replace(engine_config(args.model, batch_sizes, args.context, args.steps), num_threads=args.num_threads)
+    config = engine_config(args.model, batch_sizes, args.context, args.steps, args.num_threads)
     timer = SectionTimer()
     with timed_engine(config, timer) as engine:
         profiles = {

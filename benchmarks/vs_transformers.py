@@ -9,8 +9,8 @@ own longest output; only the tokens that were asked for count as useful.
 The two run in turns, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
 else can be trusted. Each run is a process of its own, so that neither finds the other's memory, threads or caches, and
 each reports its own peak memory; loading and a warm-up are not timed. With --state, finished runs are kept in a folder
-and not repeated. --baseline-share S times every (1/S)-th batch of the baseline, a different one in each repeat, and takes
-its speed for that of all: the report then says that the baseline is extrapolated.
+and not repeated. --baseline-share S times every (1/S)-th batch of the baseline, another one in each repeat, and takes
+its speed for that of all; the report then says that the baseline is extrapolated.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ from chairlift.bench.driver import drive_all_at_once
 from chairlift.bench.machine import machine_facts, peak_rss_bytes
 from chairlift.config import EngineConfig
 from chairlift.engine.factory import build_engine
+from chairlift.loading.cache import write_atomically
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.workload.arrivals import AllAtOnce
 from chairlift.workload.lengths import parse_lengths
@@ -103,6 +105,7 @@ def run_chairlift(settings: Settings) -> Run:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_threads=settings.num_threads,
+        skip_tokenizer_init=True,
     )
     engine = build_engine(config)
     drive_all_at_once(engine, settings.warm_up())
@@ -137,14 +140,13 @@ def timed_batches(batches: Sequence[list[WorkloadRequest]], share: float, repeat
 
 def load_baseline(model: str | None) -> Any:
     """The same file in float32, set to go on after the end-of-sequence token."""
-    import transformers
-
+    transformers: Any = import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
     files = resolve_model(model)
     folder, gguf = (files.path.parent, files.path.name) if files.kind == "gguf" else (files.path, None)
-    options = {} if gguf is None else {"gguf_file": gguf}
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
     loaded.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
-    return loaded
+    return loaded.eval()
 
 
 @torch.inference_mode()
@@ -191,9 +193,7 @@ def report(settings: Settings, pairs: Sequence[tuple[Run, Run]]) -> None:
     ratios = [ours.speed / theirs.speed for ours, theirs in pairs]
     same, compared = identical(pairs)
     extrapolated = settings.baseline_share < 1
-    label = "transformers, static batches" + (
-        f" (extrapolated: {settings.baseline_share:g} timed)" if extrapolated else ""
-    )
+    label = f"transformers ({settings.baseline_share:g} of the batches)" if extrapolated else "transformers"
     table = Table(title="useful output tokens a second", title_justify="left")
     for column in ("", *(f"run {i + 1}" for i in range(len(pairs))), "median"):
         table.add_column(column, justify="right" if column else "left")
@@ -205,9 +205,9 @@ def report(settings: Settings, pairs: Sequence[tuple[Run, Run]]) -> None:
     for name, values in rows.items():
         table.add_row(name, *(f"{value:.2f}" for value in [*values, median(values)]))
     Console().print(table)
-    print(
-        f"the same greedy tokens in {same} of {compared} requests (float32 sums in another order may break near ties)"
-    )
+    if extrapolated:
+        print(f"the baseline is extrapolated from {settings.baseline_share:g} of its batches")
+    print(f"the same greedy tokens in {same} of {compared} requests (sums in another order may break near ties)")
     record = {
         "benchmark": "vs_transformers",
         "machine": machine_facts().to_dict(),
@@ -252,7 +252,7 @@ def main() -> None:
         settings = Settings(**json.loads(arguments.settings))
         run = run_stage(arguments.stage, int(arguments.repeat), settings)
         record = {"settings": asdict(settings), "run": asdict(run)}
-        Path(arguments.out).write_text(json.dumps(record), encoding="utf-8")
+        write_atomically(Path(arguments.out), json.dumps(record))
         return
     settings = Settings(**{name: getattr(arguments, name) for name in Settings.__dataclass_fields__})
     with tempfile.TemporaryDirectory() as temporary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -152,7 +152,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
         ModelLoadError: the model cannot be had.
     """
     log = EventList()
-    engine = build_engine(config, events=log)
+    engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     try:
         started = log.events[0]
         assert isinstance(started, EngineStarted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 
@@ -54,7 +55,7 @@ class RequestMetrics:
     @property
     def itls(self) -> list[float]:
         """Inter-token latencies: the gaps between consecutive tokens. Tokens of one step are 0 apart."""
-        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def tpot(self) -> float | None:

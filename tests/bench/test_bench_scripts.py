@@ -1,0 +1,108 @@
+"""The scripts in benchmarks/ on a tiny random model: that they measure what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from chairlift.kernels import registry
+from chairlift.worker import model_runner
+
+TinyModel = Callable[..., Path]
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_profile_step(tiny_model_dir: TinyModel) -> None:
+    profile = script("profile_step")
+    kernels, gather = dict(registry.KERNELS), vars(model_runner)["gather_input_batch"]
+    timer = profile.SectionTimer()
+    config = profile.engine_config(str(tiny_model_dir("llama")), [1, 3], 20, 5, 1)
+    with profile.timed_engine(config, timer) as engine:
+        for batch_size in (1, 3):
+            taken = profile.decode_steps(engine, timer, batch_size, 20, 5)
+            assert len(taken) == 5
+            assert all(seconds > 0 for step in taken for seconds in step.values()), "every section is met"
+    rows = profile.milliseconds(taken)
+    assert 0 < rows["outside forward and logits"] < rows["step"]
+    assert kernels == registry.KERNELS
+    assert vars(model_runner)["gather_input_batch"] is gather
+
+
+def test_a_timer_counts_every_second_once() -> None:
+    profile = script("profile_step")
+    timer = profile.SectionTimer()
+    now = [0.0]
+
+    def work(*parts: Callable[[], object]) -> None:
+        now[0] += 1.0
+        for part in parts:
+            part()
+
+    inner = timer.wrap("linear", work)
+    outer = timer.wrap("attention", lambda: work(inner, inner))
+    whole = timer.wrap("logits", lambda: work(inner), whole=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile.time, "perf_counter", lambda: now[0])
+        timer.wrap("step: rest", lambda: work(outer, whole))()
+    taken = timer.take()
+    met = {name: seconds for name, seconds in taken.items() if seconds}
+    assert met == {"linear": 2.0, "attention": 1.0, "logits": 2.0, "step: rest": 1.0}
+
+
+def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    versus = script("vs_transformers")
+    settings = versus.Settings(
+        model=str(tiny_model_dir("llama")),
+        num_prompts=5,
+        seed=0,
+        prompt_len="uniform:4..30",
+        output_len="uniform:2..8",
+        baseline_batch_size=2,
+        baseline_share=1.0,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        num_threads=1,
+    )
+    pair = versus.run_stage("chairlift", 0, settings), versus.run_stage("transformers", 0, settings)
+    assert versus.identical([pair]) == (5, 5)
+    assert pair[0].useful_tokens == pair[1].useful_tokens == sum(map(len, pair[1].tokens.values()))
+    versus.report(settings, [pair])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["ratio"]["median"] == pytest.approx(pair[0].speed / pair[1].speed)
+    assert record["baseline_is_extrapolated"] is False
+
+
+def test_a_share_of_the_baseline_moves_on_with_the_repeats() -> None:
+    versus = script("vs_transformers")
+    batches = [[name] for name in "abcd"]
+    assert versus.timed_batches(batches, 1.0, 2) == batches
+    assert [versus.timed_batches(batches, 0.25, repeat) for repeat in range(3)] == [[["a"]], [["b"]], [["c"]]]
+    assert versus.timed_batches(batches, 0.5, 1) == [["b"], ["d"]]
+    assert versus.timed_batches(batches, 0.01, 0) == [["a"]]
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    versus = script("vs_transformers")
+    settings = versus.Settings(None, 4, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, 1)
+    run = versus.Run(2.0, 16, None, {"r0-0": [1, 2]})
+    record = {"settings": versus.asdict(settings), "run": versus.asdict(run)}
+    (tmp_path / "chairlift-0.json").write_text(json.dumps(record))
+    assert versus.stage("chairlift", 0, settings, tmp_path) == run
+    with pytest.raises(SystemExit, match="other settings"):
+        versus.stage("chairlift", 0, versus.Settings(None, 8, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, 1), tmp_path)
