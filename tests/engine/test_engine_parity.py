@@ -60,8 +60,7 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
     llm = LLM(engine=build_engine(config, events=events))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = llm.generate(make_prompts(), params, progress=False)
-    core = llm.engine.core
-    assert core.scheduler._kv.num_free_blocks == llm.engine.kv_cache_plan.num_blocks
+    assert llm.engine.core.scheduler.is_idle
     return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from chairlift.clock import Clock
 from chairlift.core.executor import Executor
 from chairlift.core.scheduler import Scheduler
+from chairlift.errors import EngineDeadError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason, Request
 
@@ -26,6 +27,7 @@ class EngineCore:
         self._clock = clock
         self._steps_ahead = steps_ahead
         self._handles: deque[Any] = deque()
+        self._broken_by: BaseException | None = None
 
     @property
     def has_work(self) -> bool:
@@ -44,7 +46,20 @@ class EngineCore:
         return self.scheduler.abort(request_id, self._clock.now(), reason)
 
     def step(self) -> list[EngineCoreOutput]:
-        """Submit what can be planned, take in the oldest result."""
+        """Submit what can be planned, take in the oldest result.
+
+        Raises:
+            EngineDeadError: an earlier step was broken off by an error, so policy and device may disagree.
+        """
+        if self._broken_by is not None:
+            raise EngineDeadError(f"an earlier step was broken off by {self._broken_by!r}: build a new engine")
+        try:
+            return self._step()
+        except BaseException as error:
+            self._broken_by = error
+            raise
+
+    def _step(self) -> list[EngineCoreOutput]:
         while len(self._handles) <= self._steps_ahead:
             output = self.scheduler.schedule(self._clock.now())
             if output is None:

@@ -81,6 +81,11 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is unfinished, and every block is free."""
+        return not self._requests and self._kv.num_free_blocks == self._kv.num_blocks
+
     def get(self, request_id: str) -> Request | None:
         """An unfinished request."""
         return self._requests.get(request_id)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, cast
 
 from rich.console import Console
@@ -72,7 +75,7 @@ class LLM:
         def encode(conversation: list[Message]) -> tuple[str | None, list[int]]:
             return self.engine.input_processor.encode_chat(conversation, **template_options)
 
-        single = not messages or isinstance(messages[0], dict)
+        single = bool(messages) and isinstance(messages[0], dict)
         conversations = cast("list[list[Message]]", [messages] if single else messages)
         params = sampling_params or SamplingParams(max_tokens=None)
         return self._run([_encoded(i, encode, c) for i, c in enumerate(conversations)], params, progress)
@@ -111,11 +114,12 @@ class LLM:
 
     def _step_until_done(self, unfinished: set[str], progress: bool) -> dict[str, RequestOutput]:
         answers: dict[str, RequestOutput] = {}
-        with _bar(progress) as bar:
+        with _interrupted_between_steps() as check_interrupt, _bar(progress) as bar:
             task = bar.add_task("answers", total=len(unfinished), tokens=0)
             num_tokens = 0
             while unfinished:
                 outputs = self.engine.core.step()
+                check_interrupt()
                 num_tokens += sum(len(output.new_token_ids) for output in outputs)
                 for delta in self._process(outputs):
                     answers[delta.request_id] = merge(answers.get(delta.request_id), delta)
@@ -135,6 +139,33 @@ class LLM:
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self.engine.core.abort(request_id)
+
+
+@contextmanager
+def _interrupted_between_steps() -> Iterator[Callable[[], None]]:
+    """Ctrl-C in the middle of a step would leave policy and device in disagreement: it is raised after the step.
+
+    A second one is raised at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        if len(interrupts) > 1:
+            signal.default_int_handler(number, frame)
+
+    def check() -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift import AsyncLLM, SamplingParams
+from chairlift.engine.output_processor import merge
+from chairlift.errors import EngineDeadError, RequestError
+from chairlift.outputs import RequestOutput
+
+Make = Callable[..., AsyncLLM]
+
+
+@pytest.fixture
+def make_llm(tiny_model_dir: Callable[..., Path]) -> Make:
+    def make(**options: Any) -> AsyncLLM:
+        defaults = {"num_kv_blocks": 60, "block_size": 4, "skip_tokenizer_init": True, "num_threads": 1}
+        return AsyncLLM(model=str(tiny_model_dir("llama")), **{**defaults, **options})
+
+    return make
+
+
+def forced(tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
+
+
+async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> RequestOutput:
+    total: RequestOutput | None = None
+    async for delta in llm.generate(prompt, params):
+        total = merge(total, delta)
+    assert total is not None
+    return total
+
+
+async def until_idle(llm: AsyncLLM) -> None:
+    for _ in range(500):
+        if llm.num_unfinished == 0 and not llm.engine.core.has_work:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the engine did not become idle")
+
+
+def test_many_streams_give_what_each_gives_alone(make_llm: Make) -> None:
+    rng = random.Random(3)
+    work = [([rng.randrange(3, 256) for _ in range(rng.randint(1, 30))], rng.randint(1, 20)) for _ in range(12)]
+
+    async def run(together: bool) -> list[list[int]]:
+        llm = make_llm()
+        jobs = [answer(llm, prompt, forced(count)) for prompt, count in work]
+        outputs = await asyncio.gather(*jobs) if together else [await job for job in jobs]
+        await until_idle(llm)
+        llm.close()
+        return [output.outputs[0].token_ids for output in outputs]
+
+    assert asyncio.run(run(together=True)) == asyncio.run(run(together=False))
+
+
+def test_leaving_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        stream = llm.generate([5, 6, 7], forced(150))
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await until_idle(llm)
+        assert llm.engine.core.scheduler.is_idle
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_waiter_is_taken_off_the_queue(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm(max_num_seqs=1)
+        first = asyncio.create_task(answer(llm, [5], forced(60)))
+        waiting = asyncio.create_task(answer(llm, [6], forced(60)))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        output = await first
+        assert len(output.outputs[0].token_ids) == 60
+        await until_idle(llm)
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_finds_everything_merged_and_delays_nobody(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        slow = llm.start(None, [5, 6], forced(40))
+        fast = await answer(llm, [7, 8], forced(40))
+        assert len(fast.outputs[0].token_ids) == 40
+        await until_idle_core(llm)
+        deltas = [delta async for delta in slow]
+        assert len(deltas) == 1
+        assert len(deltas[0].outputs[0].token_ids) == 40
+        slow.abort()
+        llm.close()
+
+    async def until_idle_core(llm: AsyncLLM) -> None:
+        while llm.engine.core.has_work:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_a_bad_request_disturbs_nobody(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        good = asyncio.create_task(answer(llm, [5, 6], forced(30)))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="max_tokens=5000 is too large"):
+            await answer(llm, [5], forced(5000))
+        with pytest.raises(RequestError, match=r"outside 0\.\.255"):
+            await answer(llm, [999], forced(3))
+        generation = llm.start(None, [5], forced(3), request_id="twice")
+        with pytest.raises(RequestError, match="in use"):
+            llm.start(None, [5], forced(3), request_id="twice")
+        generation.abort()
+        assert len((await good).outputs[0].token_ids) == 30
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_when_the_engine_dies_every_stream_ends_with_an_error_and_later_ones_too(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        jobs = [asyncio.create_task(answer(llm, [n], forced(100))) for n in range(3, 6)]
+        await asyncio.sleep(0.05)
+        assert llm.is_healthy
+
+        def broken(_output: object) -> object:
+            raise MemoryError("no more")
+
+        llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
+        results = await asyncio.gather(*jobs, return_exceptions=True)
+        assert all(isinstance(result, EngineDeadError) for result in results)
+        assert not llm.is_healthy
+        with pytest.raises(EngineDeadError, match="no more"):
+            await answer(llm, [9], forced(2))
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_closing_ends_streams_in_flight(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        job = asyncio.create_task(answer(llm, [5], forced(200)))
+        await asyncio.sleep(0.05)
+        llm.close()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await job
+
+    asyncio.run(run())

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chairlift import LLM, SamplingParams
+from chairlift.errors import ConfigError, EngineDeadError, RequestError
+from chairlift.events import RequestArrived, Step, read_events
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def all_free(llm: LLM) -> bool:
+    return llm.engine.core.scheduler.is_idle and not llm.engine.core.has_work
+
+
+def test_the_capital_of_france(llm: LLM) -> None:
+    (output,) = llm.generate("The capital of France is", GREEDY)
+    assert output.outputs[0].text.startswith(" Paris")
+    assert output.finished
+    assert output.times is not None
+    assert output.times.first_token is not None
+
+
+def test_chat_uses_the_template_and_stops_by_itself(llm: LLM) -> None:
+    message = [{"role": "user", "content": "Reply with one word: what is the capital of France?"}]
+    (output,) = llm.chat(message, SamplingParams(temperature=0, max_tokens=60))
+    assert output.prompt is not None
+    assert output.prompt.endswith("<|im_start|>assistant\n")
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+    assert "<|im_end|>" not in output.outputs[0].text
+
+
+def test_answers_come_in_the_order_of_the_prompts_whatever_their_length(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 5)]
+    outputs = llm.generate(["One", "Two", [1, 2, 3]], params)
+    assert [output.prompt for output in outputs] == ["One", "Two", None]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5]
+    assert all_free(llm)
+
+
+def test_no_prompts_give_no_answers(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert llm.chat([]) == []
+
+
+def test_n_answers_share_the_prompt_and_differ(llm: LLM) -> None:
+    prompt = "Once upon a time there was a little robot who lived on a hill far away from everyone and"
+    params = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate(prompt, params)
+    assert [answer.index for answer in output.outputs] == [0, 1, 2]
+    assert len({answer.text for answer in output.outputs}) == 3
+    (again,) = llm.generate(prompt, params)
+    assert [a.token_ids for a in again.outputs] == [a.token_ids for a in output.outputs]
+
+
+def test_a_seed_gives_the_same_answer_alone_and_in_a_crowd(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.9, seed=11, max_tokens=10, ignore_eos=True)
+    alone = llm.generate("My favourite colour is", params)[0].outputs[0].token_ids
+    crowd = llm.generate(["Hello", "My favourite colour is", "Bye"], [SamplingParams(max_tokens=9), params, GREEDY])
+    assert crowd[1].outputs[0].token_ids == alone
+
+
+def test_a_stop_string_across_tokens_is_cut_and_ends_the_request(llm: LLM) -> None:
+    text = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=12))[0].outputs[0].text
+    stop = text[4:7]
+    (output,) = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=12, stop=stop))
+    answer = output.outputs[0]
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == (text[: text.find(stop)], "stop", stop)
+    assert all_free(llm)
+    params = SamplingParams(temperature=0, max_tokens=12, stop=[stop], include_stop_str_in_output=True)
+    assert llm.generate("The capital of France is", params)[0].outputs[0].text == text[: text.find(stop) + len(stop)]
+
+
+def test_a_stop_token_is_reported(llm: LLM) -> None:
+    tokens = llm.generate("The capital of France is", GREEDY)[0].outputs[0].token_ids
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[tokens[2]])
+    answer = llm.generate("The capital of France is", params)[0].outputs[0]
+    assert (answer.token_ids, answer.finish_reason, answer.stop_reason) == (tokens[:3], "stop", tokens[2])
+
+
+def test_logprobs_of_output_and_prompt(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1)
+    (output,) = llm.generate("The capital of France is", params)
+    answer = output.outputs[0]
+    assert answer.logprobs is not None
+    assert [entry.token.token_id for entry in answer.logprobs] == answer.token_ids
+    assert all(entry.token.rank == 1 and len(entry.top) == 2 for entry in answer.logprobs)
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    assert output.prompt_logprobs[0] is None
+    told = [entry.token.token_id for entry in output.prompt_logprobs[1:] if entry is not None]
+    assert told == output.prompt_token_ids[1:]
+
+
+def test_prompt_logprobs_survive_chunks_siblings_and_preemption(llm: LLM, smollm2_gguf: Path) -> None:
+    params = SamplingParams(temperature=0, n=2, max_tokens=30, prompt_logprobs=0, ignore_eos=True)
+    prompts = [llm.engine.tokenizer.encode(text * 6) for text in ("one two three ", "the sea is blue ")]
+    small = LLM(
+        str(smollm2_gguf), num_kv_blocks=14, block_size=8, max_num_seqs=4, max_num_batched_tokens=8, num_threads=1
+    )
+    for roomy, squeezed in zip(llm.generate(prompts, params), small.generate(prompts, params), strict=True):
+        assert roomy.prompt_logprobs is not None
+        assert squeezed.prompt_logprobs is not None
+        assert len(squeezed.prompt_logprobs) == len(squeezed.prompt_token_ids)
+        for ours, theirs in zip(roomy.prompt_logprobs[1:], squeezed.prompt_logprobs[1:], strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert ours.token.token_id == theirs.token.token_id
+            assert ours.token.logprob == pytest.approx(theirs.token.logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "match"),
+    [
+        (["fine", ""], GREEDY, "prompt 1: prompt is empty"),
+        (["fine", [1, 50_000]], GREEDY, r"prompt 1: prompt holds a token id outside 0\.\.49151"),
+        (["fine", [1] * 9000], GREEDY, r"prompt 1: prompt has 9000 tokens, but at most 6399 fit"),
+        (["fine"], SamplingParams(max_tokens=6400), r"prompt 0: max_tokens=6400 is too large"),
+        (["fine", "two"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
+        (["fine"], SamplingParams(logit_bias={60_000: 1.0}), "logit_bias: token id 60000"),
+        ([None], GREEDY, "prompt 0: prompt must be a string or a list of token ids"),
+    ],
+)
+def test_a_bad_prompt_is_named_and_nothing_is_left_behind(
+    llm: LLM, prompts: list[object], params: SamplingParams, match: str
+) -> None:
+    with pytest.raises(RequestError, match=match):
+        llm.generate(prompts, params)  # type: ignore[arg-type]
+    assert all_free(llm)
+
+
+def test_an_interrupted_run_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit = llm.engine.core._executor.submit
+    steps = iter(range(3))
+
+    def interrupted(output: object) -> object:
+        if next(steps, None) is None:
+            signal.raise_signal(signal.SIGINT)
+        return submit(output)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.core._executor, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b"], SamplingParams(max_tokens=20, ignore_eos=True, n=2))
+    assert all_free(llm)
+    assert llm.generate("The capital of France is", GREEDY)[0].outputs[0].text.startswith(" Paris")
+
+
+def test_after_a_broken_step_the_engine_says_so(tiny_model_dir: Callable[..., Path]) -> None:
+    llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+
+    def broken(_output: object) -> object:
+        raise MemoryError("no more")
+
+    llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        llm.generate([3, 4])
+    with pytest.raises(EngineDeadError, match=r"MemoryError.*build a new engine"):
+        llm.generate([3, 4])
+
+
+def test_the_event_log_tells_the_run(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, event_log=log, num_threads=1)
+    llm.generate([[3, 4, 5], [6, 7]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    llm.close()
+    events = list(read_events(log))
+    assert events[0].type == "engine_started"
+    assert sum(isinstance(e, RequestArrived) for e in events) == 2
+    assert sum(sum(e.num_new) for e in events if isinstance(e, Step)) == 8
+
+
+def test_text_needs_a_tokenizer(tiny_model_dir: Callable[..., Path]) -> None:
+    llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    with pytest.raises(RequestError, match="no tokenizer"):
+        llm.generate("text")
+    with pytest.raises(RequestError, match="cannot chat"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_random_weights_need_no_weights(tiny_model_dir: Callable[..., Path]) -> None:
+    config = tiny_model_dir("qwen2") / "config.json"
+    llm = LLM(str(config), random_weights=True, num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    assert len(llm.generate([3, 4, 5], GREEDY)[0].outputs[0].token_ids) > 0
+
+
+def test_the_default_length_is_what_fits_and_is_said(
+    tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "chairlift")
+    options = {"skip_tokenizer_init": True, "num_threads": 1}
+    llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=4, block_size=8, **options)
+    assert llm.engine.scheduler_config.max_model_len == 32
+    assert "max_model_len 32" in caplog.text
+    assert "4 blocks of 8 slots" in caplog.text
+    assert len(llm.generate([3] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0].outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"max_model_len": 300}, "exceeds the model's context of 256"),
+        ({"num_kv_blocks": 2, "max_model_len": 64}, "exceeds the KV pool of 2 blocks x 16 = 32 slots"),
+        ({"kv_cache_memory": 1000}, "KV memory budget"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"device": "tpu"}, "device must be cpu or cuda"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"num_kv_blocks": 3, "kv_cache_memory": 100_000}, "give one of them"),
+        ({"event_log": Path("/nonexistent/folder/log.jsonl")}, "event_log=.*No such file"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(
+    options: dict[str, object], match: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_threads=1, **options)
