@@ -197,7 +197,7 @@ def abort(engine: Engine, workload: list[WorkloadRequest]) -> None:
 def milliseconds(taken: list[Sections]) -> dict[str, float]:
     """Medians over steps: each section, the whole step, and what is neither forward nor logits."""
     rows = {section: median(step[section] for step in taken) for section in SECTIONS}
-    rows["outside forward and logits"] = median(sum(step[section] for section in AROUND) for step in taken)
+    rows["outside the model"] = median(sum(step[section] for section in AROUND) for step in taken)
     rows["step"] = median(sum(step.values()) for step in taken)
     return {name: 1e3 * seconds for name, seconds in rows.items()}
 
@@ -209,7 +209,7 @@ def table(profiles: dict[int, dict[str, float]]) -> Table:
         result.add_column(f"batch {batch_size}", justify="right")
     names = list(next(iter(profiles.values())))
     for name in names:
-        if name == "outside forward and logits":
+        if name == "outside the model":
             result.add_section()
         cells = [f"{p[name]:8.3f}  {p[name] / p['step']:6.1%}" for p in profiles.values()]
         result.add_row(name, *cells)

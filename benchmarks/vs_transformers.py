@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.factory import build_engine
 from chairlift.loading.cache import write_atomically
 from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.worker.memory import parse_memory
 from chairlift.workload.arrivals import AllAtOnce
 from chairlift.workload.lengths import parse_lengths
 from chairlift.workload.synthetic import WorkloadRequest, make_workload
@@ -60,6 +62,7 @@ class Settings:
     baseline_share: float
     max_num_seqs: int
     max_num_batched_tokens: int
+    kv_cache_memory: str
     num_threads: int | None
 
     def workload(self, token_round: int = 0) -> list[WorkloadRequest]:
@@ -104,6 +107,7 @@ def run_chairlift(settings: Settings) -> Run:
         model=settings.model,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        kv_cache_memory=parse_memory(settings.kv_cache_memory),
         num_threads=settings.num_threads,
         skip_tokenizer_init=True,
     )
@@ -141,7 +145,6 @@ def timed_batches(batches: Sequence[list[WorkloadRequest]], share: float, repeat
 def load_baseline(model: str | None) -> Any:
     """The same file in float32, set to go on after the end-of-sequence token."""
     transformers: Any = import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
     files = resolve_model(model)
     folder, gguf = (files.path.parent, files.path.name) if files.kind == "gguf" else (files.path, None)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
@@ -173,7 +176,8 @@ def stage(engine: str, repeat: int, settings: Settings, folder: Path) -> Run:
     path = folder / f"{engine}-{repeat}.json"
     if not path.exists():
         command = [sys.executable, __file__, "--stage", engine, "--repeat", str(repeat), "--out", str(path)]
-        subprocess.run([*command, "--settings", json.dumps(asdict(settings))], check=True)
+        quiet = {**os.environ, "TQDM_DISABLE": "1"}
+        subprocess.run([*command, "--settings", json.dumps(asdict(settings))], check=True, env=quiet)
     record = json.loads(path.read_text(encoding="utf-8"))
     if record["settings"] != asdict(settings):
         raise SystemExit(f"{path} holds a run with other settings ({record['settings']}): give another --state folder")
@@ -233,6 +237,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline-share", type=float, default=1.0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--kv-cache-memory", default="1GiB", help="of Chairlift")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")
@@ -254,7 +259,9 @@ def main() -> None:
         record = {"settings": asdict(settings), "run": asdict(run)}
         write_atomically(Path(arguments.out), json.dumps(record))
         return
-    settings = Settings(**{name: getattr(arguments, name) for name in Settings.__dataclass_fields__})
+    settings = Settings(**{field.name: getattr(arguments, field.name) for field in fields(Settings)})
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.state or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
