@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -102,10 +103,8 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     versus = script("vs_transformers")
     settings = versus.Settings(None, 4, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, "1MiB", 1)
     run = versus.Run(2.0, 16, None, {"r0-0": [1, 2]})
-    record = {"settings": versus.asdict(settings), "run": versus.asdict(run)}
+    record = {"settings": asdict(settings), "run": asdict(run)}
     (tmp_path / "chairlift-0.json").write_text(json.dumps(record))
     assert versus.stage("chairlift", 0, settings, tmp_path) == run
     with pytest.raises(SystemExit, match="other settings"):
-        versus.stage(
-            "chairlift", 0, versus.Settings(None, 8, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, "1MiB", 1), tmp_path
-        )
+        versus.stage("chairlift", 0, replace(settings, num_prompts=8), tmp_path)
