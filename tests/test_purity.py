@@ -1,4 +1,4 @@
-"""Pure modules load nothing heavy. Each is imported in a fresh interpreter, because a linter does not run `__init__`."""
+"""Pure modules load nothing heavy. Each is imported in a fresh interpreter: a linter does not run `__init__`."""
 
 from __future__ import annotations
 

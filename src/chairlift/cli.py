@@ -75,10 +75,10 @@ def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        from chairlift.worker.memory import parse_memory
-
         fields = {name: given.pop(name) for name in ENGINE_OPTIONS}
         if fields["kv_cache_memory"] is not None:
+            from chairlift.worker.memory import parse_memory
+
             fields["kv_cache_memory"] = parse_memory(fields["kv_cache_memory"])
         command(config=EngineConfig(model=given.pop("model"), **fields), **given)
 
@@ -151,6 +151,34 @@ def serve(
     from chairlift.server.serve import run
 
     run(config, host, port, served_model_name, started)
+
+
+@bench.command()
+@takes_engine_options
+def throughput(
+    model: ModelOption = None,
+    num_prompts: Annotated[int, typer.Option(help="Requests.")] = 64,
+    workload_seed: Annotated[int, typer.Option(help="Of lengths, tokens and arrivals.")] = 0,
+    prompt_len: Annotated[
+        str, typer.Option(help="Prompt tokens: fixed:N, uniform:A..B, exp:MEAN[,A..B], lognormal:MEDIAN,SIGMA[,A..B].")
+    ] = "lognormal:96,0.7,16..512",
+    output_len: Annotated[str, typer.Option(help="Output tokens, forced; written the same way.")] = "exp:96,8..384",
+    request_rate: Annotated[float | None, typer.Option(help="Arrivals a second; all at once if not given.")] = None,
+    burstiness: Annotated[float, typer.Option(help="Shape of the gaps between arrivals; 1 is Poisson.")] = 1.0,
+    repeats: Annotated[int, typer.Option(help="Measured runs.")] = 3,
+    num_warmup: Annotated[int, typer.Option(help="Requests of the run before them, not measured.")] = 4,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Output tokens/s, latency, batch size and KV use of a seeded load, offline: a table, then one JSON line."""
+    _log_to_stderr()
+    from chairlift.bench.tables import print_result
+    from chairlift.bench.throughput import ThroughputOptions, run_throughput
+
+    options = ThroughputOptions(
+        num_prompts, workload_seed, prompt_len, output_len, request_rate, burstiness, repeats, num_warmup
+    )
+    print_result(run_throughput(config, options))
 
 
 @app.command()

@@ -81,5 +81,5 @@ def test_too_small_for_one_sequence() -> None:
 
 def test_default_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
-    assert kv_cache.default_memory_bytes(torch.device("cpu")) == 500
+    assert kv_cache.default_memory_bytes(torch.device("cpu")) == 250
     assert kv_cache.default_memory_bytes(torch.device("cuda")) == 900

@@ -5,9 +5,11 @@ Once a step, `plan` turns the metadata into whatever the backend can prepare; ev
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from chairlift.kernels import reference
@@ -43,10 +45,18 @@ class AttentionShape:
         return self.num_heads // self.num_kv_heads
 
 
+def _zeros(size: tuple[int, ...], shape: AttentionShape) -> torch.Tensor:
+    """Zeros; on the CPU in pages that the system hands out (and clears) when they are first written."""
+    if shape.device.type != "cpu":
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    num_bytes = math.prod(size) * shape.dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(shape.dtype).view(size)
+
+
 def allocate_kv_cache(shape: AttentionShape, num_blocks: int, block_size: int) -> KVCache:
     """KV memory for one layer, zeroed: what is masked must still be finite."""
     size = (num_blocks + 1, shape.num_kv_heads, block_size, shape.head_dim)
-    key, value = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
+    key, value = (_zeros(size, shape) for _ in range(2))
     return KVCache(key, value)
 
 

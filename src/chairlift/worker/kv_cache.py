@@ -10,7 +10,7 @@ from chairlift.errors import ConfigError
 from chairlift.models.config import ModelConfig
 from chairlift.worker.memory import available_memory, format_memory
 
-FREE_MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.9}
+FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """Share of the free memory that KV takes by default. On a CPU the rest is for activations and everybody else on the
 machine; a GPU is the engine's own, and the rest is for activations."""
 

@@ -1,0 +1,5 @@
+"""`python -m chairlift` is `chairlift`."""
+
+from chairlift.cli import main
+
+main()

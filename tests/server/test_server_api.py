@@ -1,0 +1,218 @@
+"""The API as its official client sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from conftest import MODEL, RunningServer
+
+PARIS = "The capital of France is"
+QUESTION = [{"role": "user", "content": "Reply with one word: what is the capital of France?"}]
+
+
+def complete(server: RunningServer, **fields: Any) -> openai.types.Completion:
+    return server.client().completions.create(**{"model": MODEL, "prompt": PARIS, "temperature": 0, **fields})
+
+
+def chat(server: RunningServer, **fields: Any) -> openai.types.chat.ChatCompletion:
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 40, **fields}
+    return server.client().chat.completions.create(**body)
+
+
+def test_models(server: RunningServer) -> None:
+    (model,) = server.client().models.list().data
+    assert model.id == MODEL
+    assert server.client().models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        server.client().models.retrieve("gpt-7")
+
+
+def test_completion_with_usage(server: RunningServer) -> None:
+    answer = complete(server, max_tokens=8)
+    assert answer.choices[0].text.startswith(" Paris")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 8, 13)
+
+
+def test_streamed_completion_adds_up_to_the_whole(server: RunningServer) -> None:
+    whole = complete(server, max_tokens=12)
+    stream = server.client().completions.create(
+        model=MODEL, prompt=PARIS, temperature=0, max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+    assert len(chunks) > 5
+
+
+def test_chat_whole_and_streamed(server: RunningServer) -> None:
+    whole = chat(server)
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
+    stream = server.client().chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_completion_tokens=40, stream=True
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_content_may_come_in_parts(server: RunningServer) -> None:
+    parts = [{"type": "text", "text": "Reply with one word: "}, {"type": "text", "text": QUESTION[0]["content"][21:]}]
+    answer = chat(server, messages=[{"role": "user", "content": parts}])
+    assert answer.choices[0].message.content == chat(server).choices[0].message.content
+
+
+def test_prompts_as_tokens_and_several_at_once_with_n(server: RunningServer) -> None:
+    tokens = server.llm.engine.tokenizer.encode(PARIS)
+    as_text = complete(server, max_tokens=6).choices[0].text
+    assert complete(server, prompt=tokens, max_tokens=6).choices[0].text == as_text
+    answer = complete(server, prompt=[tokens, tokens[:2]], max_tokens=6, n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices][:2] == [as_text, as_text]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 24)
+
+
+def test_several_prompts_stream_side_by_side(server: RunningServer) -> None:
+    prompts = [PARIS, "One two three four"]
+    whole = complete(server, prompt=prompts, max_tokens=6, n=2)
+    texts = dict.fromkeys(range(4), "")
+    stream = server.client().completions.create(
+        model=MODEL, prompt=prompts, temperature=0, max_tokens=6, n=2, stream=True
+    )
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+
+
+def test_completion_logprobs(server: RunningServer) -> None:
+    logprobs = complete(server, max_tokens=4, logprobs=2).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.tokens[0] == " Paris"
+    assert logprobs.top_logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert [len(top) for top in logprobs.top_logprobs] == [2] * 4
+    assert logprobs.top_logprobs[0][" Paris"] == logprobs.token_logprobs[0]
+
+
+def test_chat_logprobs(server: RunningServer) -> None:
+    answer = chat(server, logprobs=True, top_logprobs=3)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert answer.usage is not None
+    assert len(logprobs.content) == answer.usage.completion_tokens
+    assert all(len(entry.top_logprobs) == 3 for entry in logprobs.content)
+    assert all(entry.logprob <= 0 for entry in logprobs.content)
+
+
+def test_prompt_logprobs_in_vllms_form(server: RunningServer) -> None:
+    body = {"prompt": PARIS, "max_tokens": 1, "prompt_logprobs": 1, "temperature": 0}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    assert choice["prompt_logprobs"][0] is None
+    assert len(choice["prompt_logprobs"]) == 5
+    assert all(
+        {"logprob", "rank", "decoded_token"} == set(next(iter(p.values()))) for p in choice["prompt_logprobs"][1:]
+    )
+
+
+def test_stop_strings_and_seeds(server: RunningServer) -> None:
+    answer = complete(server, max_tokens=30, stop=["."])
+    assert answer.choices[0].finish_reason == "stop"
+    assert "." not in answer.choices[0].text
+    texts = {complete(server, temperature=1.2, seed=42, max_tokens=8).choices[0].text for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> None:
+    long_question = [{"role": "user", "content": "Tell me about the history of the city of Paris, please. " * 4}]
+    first = chat(server, messages=long_question, max_tokens=8)
+    said = [*long_question, {"role": "assistant", "content": first.choices[0].message.content}]
+    second = chat(server, messages=[*said, {"role": "user", "content": "Go on."}], max_tokens=8)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= 48
+
+
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": -1}, "temperature", r"temperature must be in \[0, 100\], got -1"),
+    ({"temperature": "hot"}, "temperature", "valid number, got 'hot'"),
+    ({"top_p": 0}, "top_p", r"top_p must be in \(0, 1\], got 0"),
+    ({"n": 0}, "n", "n must be between 1 and 128, got 0"),
+    ({"stop": [1, 2]}, "stop", "stop.*valid string, got"),
+    ({"stop": ""}, "stop", "empty string"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
+    ({"max_tokens": 100_000}, "max_tokens", r"at most 3195 output tokens fit.*KV pool of 3200 slots"),
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": ""}, "prompt", "prompt is empty"),
+    ({"prompt": [1, 999_999]}, "prompt", r"outside 0\.\.49151"),
+    ({"prompt": "word " * 9000}, "prompt", r"prompt has \d+ tokens, but at most 3199 fit"),
+    ({"prompt": {"a": 1}}, "prompt", "prompt"),
+    ({"best_of": 3}, "best_of", "unknown or not supported here"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids, got 'x'"),
+    ({"logprobs": 99}, "logprobs", "between 0 and 20, got 99"),
+    ({"seed": 1.5}, "seed", "valid integer, got 1.5"),
+    ({"min_tokens": 20, "max_tokens": 5}, "min_tokens", "at most max_tokens=5, got 20"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "match"), REFUSALS, ids=lambda value: json.dumps(value)[:40])
+def test_bad_input_is_a_400_that_names_the_field(
+    server: RunningServer, fields: dict[str, Any], param: str, match: str
+) -> None:
+    extra = {name: value for name, value in fields.items() if name in ("min_tokens", "best_of")}
+    known = {name: value for name, value in fields.items() if name not in extra}
+    with pytest.raises(openai.BadRequestError, match=match) as caught:
+        complete(server, **{"max_tokens": 4, **known}, extra_body=extra)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unknown or not supported here"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs: true"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "disagree"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_bad_chat_input_is_a_400(server: RunningServer, fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=match):
+        chat(server, **fields)
+
+
+def test_errors_outside_of_fields_have_the_same_form(server: RunningServer) -> None:
+    broken = httpx.post(
+        f"{server.url}/v1/completions", content=b"{not json", headers={"content-type": "application/json"}
+    )
+    assert broken.status_code == 400
+    assert "not valid JSON" in broken.json()["error"]["message"]
+    missing = httpx.get(f"{server.url}/v1/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["type"] == "invalid_request_error"
+    assert server.post("/v1/completions", {"max_tokens": 3}).json()["error"]["param"] == "prompt"
+    with pytest.raises(openai.NotFoundError) as caught:
+        complete(server, model="another")
+    assert caught.value.code == "model_not_found"
+
+
+def test_health(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}

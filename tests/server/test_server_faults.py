@@ -1,0 +1,123 @@
+"""Clients that leave, requests that are wrong, an engine that dies: nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from conftest import RunningServer
+
+
+def body(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
+
+
+def wait_for(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_client_that_leaves_its_stream_frees_the_engine(tiny_server: RunningServer) -> None:
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(250, stream=True)) as response:
+        assert response.status_code == 200
+        time.sleep(0.02)
+        assert tiny_server.llm.num_unfinished == 1
+    tiny_server.wait_until_idle()
+
+
+def test_a_client_that_leaves_before_its_answer_frees_the_engine(tiny_server: RunningServer) -> None:
+    slow_down(tiny_server)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{tiny_server.url}/v1/completions", json=body(250), timeout=0.3)
+    tiny_server.wait_until_idle(seconds=2)
+
+
+def test_a_client_that_leaves_the_queue_is_taken_off_it(tiny_server: RunningServer) -> None:
+    slow_down(tiny_server)
+    answers: list[httpx.Response] = []
+    first = threading.Thread(target=lambda: answers.append(tiny_server.post("/v1/completions", body(40))))
+    first.start()
+    wait_for(lambda: tiny_server.llm.num_unfinished == 1)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{tiny_server.url}/v1/completions", json=body(200, stream=True), timeout=0.1)
+    wait_for(lambda: tiny_server.llm.num_unfinished == 1)
+    first.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 40
+    tiny_server.wait_until_idle()
+
+
+def slow_down(server: RunningServer, seconds: float = 0.02) -> None:
+    """Make every step take a while, so that there is time to leave."""
+    executor = server.llm.engine.core._executor
+    submit = executor.submit
+
+    def slow(output: Any) -> Any:
+        time.sleep(seconds)
+        return submit(output)
+
+    executor.submit = slow  # type: ignore[method-assign]
+
+
+def test_a_bad_request_does_not_disturb_the_one_that_runs(tiny_server: RunningServer) -> None:
+    slow_down(tiny_server, 0.005)
+    alone = tiny_server.post("/v1/completions", body(60)).json()
+    chunks: list[str] = []
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(60, stream=True, logprobs=0)) as response:
+        for line in response.iter_lines():
+            chunks.append(line)
+            if len(chunks) < 12:
+                bad = tiny_server.post("/v1/completions", body(3, temperature=-1))
+                assert bad.status_code == 400
+                assert tiny_server.post("/v1/completions", body(3, prompt=[9999])).status_code == 400
+                assert tiny_server.post("/v1/completions", body(999)).status_code == 400
+    assert chunks[-2] == "data: [DONE]"
+    tokens = sum(
+        len(choice["logprobs"]["tokens"])
+        for line in chunks
+        if line.startswith("data: {")
+        for choice in json.loads(line[6:])["choices"]
+        if choice["logprobs"]
+    )
+    assert tokens == alone["usage"]["completion_tokens"] == 60
+
+
+def test_a_reader_that_does_not_read_delays_nobody(tiny_server: RunningServer) -> None:
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(60, stream=True)) as lazy:
+        answer = tiny_server.post("/v1/completions", body(5))
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        assert sum(line.startswith("data: {") for line in lazy.iter_lines()) >= 1
+
+
+def test_when_the_engine_dies_streams_and_calls_end_with_an_error(tiny_server: RunningServer) -> None:
+    slow_down(tiny_server)
+    results: list[Any] = []
+
+    def call() -> None:
+        results.append(tiny_server.post("/v1/completions", body(200)))
+
+    caller = threading.Thread(target=call)
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(200, stream=True)) as response:
+        lines = response.iter_lines()
+        caller.start()
+        wait_for(lambda: tiny_server.llm.num_unfinished == 2)
+
+        def broken(_output: Any) -> Any:
+            raise RuntimeError("device lost")
+
+        tiny_server.llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    caller.join()
+    assert "device lost" in events[-1]["error"]["message"]
+    assert results[0].status_code == 503
+    assert httpx.get(f"{tiny_server.url}/health").status_code == 503
+    client = tiny_server.client()
+    with pytest.raises(openai.InternalServerError, match="device lost"):
+        client.completions.create(model="tiny", prompt=[3], max_tokens=2)
