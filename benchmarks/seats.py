@@ -1,0 +1,310 @@
+"""Continuous batching, seen in its events: 48 requests at once, a few seats, and one long prompt in the middle.
+
+    python benchmarks/seats.py [--max-num-seqs 16] [--max-num-batched-tokens 256] [--long-prompt 2048] [--svg FILE]
+
+Forced output lengths from 8 to 256 tokens, shuffled. The engine runs them; what is claimed afterwards is read from the
+events alone:
+
+a. whoever finishes in step k gives the seat to the next in line in step k + 1, as long as somebody waits. Only where
+   that step's whole token budget goes to those who run already does the seat stay empty, and that is counted apart;
+b. once a request has its prompt computed it gets exactly one token in every step, also while a long prompt is being
+   prefilled beside it;
+c. at the end every block is free. (A last request of one token comes alone, and its step shows the pool.)
+
+Prints a table and one JSON line; the exit status is 1 if a claim fails. --svg draws one lane a seat from the events.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from seats_picture import Cell, Picture
+
+from chairlift.bench.driver import drive_all_at_once
+from chairlift.config import EngineConfig
+from chairlift.engine.factory import Engine, build_engine
+from chairlift.errors import ChairliftError
+from chairlift.events import EngineStarted, Event, EventList, RequestArrived, Step
+from chairlift.workload.synthetic import WorkloadRequest
+
+NUM_REQUESTS: Final = 48
+SHORTEST_OUTPUT, LONGEST_OUTPUT = 8, 256
+PROMPT_LENS: Final = range(16, 65)
+LONG_ID, PROBE_ID = "long", "probe"
+
+
+def make_requests(seed: int, long_prompt: int, vocab_size: int) -> list[WorkloadRequest]:
+    """The requests in their order: lengths spread evenly and shuffled, the long prompt in the middle."""
+    rng = random.Random(seed)
+    span = LONGEST_OUTPUT - SHORTEST_OUTPUT
+    output_lens = [SHORTEST_OUTPUT + round(i * span / (NUM_REQUESTS - 1)) for i in range(NUM_REQUESTS)]
+    rng.shuffle(output_lens)
+
+    def request(name: str, prompt_len: int, output_len: int) -> WorkloadRequest:
+        return WorkloadRequest(name, 0.0, [rng.randrange(vocab_size) for _ in range(prompt_len)], output_len)
+
+    requests = [request(f"r{i}", rng.choice(PROMPT_LENS), length) for i, length in enumerate(output_lens)]
+    requests.insert(NUM_REQUESTS // 2, request(LONG_ID, long_prompt, 64))
+    return requests
+
+
+def run(engine: Engine, log: EventList, requests: Sequence[WorkloadRequest]) -> list[Event]:
+    """The events of the requests, and of the probe that comes when they are done."""
+    drive_all_at_once(engine, requests)
+    drive_all_at_once(engine, [WorkloadRequest(PROBE_ID, 0.0, [0], 1)])
+    return log.events
+
+
+# -- what the events say -------------------------------------------------------------------------------------------
+
+
+class Stay(NamedTuple):
+    """A request in a seat, from the step that admitted it to the one that ended it, both included."""
+
+    request_id: str
+    seat: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The three claims and what they rest on.
+
+    Attributes:
+        seats_freed: by a request that ended while somebody waited; seats_taken_next_step: in the step after.
+        seats_late_for_budget: taken later, and every step between had given out its whole token budget;
+        seats_late_otherwise: taken later without that excuse.
+        out_of_order: admissions of somebody who was not the next in line.
+        chunk_steps: steps that computed a part of the long prompt; decodes_beside: tokens that others got in them.
+        decodes_left_out: times that a request with its prompt computed did not get exactly one token in a step.
+        free_blocks: at the end, of num_blocks.
+    """
+
+    num_steps: int
+    num_finished: int
+    seats_freed: int
+    seats_taken_next_step: int
+    seats_late_for_budget: int
+    seats_late_otherwise: int
+    out_of_order: int
+    chunk_steps: int
+    decodes_beside: int
+    decodes_left_out: int
+    preemptions: int
+    free_blocks: int
+    num_blocks: int
+
+    @property
+    def claims(self) -> dict[str, bool]:
+        in_time = self.seats_freed == self.seats_taken_next_step + self.seats_late_for_budget
+        return {
+            "a freed seat is taken in the next step that has a token to give": (
+                self.seats_freed > 0 and in_time and not self.out_of_order
+            ),
+            "no decode is left out of a step, beside a long prompt neither": (
+                self.decodes_beside > 0 and not self.decodes_left_out
+            ),
+            "at the end every block is free": self.free_blocks == self.num_blocks,
+        }
+
+
+class Log:
+    """A run, by its events: FCFS, everything there at the start, and the probe at the end."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        events = list(events)
+        (self.engine,) = (event for event in events if isinstance(event, EngineStarted))
+        self.arrived = {event.request_id: event for event in events if isinstance(event, RequestArrived)}
+        every_step = [event for event in events if isinstance(event, Step)]
+        self.steps = [step for step in every_step if PROBE_ID not in step.request_ids]
+        (self.probe,) = (step for step in every_step if PROBE_ID in step.request_ids)
+
+    def stays(self) -> list[Stay]:
+        """Who sat where: a seat that was freed first is taken first."""
+        free = deque(range(self.engine.max_num_seqs))
+        seated: dict[str, tuple[int, int]] = {}
+        stays = []
+        for index, step in enumerate(self.steps):
+            for request_id in step.preempted:
+                stays.append(Stay(request_id, *seated.pop(request_id), index - 1))
+                free.append(stays[-1].seat)
+            for request_id in step.admitted:
+                seated[request_id] = free.popleft(), index
+            for request_id in step.finished:
+                stays.append(Stay(request_id, *seated.pop(request_id), index))
+                free.append(stays[-1].seat)
+        assert not seated, "the run went to its end"
+        return stays
+
+    def handovers(self) -> Iterator[tuple[int, int]]:
+        """(the step that freed a seat, the step that filled it again), in the order of the former."""
+        last_of: dict[int, int] = {}
+        for stay in sorted(self.stays(), key=lambda stay: stay.first):
+            if stay.seat in last_of:
+                yield last_of[stay.seat], stay.first
+            last_of[stay.seat] = stay.last
+
+    def budget_is_spent(self, step: Step) -> bool:
+        return sum(step.num_scheduled) == self.engine.max_num_batched_tokens
+
+    def report(self) -> Report:
+        next_step, for_budget, otherwise = self._count_handovers()
+        chunks = [step for step in self.steps if self._is_chunk(step, LONG_ID)]
+        return Report(
+            num_steps=len(self.steps),
+            num_finished=sum(len(step.finished) for step in self.steps),
+            seats_freed=next_step + for_budget + otherwise,
+            seats_taken_next_step=next_step,
+            seats_late_for_budget=for_budget,
+            seats_late_otherwise=otherwise,
+            out_of_order=self._out_of_order(),
+            chunk_steps=len(chunks),
+            decodes_beside=sum(sum(not self._is_chunk(step, rid) for rid in step.request_ids) for step in chunks),
+            decodes_left_out=self._decodes_left_out(),
+            preemptions=sum(len(step.preempted) for step in self.steps),
+            free_blocks=self.probe.free_blocks + self._blocks_of_probe(),
+            num_blocks=self.engine.num_blocks,
+        )
+
+    def _count_handovers(self) -> tuple[int, int, int]:
+        next_step = for_budget = otherwise = 0
+        for freed, taken in self.handovers():
+            between = self.steps[freed + 1 : taken]
+            if not between:
+                next_step += 1
+            elif all(map(self.budget_is_spent, between)):
+                for_budget += 1
+            else:
+                otherwise += 1
+        return next_step, for_budget, otherwise
+
+    def _out_of_order(self) -> int:
+        place = {request_id: index for index, request_id in enumerate(self.arrived)}
+        waiting = set(place) - {PROBE_ID}
+        count = 0
+        for step in self.steps:
+            waiting.update(step.preempted)
+            for request_id in step.admitted:
+                count += request_id != min(waiting, key=place.__getitem__)
+                waiting.remove(request_id)
+        return count
+
+    def _decodes_left_out(self) -> int:
+        """A request that sampled in its last step has one token to compute in the next one."""
+        decoding: set[str] = set()
+        left_out = 0
+        for step in self.steps:
+            got = dict(zip(step.request_ids, step.num_scheduled, strict=True))
+            left_out += sum(got.get(request_id) != 1 for request_id in decoding.difference(step.preempted))
+            decoding |= {rid for rid, new in zip(step.request_ids, step.num_new, strict=True) if new}
+            decoding.difference_update(step.finished, step.preempted)
+        return left_out
+
+    def _is_chunk(self, step: Step, request_id: str) -> bool:
+        """The step computes prompt tokens of the request."""
+        if request_id not in step.request_ids:
+            return False
+        computed = step.num_computed[step.request_ids.index(request_id)]
+        return computed < self.arrived[request_id].num_prompt_tokens
+
+    def _blocks_of_probe(self) -> int:
+        return -(-self.arrived[PROBE_ID].num_prompt_tokens // self.engine.block_size)
+
+    def cells(self) -> Iterator[Cell]:
+        """Every stay as prefill, decode, end; a step is drawn by what it did, and the last one as the end."""
+        for stay in self.stays():
+            kinds = [
+                "prefill" if self._is_chunk(self.steps[index], stay.request_id) else "decode"
+                for index in range(stay.first, stay.last)
+            ]
+            yield from _merged(stay, [*kinds, "end"])
+
+
+def _merged(stay: Stay, kinds: Sequence[str]) -> Iterator[Cell]:
+    start = 0
+    for index in range(1, len(kinds) + 1):
+        if index == len(kinds) or kinds[index] != kinds[start]:
+            yield Cell(stay.seat, stay.first + start, index - start, kinds[start])
+            start = index
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def picture(log: Log) -> Picture:
+    """The whole run, and the long prompt's prefill enlarged."""
+    cells = list(log.cells())
+    (stay,) = (stay for stay in log.stays() if stay.request_id == LONG_ID)
+    chunk = next(cell for cell in cells if cell.seat == stay.seat and cell.step == stay.first)
+    tokens = f"{log.arrived[LONG_ID].num_prompt_tokens:,} tokens"
+    engine = log.engine
+    return Picture(
+        cells=cells,
+        num_seats=engine.max_num_seqs,
+        num_steps=len(log.steps),
+        title="As soon as a rider gets off, the next in line takes that seat",
+        subtitle=f"{len(log.arrived) - 2} requests and, in their middle, one with a prompt of {tokens}, all at once; "
+        f"{engine.max_num_seqs} seats, at most {engine.max_num_batched_tokens} tokens a step; {engine.model}",
+        enlarged=chunk,
+        label=f"{tokens} in {chunk.length} chunks",
+    )
+
+
+def print_report(log: Log, report: Report) -> None:
+    table = Table(title=f"{log.engine.model}: {log.engine.max_num_seqs} seats", title_justify="left")
+    table.add_column("read from the events")
+    table.add_column("", justify="right")
+    for name, value in asdict(report).items():
+        table.add_row(name.replace("_", " "), f"{value:,}")
+    table.add_section()
+    for claim, holds in report.claims.items():
+        table.add_row(claim, "yes" if holds else "NO")
+    Console().print(table)
+    record = {"benchmark": "seats", "engine": asdict(log.engine), **asdict(report), "claims": report.claims}
+    print(json.dumps(record))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="the default model if not given")
+    parser.add_argument("--max-num-seqs", type=int, default=16)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=256)
+    parser.add_argument("--num-kv-blocks", type=int, default=512)
+    parser.add_argument("--long-prompt", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--svg", type=Path)
+    args = parser.parse_args()
+    log = EventList()
+    config = EngineConfig(
+        model=args.model,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        num_kv_blocks=args.num_kv_blocks,
+        skip_tokenizer_init=True,
+    )
+    engine = build_engine(config, events=log)
+    requests = make_requests(args.seed, args.long_prompt, engine.model_config.vocab_size)
+    seen = Log(run(engine, log, requests))
+    report = seen.report()
+    print_report(seen, report)
+    if args.svg is not None:
+        args.svg.write_text(picture(seen).draw(), encoding="utf-8")
+    return 0 if all(report.claims.values()) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ChairliftError as error:
+        sys.exit(f"error: {error}")
