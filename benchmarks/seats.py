@@ -126,9 +126,15 @@ class Log:
         events = list(events)
         (self.engine,) = (event for event in events if isinstance(event, EngineStarted))
         self.arrived = {event.request_id: event for event in events if isinstance(event, RequestArrived)}
+        self.long, self.probe = self._id_of(LONG_ID), self._id_of(PROBE_ID)
         every_step = [event for event in events if isinstance(event, Step)]
-        self.steps = [step for step in every_step if PROBE_ID not in step.request_ids]
-        (self.probe,) = (step for step in every_step if PROBE_ID in step.request_ids)
+        self.steps = [step for step in every_step if self.probe not in step.request_ids]
+        (self.last_step,) = (step for step in every_step if self.probe in step.request_ids)
+
+    def _id_of(self, name: str) -> str:
+        """The engine makes ids unique by what it appends to the name."""
+        (request_id,) = (request_id for request_id in self.arrived if request_id.partition("~")[0] == name)
+        return request_id
 
     def stays(self) -> list[Stay]:
         """Who sat where: a seat that was freed first is taken first."""
@@ -160,7 +166,7 @@ class Log:
 
     def report(self) -> Report:
         next_step, for_budget, otherwise = self._count_handovers()
-        chunks = [step for step in self.steps if self._is_chunk(step, LONG_ID)]
+        chunks = [step for step in self.steps if self._is_chunk(step, self.long)]
         return Report(
             num_steps=len(self.steps),
             num_finished=sum(len(step.finished) for step in self.steps),
@@ -173,7 +179,7 @@ class Log:
             decodes_beside=sum(sum(not self._is_chunk(step, rid) for rid in step.request_ids) for step in chunks),
             decodes_left_out=self._decodes_left_out(),
             preemptions=sum(len(step.preempted) for step in self.steps),
-            free_blocks=self.probe.free_blocks + self._blocks_of_probe(),
+            free_blocks=self.last_step.free_blocks + self._blocks_of_probe(),
             num_blocks=self.engine.num_blocks,
         )
 
@@ -191,7 +197,7 @@ class Log:
 
     def _out_of_order(self) -> int:
         place = {request_id: index for index, request_id in enumerate(self.arrived)}
-        waiting = set(place) - {PROBE_ID}
+        waiting = set(place) - {self.probe}
         count = 0
         for step in self.steps:
             waiting.update(step.preempted)
@@ -219,7 +225,7 @@ class Log:
         return computed < self.arrived[request_id].num_prompt_tokens
 
     def _blocks_of_probe(self) -> int:
-        return -(-self.arrived[PROBE_ID].num_prompt_tokens // self.engine.block_size)
+        return -(-self.arrived[self.probe].num_prompt_tokens // self.engine.block_size)
 
     def cells(self) -> Iterator[Cell]:
         """Every stay as prefill, decode, end; a step is drawn by what it did, and the last one as the end."""
@@ -245,9 +251,9 @@ def _merged(stay: Stay, kinds: Sequence[str]) -> Iterator[Cell]:
 def picture(log: Log) -> Picture:
     """The whole run, and the long prompt's prefill enlarged."""
     cells = list(log.cells())
-    (stay,) = (stay for stay in log.stays() if stay.request_id == LONG_ID)
+    (stay,) = (stay for stay in log.stays() if stay.request_id == log.long)
     chunk = next(cell for cell in cells if cell.seat == stay.seat and cell.step == stay.first)
-    tokens = f"{log.arrived[LONG_ID].num_prompt_tokens:,} tokens"
+    tokens = f"{log.arrived[log.long].num_prompt_tokens:,} tokens"
     engine = log.engine
     return Picture(
         cells=cells,
