@@ -174,7 +174,7 @@ def decode_steps(engine: Engine, timer: SectionTimer, batch_size: int, context: 
         vocab_size=engine.model_config.vocab_size,
     )
     for request in forced_requests(engine, workload):
-        engine.core.add(request.to_request(engine.core.now()))
+        engine.core.add(request.to_request())
     while len(engine.core.step()) < batch_size:
         pass
     for _ in range(WARM_UP_STEPS):

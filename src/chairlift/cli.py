@@ -8,24 +8,19 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from chairlift import __version__
 from chairlift.config import (
     ATTENTION_BACKENDS,
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    DEFAULT_MAX_NUM_SEQS,
     DTYPES,
     SCHEDULING_POLICIES,
     EngineConfig,
 )
 from chairlift.errors import ChairliftError
-
-Command = TypeVar("Command", bound=Callable[..., None])
 
 app = typer.Typer(
     name="chairlift",
@@ -38,36 +33,45 @@ bench = typer.Typer(help="Measure.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
 
-def _option(kind: Any, default: Any, *names: str, text: str) -> tuple[Any, Any]:
-    return Annotated[kind, typer.Option(*names, help=text, rich_help_panel="Engine")], default
-
-
-ENGINE_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "device": _option(str, "cpu", text="cpu or cuda."),
-    "dtype": _option(str, "auto", text=f"Of weights and activations: {', '.join(DTYPES)}; auto is float32 on the CPU."),
-    "attention_backend": _option(str, "torch", text=f"One of {', '.join(ATTENTION_BACKENDS)}."),
-    "max_model_len": _option(
-        int | None, None, text="Prompt and output tokens of one request; the smaller of context and pool if not given."
-    ),
-    "max_num_seqs": _option(int, DEFAULT_MAX_NUM_SEQS, text="Requests that run at once (seats)."),
-    "max_num_batched_tokens": _option(
-        int, DEFAULT_MAX_NUM_BATCHED_TOKENS, text="Tokens computed in one step (the token budget)."
-    ),
-    "scheduling_policy": _option(str, "fcfs", text=f"One of {', '.join(SCHEDULING_POLICIES)}."),
-    "block_size": _option(int, DEFAULT_BLOCK_SIZE, text="Slots (token positions) in a block of KV memory."),
-    "kv_cache_memory": _option(
-        str | None, None, text="Memory for K and V, such as 2GiB; a share of what is free if not given."
-    ),
-    "num_kv_blocks": _option(int | None, None, text="The KV pool in blocks, instead of --kv-cache-memory."),
-    "enable_prefix_caching": _option(bool, True, text="Share the KV blocks of equal prefixes."),
-    "random_weights": _option(bool, False, "--random-weights", text="Build MODEL from its config.json alone."),
-    "skip_tokenizer_init": _option(
-        bool, False, "--skip-tokenizer-init", text="Load no tokenizer: prompts are token ids, answers have no text."
-    ),
-    "seed": _option(int | None, None, text="Of the random streams of requests without a seed of their own."),
-    "num_threads": _option(int | None, None, text="CPU threads; all if not given."),
-    "event_log": _option(Path | None, None, text="Write every event to this file, as JSON lines."),
+HELP = {
+    "device": "cpu or cuda.",
+    "dtype": f"Of weights and activations: {', '.join(DTYPES)}; auto is float32 on the CPU.",
+    "attention_backend": f"One of {', '.join(ATTENTION_BACKENDS)}.",
+    "max_model_len": "Prompt and output tokens of one request; the smaller of context and pool if not given.",
+    "max_num_seqs": "Requests that run at once (seats).",
+    "max_num_batched_tokens": "Tokens computed in one step (the token budget).",
+    "scheduling_policy": f"One of {', '.join(SCHEDULING_POLICIES)}.",
+    "block_size": "Slots (token positions) in a block of KV memory.",
+    "kv_cache_memory": "Memory for K and V, such as 2GiB; a share of what is free if not given.",
+    "num_kv_blocks": "The KV pool in blocks, instead of --kv-cache-memory.",
+    "enable_prefix_caching": "Share the KV blocks of equal prefixes.",
+    "random_weights": "Build MODEL from its config.json alone.",
+    "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, answers have no text.",
+    "seed": "Of the random streams of requests without a seed of their own.",
+    "num_threads": "CPU threads; all if not given.",
+    "event_log": "Write every event to this file, as JSON lines.",
 }
+
+
+def _engine_options() -> dict[str, inspect.Parameter]:
+    """The fields of EngineConfig as options of a command: name, type and default are the field's."""
+    kinds = {**get_type_hints(EngineConfig), "kv_cache_memory": str | None}
+    options = {}
+    for field in fields(EngineConfig):
+        if field.name == "model":
+            continue
+        names = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
+        option = typer.Option(*names, help=HELP[field.name], rich_help_panel="Engine")
+        options[field.name] = inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=Annotated[kinds[field.name], option],
+            default=field.default,
+        )
+    return options
+
+
+ENGINE_OPTIONS = _engine_options()
 
 
 def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -75,26 +79,20 @@ def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
-        fields = {name: given.pop(name) for name in ENGINE_OPTIONS}
-        if fields["kv_cache_memory"] is not None:
+        options = {name: given.pop(name) for name in ENGINE_OPTIONS}
+        if options["kv_cache_memory"] is not None:
             from chairlift.worker.memory import parse_memory
 
-            fields["kv_cache_memory"] = parse_memory(fields["kv_cache_memory"])
-        command(config=EngineConfig(model=given.pop("model"), **fields), **given)
+            options["kv_cache_memory"] = parse_memory(options["kv_cache_memory"])
+        command(config=EngineConfig(model=given.pop("model"), **options), **given)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [p.replace(kind=keyword) for name, p in _signature(command).parameters.items() if name != "config"]
-    shared = [
-        inspect.Parameter(name, keyword, annotation=annotation, default=default)
-        for name, (annotation, default) in ENGINE_OPTIONS.items()
-    ]
-    wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *shared]}
+    signature = inspect.signature(command, eval_str=True)
+    own = [p.replace(kind=keyword) for name, p in signature.parameters.items() if name != "config"]
+    parameters = [*own, *ENGINE_OPTIONS.values()]
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
-
-
-def _signature(command: Callable[..., None]) -> inspect.Signature:
-    return inspect.signature(command, eval_str=True)
 
 
 ModelArgument = Annotated[

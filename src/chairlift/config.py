@@ -17,6 +17,8 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
 
 
 def _at_least(name: str, value: int, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
     if value < low:
         raise ConfigError(f"{name} must be at least {low}, got {value}")
 
@@ -101,7 +103,7 @@ class EngineConfig:
                 _at_least(name, value, 1)
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the pool: give one of them")
-        self.scheduler_config(self.max_model_len or 2)
+        self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """The scheduler's piece, once the length is settled."""

@@ -6,12 +6,15 @@ Metrics, plots, traces and tests read events; nothing else measures. An event is
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+logger = logging.getLogger("chairlift")
 
 SCHEMA_VERSION = 1
 
@@ -202,6 +205,7 @@ class EventFile:
                     self._file.flush()
             except OSError as error:
                 self.error = error
+                logger.warning("the event log %s is cut short: %s", self._file.name, error)
 
     def close(self) -> None:
         """Write what is queued and close the file."""

@@ -103,12 +103,13 @@ class RequestTimes:
 
 
 class EngineCoreOutput(NamedTuple):
-    """What one step means for one request; `finish_reason` and `times` are set in the last one only.
+    """What one step means for one request. A named tuple, because one is made for each of them in every step.
 
-    `error` is set, with finish reason "error", if the request was refused (and which field is to blame) or the engine
-    died under it.
-
-    A named tuple, because one is made for every running request in every step.
+    Attributes:
+        finish_reason: set in the last one only.
+        num_cached_tokens: set in the first one with a token; `times` in that one and in the last.
+        num_preemptions: so far.
+        error: the request was refused, and `error_param` is the field to blame; there is no other output then.
     """
 
     request_id: str
@@ -122,7 +123,6 @@ class EngineCoreOutput(NamedTuple):
     times: RequestTimes | None = None
     error: str | None = None
     error_param: str | None = None
-    refused: bool = False
 
 
 @dataclass(slots=True)

@@ -157,7 +157,6 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def for_sibling(self, index: int) -> SamplingParams:
-        """The parameters of answer `index` of `n`: one answer, and a stream of its own if the seed is fixed."""
-        seed = None if self.seed is None else (self.seed + index) % (1 << SEED_BITS)
-        return replace(self, n=1, seed=seed)
+    def for_one(self) -> SamplingParams:
+        """The parameters of one of the `n` answers. Its random stream is the request's business."""
+        return replace(self, n=1)

@@ -9,7 +9,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestRefused, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput
-from chairlift.request import FinishReason, RequestStatus
+from chairlift.request import FinishReason, Request, RequestStatus
 from fakes import expected_tokens, make_engine, make_request, run_to_end
 
 
@@ -147,9 +147,40 @@ def test_abort_frees_at_once_wherever_the_request_is(when: str) -> None:
     assert reasons[victim] == "abort"
 
 
+def test_a_blocked_head_is_looked_at_again_only_when_something_was_freed_or_cached() -> None:
+    core, manager, _, _ = make_engine(num_blocks=12, max_num_seqs=2, enable_prefix_caching=False)
+    core.add(make_request("a", list(range(9)), max_tokens=30))
+    core.add(make_request("b", list(range(40)), max_tokens=4))
+    admissions = 0
+    admit = manager.admit
+
+    def counting(request: Request) -> bool:
+        nonlocal admissions
+        admissions += 1
+        return admit(request)
+
+    manager.admit = counting  # type: ignore[method-assign]
+    for _ in range(20):
+        core.step()
+    assert admissions == 2
+    assert run_to_end(core).keys() == {"a", "b"}
+    assert admissions == 3
+
+
+def test_a_reused_id_never_shares_the_blocks_of_its_earlier_owner() -> None:
+    core, _, _, _ = make_engine(enable_prefix_caching=False, max_num_seqs=1)
+    core.add(make_request("x", list(range(18)), max_tokens=1))
+    core.add(make_request("sibling", list(range(18)), max_tokens=3, leader_id="x"))
+    answers = {}
+    for output in core.step():
+        answers[output.request_id] = output.new_token_ids
+    core.add(make_request("x", list(range(50, 70)), max_tokens=9))
+    assert run_to_end(core)["sibling"] == expected_tokens(list(range(18)), 3)
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: bool) -> None:
-    core, manager, executor, _ = make_engine(max_num_batched_tokens=8, enable_prefix_caching=caching)
+    core, manager, executor, events = make_engine(max_num_batched_tokens=8, enable_prefix_caching=caching)
     prompt = list(range(18))
     core.add(make_request("x-0", prompt, max_tokens=4))
     for index in (1, 2):
@@ -159,6 +190,7 @@ def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: boo
     core.step()
     core.step()
     assert sibling.status is RequestStatus.PARKED
+    assert [(w.request_id, w.reason) for w in waits(events)] == [(f"x-{i}", "sibling_prefill") for i in (1, 2)]
     answers = run_to_end(core)
     assert sibling.num_cached_tokens == 16
     assert answers["x-1"] == answers["x-0"] == expected_tokens(prompt, 4)
@@ -216,7 +248,7 @@ def test_without_a_listener_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -
     core, manager, _, _ = make_engine()
     silent = Scheduler(SchedulerConfig(64, 8, 32), manager)
     for name in ("Step", "RequestArrived", "RequestFinished", "RequestWaiting"):
-        monkeypatch.setattr(f"chairlift.core.scheduler.{name}", None)
+        monkeypatch.setattr(f"chairlift.core.step_plan.{name}", None)
     quiet = EngineCore(silent, core._executor, core._clock)
     for index in range(12):
         quiet.add(make_request(str(index), [1, 2, 3], max_tokens=3))

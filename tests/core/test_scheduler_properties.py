@@ -125,6 +125,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sorted(arrived) == sorted(finished) == sorted(self.expected)
         assert len(arrived) + len(refused) == self.count
         log = [e for e in events if isinstance(e, Step)]
+        counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
+        # A preemption is told with the next step that computes anything; aborts may leave none.
+        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._preempted) == counted
         assert [e.step for e in log] == list(range(len(log)))
         assert sum(map(sum, (e.num_scheduled for e in log))) == sum(
             out.total_num_scheduled_tokens for out in self.executor.outputs

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from chairlift import AsyncLLM, SamplingParams
-from chairlift.engine.output_processor import merge
+from chairlift.engine.output_processor import AnswerBuilder
 from chairlift.errors import EngineDeadError, RequestError
+from chairlift.events import Event, Step
 from chairlift.outputs import RequestOutput
 
 Make = Callable[..., AsyncLLM]
@@ -30,11 +32,10 @@ def forced(tokens: int, **fields: Any) -> SamplingParams:
 
 
 async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> RequestOutput:
-    total: RequestOutput | None = None
+    total = AnswerBuilder()
     async for delta in llm.generate(prompt, params):
-        total = merge(total, delta)
-    assert total is not None
-    return total
+        total.add(delta)
+    return total.build()
 
 
 async def until_idle(llm: AsyncLLM) -> None:
@@ -145,6 +146,88 @@ def test_when_the_engine_dies_every_stream_ends_with_an_error_and_later_ones_too
         assert not llm.is_healthy
         with pytest.raises(EngineDeadError, match="no more"):
             await answer(llm, [9], forced(2))
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_fails_ends_every_stream_even_one_that_just_finished(make_llm: Make) -> None:
+    class Failing:
+        def emit(self, event: Event) -> None:
+            if isinstance(event, Step) and event.finished:
+                raise OSError("no space")
+
+    async def run() -> None:
+        llm = make_llm()
+        llm.engine.core.scheduler._events = Failing()
+        jobs = [asyncio.create_task(answer(llm, [n], forced(n))) for n in range(3, 6)]
+        results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), timeout=20)
+        assert all(isinstance(result, EngineDeadError) for result in results)
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_an_id_may_be_used_again_at_once_and_gets_its_own_tokens(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        expected = (await answer(llm, [9, 8], forced(6))).outputs[0].token_ids
+        for _ in range(30):
+            first = llm.start(None, [5, 6], forced(50), request_id="y")
+            await anext(first)
+            first.abort()
+            second = llm.start(None, [9, 8], forced(6), request_id="y")
+            first.abort()
+            assert (await second.collect()).outputs[0].token_ids == expected
+            assert [delta async for delta in first] == []
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_ids_that_look_like_each_others_siblings_do_not_meet(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        group = llm.start(None, [5, 6], forced(8, n=2), request_id="x")
+        others = [llm.start(None, [7], forced(8), request_id=name) for name in ("x-0", "x~1", "x~1.1", "x.1")]
+        answers = await asyncio.gather(group.collect(), *(other.collect() for other in others))
+        assert [len(a.outputs) for a in answers] == [2, 1, 1, 1, 1]
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_after_closing_nothing_hangs(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        await answer(llm, [5], forced(2))
+        llm.close()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await answer(llm, [5], forced(2))
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_the_arrival_is_when_the_request_came_not_when_the_engine_looked(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        submit = llm.engine.core._executor.submit
+
+        def slow(output: Any) -> Any:
+            time.sleep(0.15)
+            return submit(output)
+
+        llm.engine.core._executor.submit = slow  # type: ignore[method-assign]
+        busy = asyncio.create_task(answer(llm, [5], forced(6)))
+        await asyncio.sleep(0.05)
+        came = llm.engine.core.now()
+        late = await answer(llm, [6], forced(2))
+        await busy
+        assert late.times is not None
+        assert late.times.arrival == pytest.approx(came, abs=0.04)
+        assert late.times.first_token is not None
+        assert late.times.first_token - late.times.arrival > 0.2
         llm.close()
 
     asyncio.run(run())

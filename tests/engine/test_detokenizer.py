@@ -1,14 +1,30 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.engine.detokenizer import IncrementalDetokenizer, StopStrings
+from chairlift.engine.detokenizer import MAX_HELD, IncrementalDetokenizer, StopStrings
 from chairlift.loading.resolve import ModelFiles, load_tokenizer
 from chairlift.loading.tokenizer import Tokenizer
+from loading.gguf_files import write_tokenizer_gguf
+
+
+PIECES = [*"▁abtheHlo", "▁t", "▁th", "▁the", "▁H", "▁He", "▁▁", "😀", "漢"]
+SENTENCEPIECE: dict[str, Any] = {
+    "model": "llama",
+    "tokens": ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *PIECES],
+    "token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+    "scores": [0.0] * 259 + [-float(i) for i in range(len(PIECES))],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "unknown_token_id": 0,
+}
+FIRST_BYTE, FIRST_PIECE = 3, 259
 
 
 @pytest.fixture(scope="module")
@@ -16,30 +32,135 @@ def tokenizer(smollm2_gguf: Path) -> Tokenizer:
     return load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
 
 
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A small vocabulary with byte fallback: most characters are several byte tokens, 😀 and 漢 are tokens."""
+    path = write_tokenizer_gguf(tmp_path_factory.mktemp("sentencepiece") / "t.gguf", SENTENCEPIECE)
+    return load_tokenizer(ModelFiles("gguf", path, "t"))
+
+
+@pytest.fixture(scope="module", params=["tokenizer", "sentencepiece"])
+def either(request: pytest.FixtureRequest) -> Tokenizer:
+    found: Tokenizer = request.getfixturevalue(request.param)
+    return found
+
+
 def stream(tokenizer: Tokenizer, prompt: list[int], pieces: list[list[int]]) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer, prompt)
     return [*(detokenizer.add(piece) for piece in pieces), detokenizer.flush()]
 
 
-@given(text=st.text(max_size=60), cuts=st.lists(st.integers(1, 5), min_size=1))
+def one_by_one(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
+    return "".join(stream(tokenizer, prompt, [[token] for token in ids]))
+
+
+def continuation(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
+    """What decoding everything at once gives after the prompt."""
+    known, text = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
+    assert text.startswith(known)
+    return text[len(known) :]
+
+
+EMOJI, CJK = "😀😃😄😁😆😅", "𠮷野家で漢字"
+SNIPPETS = [EMOJI, CJK, "é", " the", "Hello", "  ", "▁", "</s>", "<|im_end|>", "\n", "\ufffd", "\x00"]
+MIXED = st.text(max_size=60) | st.lists(st.sampled_from(SNIPPETS), max_size=12).map("".join)
+
+
+@given(text=MIXED, before=MIXED, cuts=st.lists(st.integers(1, 5), min_size=1))
 @settings(max_examples=150, deadline=None)
-def test_pieces_add_up_to_the_text(tokenizer: Tokenizer, text: str, cuts: list[int]) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    pieces = []
+def test_pieces_add_up_to_the_text(either: Tokenizer, text: str, before: str, cuts: list[int]) -> None:
+    ids = either.encode(text, add_special_tokens=False)
+    prompt = either.encode(before)
+    expected = continuation(either, prompt, ids)
+    pieces: list[list[int]] = []
     while ids:
         size = cuts[len(pieces) % len(cuts)]
         pieces.append(ids[:size])
         ids = ids[size:]
-    prompt = tokenizer.encode("Tell me something:")
-    expected = tokenizer.decode([token for piece in pieces for token in piece])
-    assert "".join(stream(tokenizer, prompt, pieces)) == expected
+    assert "".join(stream(either, prompt, pieces)) == expected
 
 
 @given(ids=st.lists(st.integers(0, 49151), max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_any_tokens_at_all_add_up(tokenizer: Tokenizer, ids: list[int]) -> None:
-    pieces = stream(tokenizer, tokenizer.encode("x"), [[token] for token in ids])
-    assert "".join(pieces) == tokenizer.decode(ids)
+    assert one_by_one(tokenizer, tokenizer.encode("x"), ids) == tokenizer.decode(ids)
+
+
+PIECE_IDS = st.integers(FIRST_PIECE, FIRST_PIECE + len(PIECES) - 1) | st.integers(0, 2) | st.just(FIRST_PIECE)
+
+
+@given(prompt=st.lists(PIECE_IDS, max_size=4), ids=st.lists(PIECE_IDS, max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_the_first_space_is_dropped_as_in_the_whole(
+    sentencepiece: Tokenizer, prompt: list[int], ids: list[int]
+) -> None:
+    assert one_by_one(sentencepiece, prompt, ids) == continuation(sentencepiece, prompt, ids)
+
+
+@given(text=st.text("ab é😀😃🦙𠮷漢\n\ufffd", min_size=1, max_size=20), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_character_that_the_prompt_leaves_unfinished_is_emitted(
+    either: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = either.encode(text, add_special_tokens=False)
+    cut = data.draw(st.integers(1, len(ids)))
+    before, whole = (b"".join(map(either.token_bytes, part)) for part in (ids[:cut], ids))
+    expected = whole.decode()[len(before.decode(errors="ignore")) :]
+    begun = "\ufffd" * (cut == len(ids) and before.decode(errors="ignore") != before.decode(errors="replace"))
+    assert one_by_one(either, ids[:cut], ids[cut:]) == expected + begun
+
+
+@given(parts=st.lists(st.sampled_from(["😀", "😃", "é", "the", "漢字", None]), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_stray_bytes_spoil_no_character(sentencepiece: Tokenizer, parts: list[str | None]) -> None:
+    stray = FIRST_BYTE + 0xF0
+    ids, expected = [], ""
+    for part in parts:
+        ids += [stray] if part is None else sentencepiece.encode(part, add_special_tokens=False)
+        expected += "\ufffd" if part is None else f" {part}"
+    assert one_by_one(sentencepiece, sentencepiece.encode("é😃"), ids) == expected
+
+
+@pytest.mark.parametrize("prompt", ["x", "say 😃", "😃😄😁", "野家", ""])
+@pytest.mark.parametrize("text", [EMOJI + " the", CJK, "Hello", "é\x00é"])
+def test_characters_of_several_bytes(sentencepiece: Tokenizer, prompt: str, text: str) -> None:
+    ids = sentencepiece.encode(text, add_special_tokens=False)
+    space = " " if prompt else ""
+    assert one_by_one(sentencepiece, sentencepiece.encode(prompt), ids) == space + text
+
+
+class CountingDecoder:
+    """Notes how many tokens each call decodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.sizes: list[int] = []
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        self.sizes.append(len(token_ids))
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+
+@pytest.mark.parametrize("prompt", [[], [1], [FIRST_PIECE]], ids=["empty", "no text", "text"])
+@pytest.mark.parametrize(
+    ("endless", "window"),
+    [([2], 4), ([FIRST_PIECE, 2, 2], 4), ([1 << 20], 4), ([FIRST_PIECE + 5], 4), ([FIRST_BYTE + 0xF0], 2 * MAX_HELD)],
+    ids=["special", "spaces and special", "unknown", "text", "half characters"],
+)
+def test_the_cost_of_a_token_does_not_grow(
+    sentencepiece: Tokenizer, prompt: list[int], endless: list[int], window: int
+) -> None:
+    decoder = CountingDecoder(sentencepiece)
+    detokenizer = IncrementalDetokenizer(decoder, prompt)
+    decoder.sizes.clear()
+    num_tokens = 400
+    for i in range(num_tokens):
+        detokenizer.add([endless[i % len(endless)]])
+    assert len(decoder.sizes) <= 2 * num_tokens
+    assert max(decoder.sizes) <= window
 
 
 def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:

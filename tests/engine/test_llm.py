@@ -77,6 +77,29 @@ def test_a_stop_string_across_tokens_is_cut_and_ends_the_request(llm: LLM) -> No
     assert llm.generate("The capital of France is", params)[0].outputs[0].text == text[: text.find(stop) + len(stop)]
 
 
+def test_an_answer_that_a_stop_string_ends_still_tells_times_and_cached_tokens(llm: LLM) -> None:
+    prompt = "The seven wonders of the ancient world are known to many people around the world and they are "
+    llm.generate(prompt, GREEDY)
+    text = llm.generate(prompt, GREEDY)[0].outputs[0].text
+    plain = llm.generate(prompt, GREEDY)[0]
+    ended = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, stop=text[-3:]))[0]
+    assert ended.outputs[0].stop_reason == text[-3:]
+    assert ended.num_cached_tokens == plain.num_cached_tokens == 16
+    assert ended.times is not None
+    assert ended.times.finished is not None
+    assert ended.times.first_token is not None
+
+
+def test_a_siblings_share_of_its_leader_is_not_called_cached(llm: LLM) -> None:
+    prompt = [40 + i for i in range(50)]
+    assert llm.generate(prompt, SamplingParams(n=2, max_tokens=3))[0].num_cached_tokens == 0
+
+
+def test_stop_strings_are_not_looked_for_before_min_tokens(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, min_tokens=9, stop=[" "], ignore_eos=True)
+    assert len(llm.generate("The capital of France is", params)[0].outputs[0].token_ids) >= 9
+
+
 def test_a_stop_token_is_reported(llm: LLM) -> None:
     tokens = llm.generate("The capital of France is", GREEDY)[0].outputs[0].token_ids
     params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[tokens[2]])
@@ -125,6 +148,9 @@ def test_prompt_logprobs_survive_chunks_siblings_and_preemption(llm: LLM, smollm
         (["fine", "two"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
         (["fine"], SamplingParams(logit_bias={60_000: 1.0}), "logit_bias: token id 60000"),
         ([None], GREEDY, "prompt 0: prompt must be a string or a list of token ids"),
+        ({"a": 1}, GREEDY, "prompts must be a prompt or a list of them"),
+        (["\ud800"], GREEDY, "prompt 0: prompt is not valid Unicode"),
+        (["x" * 10_000_000], GREEDY, "prompt 0: prompt is 10000000 bytes long, at least"),
     ],
 )
 def test_a_bad_prompt_is_named_and_nothing_is_left_behind(

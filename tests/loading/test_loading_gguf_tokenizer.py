@@ -186,6 +186,54 @@ def test_tiny_sentencepiece(tmp_path: Path) -> None:
     assert spelled(bare, "ab a", add_special_tokens=False) == ["ab", "▁a"]
 
 
+@given(text=st.text() | st.lists(st.sampled_from(["<end>", "<think>", "<", "hell", " he"])).map("".join))
+@settings(deadline=None)
+def test_token_bytes_of_byte_level_join_to_the_text(tiny: Tokenizer, text: str) -> None:
+    assert b"".join(map(tiny.token_bytes, tiny.encode(text))) == text.encode()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["space before", "as it is"])
+def tiny_spm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(tmp_path_factory.mktemp("tiny"), SPM, add_space_prefix=request.param)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
+@settings(deadline=None)
+def test_token_bytes_of_sentencepiece_join_to_the_text(tiny_spm: Tokenizer, text: str) -> None:
+    ids = tiny_spm.encode(text, add_special_tokens=False)
+    leading = " " if text and tiny_spm.encode("a", add_special_tokens=False) == [tiny_spm.token_to_id("▁a")] else ""
+    assert b"".join(map(tiny_spm.token_bytes, ids)) == (leading + text).encode()
+
+
+@pytest.mark.parametrize(
+    ("base", "token", "expected"),
+    [
+        (BPE, "Ġhe", b" he"),
+        (BPE, "Ċ", b"\n"),
+        (BPE, "ð", b"\xf0"),
+        (BPE, "<end>", b"<end>"),
+        (SPM, "▁ab", b" ab"),
+        (SPM, "<0xF0>", b"\xf0"),
+        (SPM, "</s>", b"</s>"),
+    ],
+)
+def test_token_bytes(tmp_path: Path, base: dict[str, Any], token: str, expected: bytes) -> None:
+    tokenizer = load(tmp_path, base)
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    assert tokenizer.token_bytes(token_id) == expected
+    for unknown in (-1, tokenizer.vocab_size, 1 << 40):
+        assert tokenizer.token_bytes(unknown) == b""
+
+
+def test_the_longest_token(tmp_path: Path, smollm2: Tokenizer) -> None:
+    assert load(tmp_path, BPE).max_token_bytes == len("[EMPTY_330]"), "padding has a name"
+    assert load(tmp_path, SPM).max_token_bytes == len("<unk>")
+    lengths = [len(smollm2.token_bytes(token_id)) for token_id in range(smollm2.vocab_size)]
+    assert smollm2.max_token_bytes == max(lengths)
+    assert min(lengths) > 0
+
+
 @given(pieces=st.dictionaries(st.text("ab▁", min_size=1, max_size=5), st.floats(-9, 0), min_size=1, max_size=30))
 def test_derived_merges_equal_transformers(pieces: dict[str, float]) -> None:
     oracle = generate_merges({piece: i for i, piece in enumerate(pieces)}, pieces)

@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import openai
 import pytest
 
 import chairlift
+from chairlift.cli import ENGINE_OPTIONS, HELP
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -30,6 +32,12 @@ def test_version_and_help() -> None:
     listed = run("--help").stdout
     assert all(command in listed for command in ("generate", "serve", "bench", "fetch"))
     assert "--max-num-batched-tokens" in run("serve", "--help").stdout
+
+
+def test_every_engine_option_is_an_option_of_the_command_line() -> None:
+    assert ENGINE_OPTIONS.keys() == {field.name for field in fields(chairlift.EngineConfig)} - {"model"} == HELP.keys()
+    listed = run("serve", "--help").stdout
+    assert all(f"--{name.replace('_', '-')}" in listed for name in ENGINE_OPTIONS)
 
 
 def test_serve_answers_and_ends_on_sigterm(smollm2_gguf: Path) -> None:

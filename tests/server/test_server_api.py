@@ -161,7 +161,11 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1, 999_999]}, "prompt", r"outside 0\.\.49151"),
     ({"prompt": "word " * 9000}, "prompt", r"prompt has \d+ tokens, but at most 3199 fit"),
     ({"prompt": {"a": 1}}, "prompt", "prompt"),
-    ({"best_of": 3}, "best_of", "unknown or not supported here"),
+    ({"best_of": 3}, "best_of", "best_of"),
+    ({"frobnicate": 3}, "frobnicate", "unknown or not supported here"),
+    ({"priority": 3}, "priority", "has no effect"),
+    ({"prompt": ["a"] * 30, "n": 100}, "n", "more than 2048 answers"),
+    ({"prompt": "x" * 3_000_000}, "prompt", "3000000 bytes long"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids, got 'x'"),
     ({"logprobs": 99}, "logprobs", "between 0 and 20, got 99"),
@@ -170,11 +174,14 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority")
+
+
 @pytest.mark.parametrize(("fields", "param", "match"), REFUSALS, ids=lambda value: json.dumps(value)[:40])
 def test_bad_input_is_a_400_that_names_the_field(
     server: RunningServer, fields: dict[str, Any], param: str, match: str
 ) -> None:
-    extra = {name: value for name, value in fields.items() if name in ("min_tokens", "best_of")}
+    extra = {name: value for name, value in fields.items() if name in EXTRA_FIELDS}
     known = {name: value for name, value in fields.items() if name not in extra}
     with pytest.raises(openai.BadRequestError, match=match) as caught:
         complete(server, **{"max_tokens": 4, **known}, extra_body=extra)
@@ -188,7 +195,8 @@ def test_bad_input_is_a_400_that_names_the_field(
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: unknown or not supported here"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: List should have at most 0 items"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs must not hold messages"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs: true"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "disagree"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -212,6 +220,77 @@ def test_errors_outside_of_fields_have_the_same_form(server: RunningServer) -> N
     with pytest.raises(openai.NotFoundError) as caught:
         complete(server, model="another")
     assert caught.value.code == "model_not_found"
+
+
+def test_fields_whose_value_is_satisfied_are_accepted(server: RunningServer) -> None:
+    common = {"stream": None, "user": "me", "metadata": {"a": "b"}, "store": False, "max_tokens": 2}
+    completion = {**common, "prompt": PARIS, "echo": False, "best_of": 1, "suffix": None}
+    conversation = {**common, "messages": QUESTION, "tools": [], "tool_choice": "none", "parallel_tool_calls": True}
+    assert server.post("/v1/completions", completion).status_code == 200
+    assert server.post("/v1/chat/completions", conversation).status_code == 200
+
+
+def test_an_answer_can_be_sent_back_as_it_came(server: RunningServer) -> None:
+    first = chat(server)
+    said: Any = [*QUESTION, first.choices[0].message, {"role": "user", "content": "Sure?"}]
+    assert chat(server, messages=said).choices[0].message.content
+
+
+def test_usage_counts_the_cache_once_and_also_where_a_stop_string_ended_it(server: RunningServer) -> None:
+    prompt = [100 + i for i in range(70)]
+    assert cached_tokens(server, prompt=prompt, n=3, max_tokens=2) == 0
+    assert cached_tokens(server, prompt=prompt, max_tokens=2) == 64
+    text = complete(server, prompt=prompt, max_tokens=6).choices[0].text
+    assert cached_tokens(server, prompt=prompt, max_tokens=6, stop=text[-2:]) == 64
+    stream = server.client().completions.create(
+        model=MODEL, prompt=prompt, max_tokens=2, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    usage = list(stream)[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (70, 4)
+    assert usage.prompt_tokens_details.cached_tokens == 64
+
+
+def cached_tokens(server: RunningServer, **fields: Any) -> int | None:
+    usage = complete(server, **fields).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens
+
+
+def test_streamed_logprobs_carry_their_offsets_on(server: RunningServer) -> None:
+    whole = complete(server, max_tokens=5, logprobs=1).choices[0].logprobs
+    chunks = server.client().completions.create(
+        model=MODEL, prompt=PARIS, temperature=0, max_tokens=5, logprobs=1, stream=True
+    )
+    offsets = [offset for c in chunks if (told := c.choices[0].logprobs) for offset in told.text_offset or []]
+    assert whole is not None
+    assert offsets == whole.text_offset
+
+
+def test_the_bytes_of_chat_logprobs_join_to_the_text(server: RunningServer) -> None:
+    llama = [{"role": "user", "content": "Repeat after me: 🦙🦙🦙"}]
+    answer = chat(server, messages=llama, logprobs=True, top_logprobs=0, seed=3, temperature=1.5, max_tokens=40)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    data = b"".join(bytes(entry.bytes or []) for entry in logprobs.content or [])
+    assert data.decode(errors="replace").removesuffix("<|im_end|>") == answer.choices[0].message.content
+
+
+def test_a_wrong_method_says_which_are_right(server: RunningServer) -> None:
+    answer = httpx.get(f"{server.url}/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_text_that_is_no_unicode_is_a_400(server: RunningServer) -> None:
+    headers = {"content-type": "application/json"}
+    for path, body in (
+        ("completions", b'{"prompt": "\\ud800"}'),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ):
+        answer = httpx.post(f"{server.url}/v1/{path}", content=body, headers=headers)
+        assert answer.status_code == 400, answer.text
 
 
 def test_health(server: RunningServer) -> None:

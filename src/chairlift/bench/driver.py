@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.factory import Engine
@@ -25,7 +26,8 @@ def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.output_len)
         try:
             _, token_ids = engine.input_processor.encode(item.prompt_token_ids)
-            requests += engine.input_processor.make(item.request_id, token_ids, params)
+            (request,) = engine.input_processor.make(item.request_id, token_ids, params, arrival_time=item.arrival)
+            requests.append(replace(request, request_id=item.request_id))
         except RequestError as error:
             raise ConfigError(
                 f"workload request {item.request_id} ({len(item.prompt_token_ids)} prompt, {item.output_len} output "
@@ -34,26 +36,24 @@ def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list
     return requests
 
 
-def drive(core: EngineCore, requests: Sequence[EngineRequest], arrivals: Sequence[float]) -> dict[str, list[int]]:
+def drive(core: EngineCore, requests: Sequence[EngineRequest]) -> dict[str, list[int]]:
     """Run the requests to their end; returns the output tokens of each, by id.
 
     A request's arrival time is when it was due, even if a step kept the engine from noticing: the load does not wait
     for the server (open loop).
 
     Args:
-        requests: in order of arrival.
-        arrivals: seconds after the start, one a request, ascending.
+        requests: in order of arrival, `arrival_time` in seconds after the start.
     """
     start = core.now()
-    due = deque((start + offset, request) for request, offset in zip(requests, arrivals, strict=True))
+    due = deque(replace(request, arrival_time=start + request.arrival_time) for request in requests)
     tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
     while due or core.has_work:
         now = core.now()
-        while due and due[0][0] <= now:
-            arrival, request = due.popleft()
-            core.add(request.to_request(arrival))
+        while due and due[0].arrival_time <= now:
+            core.add(due.popleft().to_request())
         if not core.has_work:
-            time.sleep(max(0.0, due[0][0] - now))
+            time.sleep(max(0.0, due[0].arrival_time - now))
             continue
         for output in core.step():
             tokens[output.request_id] += output.new_token_ids
@@ -66,4 +66,5 @@ def drive_all_at_once(engine: Engine, workload: Sequence[WorkloadRequest]) -> di
     Raises:
         ConfigError: as `forced_requests`.
     """
-    return drive(engine.core, forced_requests(engine, workload), [0.0] * len(workload))
+    burst = [replace(item, arrival=0.0) for item in workload]
+    return drive(engine.core, forced_requests(engine, burst))

@@ -174,7 +174,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
 def _run(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]) -> RunMetrics:
     """One run to its end; its events replace those of the run before."""
     del log.events[1:]
-    tokens = drive(engine.core, forced_requests(engine, workload), [item.arrival for item in workload])
+    tokens = drive(engine.core, forced_requests(engine, workload))
     for item in workload:
         assert len(tokens[item.request_id]) == item.output_len, "a forced length was missed"
     return summarize(log.events)

@@ -15,11 +15,15 @@ from collections.abc import Iterable
 
 
 class BlockPool:
-    """Reference counts, the free list and the prefix index of `num_blocks` equal blocks."""
+    """Reference counts, the free list and the prefix index of `num_blocks` equal blocks.
+
+    `version` changes when a block becomes free or findable.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
+        self.version = 0
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
@@ -75,6 +79,7 @@ class BlockPool:
             self._references[block_id] -= 1
             assert self._references[block_id] >= 0
             if self._references[block_id] == 0:
+                self.version += 1
                 self._free[block_id] = None
                 if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
@@ -85,6 +90,7 @@ class BlockPool:
         """Make a held, full block findable. If equal contents are findable already, the first one stays."""
         assert self._references[block_id] > 0
         if self._hashes[block_id] is None and block_hash not in self._block_by_hash:
+            self.version += 1
             self._hashes[block_id] = block_hash
             self._block_by_hash[block_hash] = block_id
 

@@ -69,6 +69,11 @@ class KVCacheManager(Protocol):
     @property
     def num_evictable_blocks(self) -> int: ...
 
+    @property
+    def version(self) -> int:
+        """Changes whenever a request that could not be admitted might be able to now."""
+        ...
+
 
 def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
     """The hash of a block's contents and of everything before it.
@@ -82,6 +87,7 @@ def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
 class _Table:
     """`block_ids[:num_committed]` are full and computed, hence may be shared."""
 
+    request: Request
     block_ids: list[int] = field(default_factory=list)
     num_committed: int = 0
 
@@ -108,6 +114,10 @@ class PagedKVCacheManager:
     @property
     def num_evictable_blocks(self) -> int:
         return self.pool.num_evictable
+
+    @property
+    def version(self) -> int:
+        return self.pool.version
 
     def block_ids(self, request: Request) -> list[int]:
         return self._tables[request.request_id].block_ids
@@ -136,7 +146,7 @@ class PagedKVCacheManager:
             return False
         self.pool.share(prefix)
         new = self.pool.allocate(self._blocks_for(request.num_tokens) - len(prefix))
-        table = _Table(prefix + new, num_committed=len(prefix))
+        table = _Table(request, prefix + new, num_committed=len(prefix))
         self._tables[request.request_id] = table
         request.num_slots = len(table.block_ids) * self.block_size
         request.num_computed_tokens = len(prefix) * self.block_size
@@ -198,7 +208,8 @@ class PagedKVCacheManager:
     def _leader_blocks(self, request: Request, limit: int) -> list[int]:
         """Without a prefix cache a sibling still shares the prompt's full blocks with its leader."""
         leader = self._tables.get(request.leader_id) if request.leader_id is not None else None
-        if leader is None:
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        if leader is None or leader.request.token_ids[: request.num_prompt_tokens] != prompt:
             return []
         return leader.block_ids[: min(limit, leader.num_committed, request.num_prompt_tokens // self.block_size)]
 

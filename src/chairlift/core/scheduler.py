@@ -12,33 +12,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from chairlift.config import SchedulerConfig
+from chairlift.core import step_plan
 from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.request_queue import RequestQueue, scheduling_policy
+from chairlift.core.siblings import SiblingGate
+from chairlift.core.step_plan import StepPlan
 from chairlift.errors import RequestError
-from chairlift.events import EventSink, RequestArrived, RequestFinished, RequestRefused, RequestWaiting, Step
+from chairlift.events import EventSink, RequestRefused
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, RequestTimes, SchedulerOutput
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
-
-
-@dataclass(slots=True)
-class _StepPlan:
-    """One step between its schedule and its update. Columns are parallel."""
-
-    output: SchedulerOutput
-    requests: list[Request]
-    sampling: list[Request]
-    admitted: list[str] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
-    scheduled_time: float = 0.0
-    num_computed: list[int] = field(default_factory=list)
-    num_running: int = 0
-    num_waiting: int = 0
-    free_blocks: int = 0
-    evictable_blocks: int = 0
 
 
 class Scheduler:
@@ -58,11 +42,13 @@ class Scheduler:
         self._policy = scheduling_policy(config.scheduling_policy)
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue(self._policy)
-        self._parked: dict[str, dict[str, Request]] = {}
+        self._siblings = SiblingGate()
         self._running: list[Request] = []
         self._running_is_stale = False
         self._removed: list[str] = []
-        self._in_flight: deque[_StepPlan] = deque()
+        self._preempted: list[str] = []
+        self._refused_at: tuple[Request, int] | None = None
+        self._in_flight: deque[StepPlan] = deque()
         self._num_arrived = 0
         self._step = 0
 
@@ -75,7 +61,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, and siblings parked behind their leader."""
-        return len(self._waiting) + sum(map(len, self._parked.values()))
+        return len(self._waiting) + len(self._siblings)
 
     @property
     def has_unfinished(self) -> bool:
@@ -102,16 +88,18 @@ class Scheduler:
         try:
             self._check(request)
         except RequestError as error:
-            message = str(error)
-            self._emit(lambda: RequestRefused(request.arrival_time, request.request_id, message))
+            if self._events is not None:
+                self._events.emit(RequestRefused(request.arrival_time, request.request_id, str(error)))
             raise
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
-        self._emit(lambda: _arrived(request))
+        if self._events is not None:
+            self._events.emit(step_plan.arrived(request))
         leader = self._requests.get(request.leader_id) if request.leader_id is not None else None
         if leader is not None and leader.num_computed_tokens < leader.num_prompt_tokens:
-            self._park(request, leader.request_id)
+            self._siblings.park(request, leader.request_id)
+            self._note_wait(request, WaitReason.SIBLING_PREFILL, request.arrival_time)
         else:
             self._enqueue(request)
 
@@ -132,54 +120,33 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if request.status is RequestStatus.WAITING:
-            self._finish(request, reason, now)
-            self._waiting.discard()
-        elif request.status is RequestStatus.RUNNING:
-            self._finish(request, reason, now)
-        else:
-            assert request.leader_id is not None
-            siblings = self._parked[request.leader_id]
-            del siblings[request_id]
-            if not siblings:
-                del self._parked[request.leader_id]
-            self._finish(request, reason, now)
+        self._finish(request, reason, now)
         return True
 
     def _enqueue(self, request: Request) -> None:
         request.status = RequestStatus.WAITING
         self._waiting.push(request)
 
-    def _park(self, request: Request, leader_id: str) -> None:
-        request.status = RequestStatus.PARKED
-        request.wait_reason = WaitReason.SIBLING_PREFILL
-        request.leader_id = leader_id
-        self._parked.setdefault(leader_id, {})[request.request_id] = request
-
     def _release_siblings(self, leader: Request) -> None:
-        """The leader's prompt is computed: its siblings may share it. Or the leader is gone: the next one leads."""
-        siblings = deque(self._parked.pop(leader.request_id).values())
-        if leader.is_finished and leader.num_computed_tokens < leader.num_prompt_tokens:
-            heir = siblings.popleft()
-            self._enqueue(heir)
-            for sibling in siblings:
-                self._park(sibling, heir.request_id)
-        else:
-            for sibling in siblings:
-                self._enqueue(sibling)
+        for sibling in self._siblings.release(leader):
+            self._enqueue(sibling)
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        if request.status is RequestStatus.RUNNING:
+        status, request.status = request.status, RequestStatus.FINISHED
+        request.finish_reason = reason
+        if status is RequestStatus.RUNNING:
             self._kv.free(request)
             self._removed.append(request.request_id)
             self._running_is_stale = True
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = reason
-        request.wait_reason = None
+        elif status is RequestStatus.WAITING:
+            self._waiting.discard()
+        else:
+            self._siblings.discard(request)
         self._kv.forget(request)
         del self._requests[request.request_id]
-        self._emit(lambda: _finished(request, now))
-        if request.request_id in self._parked:
+        if self._events is not None:
+            self._events.emit(step_plan.finished(request, now))
+        if request in self._siblings:
             self._release_siblings(request)
 
     # -- schedule ------------------------------------------------------------------------------------------------
@@ -188,20 +155,23 @@ class Scheduler:
         """Plan the next step and advance `num_computed_tokens`; None if there is nothing to compute now."""
         if self._running_is_stale:
             self._drop_finished()
-        plan = _StepPlan(SchedulerOutput(self._step, {}), [], [], scheduled_time=now)
+        plan = StepPlan(SchedulerOutput(self._step, {}), now)
+        num_preempted = len(self._preempted)
         budget = self._schedule_running(plan)
-        self._schedule_waiting(plan, budget, now)
-        if not plan.requests:
+        self._schedule_waiting(plan, budget, now, may_admit=len(self._preempted) == num_preempted)
+        if not plan.output.num_scheduled_tokens:
             return None
         plan.output.removed.extend(self._removed)
         self._removed.clear()
+        plan.preempted.extend(self._preempted)
+        self._preempted.clear()
         self._step += 1
         self._in_flight.append(plan)
         if self._events is not None:
             self._sample_state(plan)
         return plan.output
 
-    def _schedule_running(self, plan: _StepPlan) -> int:
+    def _schedule_running(self, plan: StepPlan) -> int:
         """Give every running request what it lacks; returns what is left of the token budget.
 
         A chunk leaves one token to everyone behind it, so a decode never stalls behind a prompt. That is always
@@ -224,14 +194,13 @@ class Scheduler:
             budget -= count
         return budget
 
-    def _schedule_tokens(self, request: Request, start: int, count: int, plan: _StepPlan) -> None:
+    def _schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
         end = start + count
         request.num_computed_tokens = end
         plan.output.num_scheduled_tokens[request.request_id] = count
-        plan.requests.append(request)
         if start < request.num_prompt_tokens:
             self._kv.commit(request)
-            if end >= request.num_prompt_tokens and request.request_id in self._parked:
+            if end >= request.num_prompt_tokens and request in self._siblings:
                 self._release_siblings(request)
         if end == request.num_tokens:
             request.num_tokens += 1
@@ -240,28 +209,28 @@ class Scheduler:
         if self._events is not None:
             plan.num_computed.append(start)
 
-    def _grow(self, request: Request, num_slots: int, plan: _StepPlan) -> bool:
+    def _grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory, preempting from the end of the batch; False if that took the request itself."""
         while (block_ids := self._kv.grow(request, num_slots)) is None:
             victim = self._running.pop()
-            self._preempt(victim, plan)
+            self._preempt(victim)
             if victim is request:
                 return False
         plan.output.new_block_ids[request.request_id] = block_ids
         return True
 
-    def _preempt(self, request: Request, plan: _StepPlan) -> None:
+    def _preempt(self, request: Request) -> None:
         self._kv.free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self._removed.append(request.request_id)
-        plan.preempted.append(request.request_id)
+        self._preempted.append(request.request_id)
         self._enqueue(request)
 
-    def _schedule_waiting(self, plan: _StepPlan, budget: int, now: float) -> None:
+    def _schedule_waiting(self, plan: StepPlan, budget: int, now: float, may_admit: bool) -> None:
         """Admit from the head of the queue while there are seats, tokens and memory."""
         while (request := self._waiting.peek()) is not None:
-            reason = self._refusal(request, budget, plan)
+            reason = self._refusal(request, budget) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 self._note_wait(request, reason, now)
                 return
@@ -272,7 +241,7 @@ class Scheduler:
             self._schedule_tokens(request, start, count, plan)
             budget -= count
 
-    def _refusal(self, request: Request, budget: int, plan: _StepPlan) -> WaitReason | None:
+    def _refusal(self, request: Request, budget: int) -> WaitReason | None:
         """Why the head of the queue is not admitted; None if it was, and then it holds its memory."""
         if len(self._running) >= self._config.max_num_seqs:
             return WaitReason.SEATS
@@ -280,11 +249,15 @@ class Scheduler:
             return WaitReason.TOKEN_BUDGET
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
-        if plan.preempted or not self._kv.admit(request):
+        # Nothing was freed or cached since it was last refused: the answer would be the same.
+        if self._refused_at == (request, self._kv.version):
+            return WaitReason.MEMORY
+        if not self._kv.admit(request):
+            self._refused_at = (request, self._kv.version)
             return WaitReason.MEMORY
         return None
 
-    def _introduce(self, request: Request, plan: _StepPlan, now: float) -> None:
+    def _introduce(self, request: Request, plan: StepPlan, now: float) -> None:
         request.status = RequestStatus.RUNNING
         request.wait_reason = None
         if request.first_scheduled_time is None:
@@ -329,44 +302,32 @@ class Scheduler:
         if self._running_is_stale:
             self._drop_finished()
         if self._events is not None:
-            self._events.emit(_step_event(plan, result, finished, now))
+            self._events.emit(plan.event(result, finished, now))
         return outputs
 
     def _append(self, request: Request, result: ModelRunnerOutput, now: float) -> EngineCoreOutput:
         request_id = request.request_id
         tokens = result.token_ids[request_id]
-        if request.first_token_time is None:
-            request.first_token_time = now
         if len(tokens) > 1 or tokens[0] in request.stop_token_ids:
             tokens = _until_stop(request, tokens)
         request.token_ids += tokens
         request.num_pending_tokens -= 1
         request.num_tokens = len(request.token_ids) + request.num_pending_tokens
         logprobs = result.logprobs[request_id][: len(tokens)] if request_id in result.logprobs else None
+        output = EngineCoreOutput(request_id, tokens, logprobs=logprobs, num_preemptions=request.num_preemptions)
+        if request.first_token_time is None:
+            request.first_token_time = now
+            output = output._replace(num_cached_tokens=request.num_cached_tokens, times=_times(request))
         if request.stop_token_id is not None:
             reason = FinishReason.STOP
         elif len(request.token_ids) == request.max_total_tokens:
             reason = FinishReason.LENGTH
         else:
-            return EngineCoreOutput(request_id, tokens, logprobs=logprobs)
-        self._end(request, reason, now)
-        return EngineCoreOutput(
-            request_id,
-            tokens,
-            finish_reason=reason.value,
-            stop_token_id=request.stop_token_id,
-            logprobs=logprobs,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            times=RequestTimes(request.arrival_time, request.first_scheduled_time, request.first_token_time, now),
-        )
-
-    def _end(self, request: Request, reason: FinishReason, now: float) -> None:
-        """A request ends by its own tokens: it runs, or it was preempted after its last token was scheduled."""
-        was_waiting = request.status is RequestStatus.WAITING
+            return output
         self._finish(request, reason, now)
-        if was_waiting:
-            self._waiting.discard()
+        return output._replace(
+            finish_reason=reason.value, stop_token_id=request.stop_token_id, times=_times(request, finished=now)
+        )
 
     # -- why, and what happened ----------------------------------------------------------------------------------
 
@@ -374,29 +335,15 @@ class Scheduler:
         if request.wait_reason is reason:
             return
         request.wait_reason = reason
-        self._emit(lambda: self._waiting_event(request, reason, now))
+        if self._events is not None:
+            demand = self._kv.demand(request)
+            self._events.emit(step_plan.waiting(request, reason, demand, len(self._running), now))
 
-    def _waiting_event(self, request: Request, reason: WaitReason, now: float) -> RequestWaiting:
-        demand = self._kv.demand(request)
-        return RequestWaiting(
-            time=now,
-            request_id=request.request_id,
-            reason=reason.value,
-            needed_blocks=demand.needed,
-            free_blocks=demand.free,
-            evictable_blocks=demand.evictable,
-            num_running=len(self._running),
-        )
-
-    def _sample_state(self, plan: _StepPlan) -> None:
+    def _sample_state(self, plan: StepPlan) -> None:
         plan.num_running = len(self._running)
         plan.num_waiting = self.num_waiting
         plan.free_blocks = self._kv.num_free_blocks
         plan.evictable_blocks = self._kv.num_evictable_blocks
-
-    def _emit(self, build: Callable[[], RequestArrived | RequestRefused | RequestWaiting | RequestFinished]) -> None:
-        if self._events is not None:
-            self._events.emit(build())
 
 
 def _until_stop(request: Request, tokens: list[int]) -> list[int]:
@@ -418,47 +365,5 @@ def _with_prompt_logprobs(
     return outputs + [EngineCoreOutput(rid, [], prompt_logprobs=entry) for rid, entry in pending.items()]
 
 
-def _arrived(request: Request) -> RequestArrived:
-    return RequestArrived(
-        time=request.arrival_time,
-        request_id=request.request_id,
-        num_prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_total_tokens - request.num_prompt_tokens,
-        priority=request.priority,
-        leader_id=request.leader_id,
-    )
-
-
-def _finished(request: Request, now: float) -> RequestFinished:
-    assert request.finish_reason is not None
-    return RequestFinished(
-        time=now,
-        request_id=request.request_id,
-        finish_reason=request.finish_reason.value,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        arrival_time=request.arrival_time,
-        first_scheduled_time=request.first_scheduled_time,
-        first_token_time=request.first_token_time,
-    )
-
-
-def _step_event(plan: _StepPlan, result: ModelRunnerOutput, finished: list[str], now: float) -> Step:
-    return Step(
-        time=now,
-        step=plan.output.step,
-        scheduled_time=plan.scheduled_time,
-        request_ids=list(plan.output.num_scheduled_tokens),
-        num_scheduled=list(plan.output.num_scheduled_tokens.values()),
-        num_computed=plan.num_computed,
-        num_new=[len(result.token_ids.get(rid, ())) for rid in plan.output.num_scheduled_tokens],
-        admitted=plan.admitted,
-        preempted=plan.preempted,
-        finished=finished,
-        num_running=plan.num_running,
-        num_waiting=plan.num_waiting,
-        free_blocks=plan.free_blocks,
-        evictable_blocks=plan.evictable_blocks,
-    )
+def _times(request: Request, finished: float | None = None) -> RequestTimes:
+    return RequestTimes(request.arrival_time, request.first_scheduled_time, request.first_token_time, finished)

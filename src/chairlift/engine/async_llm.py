@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -11,7 +12,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.core_thread import Abort, Add, EngineCoreThread
 from chairlift.engine.factory import Engine, build_engine
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import Failure, OutputProcessor, merge
+from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
@@ -19,54 +20,64 @@ from chairlift.sampling_params import SamplingParams
 
 
 class Generation:
-    """Answers on their way: iterate for what is new since the last look. A slow reader finds it merged.
+    """Answers on their way: iterate for what is new since the last look. A slow reader finds it added up.
 
-    Whoever stops iterating early calls `abort`. Raises RequestError if the engine refuses the request and
-    EngineDeadError if it dies.
+    Whoever stops iterating early calls `abort`, once or more often. Raises RequestError if the engine refuses the
+    request and EngineDeadError if it dies.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[], None]) -> None:
+    def __init__(self, request_id: str, core_ids: list[str], on_abort: Callable[[Generation], None]) -> None:
         self.request_id = request_id
-        self.abort = abort
-        self._news: RequestOutput | None = None
+        self.core_ids = core_ids
+        self._on_abort = on_abort
+        self._news = AnswerBuilder()
         self._error: Exception | None = None
         self._changed = asyncio.Event()
-        self._finished = False
+        self._ended = False
 
     def put(self, told: RequestOutput | Failure) -> None:
         """Add a delta, on the event loop."""
         if isinstance(told, Failure):
-            self._error = told.error
+            self.fail(told.error)
         else:
-            self._news = merge(self._news, told)
+            self._news.add(told)
+            self._changed.set()
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, on the event loop."""
+        self._error = error
         self._changed.set()
+
+    def abort(self) -> None:
+        """End it here, and in the engine if it goes on there."""
+        self._ended = True
+        self._changed.set()
+        self._on_abort(self)
 
     def __aiter__(self) -> Generation:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._finished:
-            raise StopAsyncIteration
         await self._changed.wait()
-        self._changed.clear()
+        if self._ended:
+            raise StopAsyncIteration
         if self._error is not None:
-            self._finished = True
             raise self._error
-        assert self._news is not None
-        news, self._news = self._news, None
-        self._finished = news.finished
+        self._changed.clear()
+        news, self._news = self._news.build(), AnswerBuilder()
+        if news.finished:
+            self.abort()
         return news
 
     async def collect(self) -> RequestOutput:
         """The whole answer; cancelling this aborts the request."""
-        total: RequestOutput | None = None
+        answer = AnswerBuilder()
         try:
             async for delta in self:
-                total = merge(total, delta)
+                answer.add(delta)
         finally:
             self.abort()
-        assert total is not None
-        return total
+        return answer.build()
 
 
 class AsyncLLM:
@@ -88,12 +99,13 @@ class AsyncLLM:
         self._processor = OutputProcessor(self.engine.tokenizer)
         self._generations: dict[str, Generation] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._core = EngineCoreThread(self.engine.core, self._on_outputs)
+        self._dead: EngineDeadError | None = None
+        self._core = EngineCoreThread(self.engine.core, self._on_outputs, self._on_end)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine can answer: it has not been started yet, or it runs."""
-        return self._loop is None or self._core.is_alive
+        """Whether the engine can answer."""
+        return self._dead is None
 
     @property
     def num_unfinished(self) -> int:
@@ -112,15 +124,16 @@ class AsyncLLM:
         """Queue a prompt that the input processor has encoded.
 
         Raises:
-            RequestError: more tokens asked for than fit, or the request id is in use.
+            RequestError: something does not fit or would have no effect, or the request id is in use.
+            EngineDeadError: the engine is gone.
         """
         self._start_core()
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._generations:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
-        requests = self.engine.input_processor.make(request_id, token_ids, params, priority)
-        core_ids = [request.request_id for request in requests]
-        generation = Generation(request_id, lambda: self._end(request_id, core_ids))
+        now = self.engine.core.now()
+        requests = self.engine.input_processor.make(request_id, token_ids, params, arrival_time=now, priority=priority)
+        generation = Generation(request_id, [request.request_id for request in requests], self._forget)
         self._generations[request_id] = generation
         self._processor.add(request_id, prompt, requests)
         self._core.send(Add(requests))
@@ -154,12 +167,15 @@ class AsyncLLM:
             yield output
 
     def close(self) -> None:
-        """Stop the engine. Streams in flight end with EngineDeadError."""
-        if self._loop is not None:
+        """Stop the engine. Streams in flight, and later ones, end with EngineDeadError."""
+        if self._loop is not None and self._core.is_alive:
             self._core.stop()
+        self._fail_all(EngineDeadError("the engine was shut down"))
         self.engine.close()
 
     def _start_core(self) -> None:
+        if self._dead is not None:
+            raise self._dead
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._core.start()
@@ -168,22 +184,37 @@ class AsyncLLM:
 
     def _on_outputs(self, outputs: list[EngineCoreOutput]) -> None:
         """On the core's thread: hand over to the event loop, which detokenizes."""
+        self._on_loop(self._deliver, outputs)
+
+    def _on_end(self, error: BaseException | None) -> None:
+        """On the core's thread."""
+        reason = "the engine was shut down" if error is None else f"the engine died: {error!r}"
+        self._on_loop(self._fail_all, EngineDeadError(reason))
+
+    def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
         assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, outputs)
+        # A loop that was closed has no reader left.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)
 
     def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
-        told, stopped = self._processor.process(outputs)
+        told, stopped = self._processor.process(outputs, self.engine.core.now())
         if stopped:
             self._core.send(Abort(stopped, FinishReason.STOP))
         for news in told:
-            if (generation := self._generations.get(news.request_id)) is not None:
-                generation.put(news)
+            self._generations[news.request_id].put(news)
 
-    def _end(self, request_id: str, core_ids: list[str]) -> None:
-        """Forget a generation; the core ends what is unfinished of it."""
-        if self._generations.pop(request_id, None) is not None and (unfinished := self._processor.remove(core_ids)):
-            self._core.send(Abort(unfinished))
+    def _fail_all(self, error: EngineDeadError) -> None:
+        self._dead = self._dead or error
+        for generation in self._generations.values():
+            generation.fail(self._dead)
+
+    def _forget(self, generation: Generation) -> None:
+        """A generation ended, perhaps early: then the core ends it too."""
+        if self._generations.get(generation.request_id) is generation:
+            del self._generations[generation.request_id]
+            if unfinished := self._processor.remove(generation.core_ids):
+                self._core.send(Abort(unfinished))
 
 
 async def _iterate(generation: Generation) -> AsyncIterator[RequestOutput]:

@@ -48,14 +48,21 @@ class EngineCoreThread:
 
     Args:
         on_outputs: called on the core's thread with what each step gave; must not block.
+        on_end: called on the core's thread when it ends, with the error that ended it, or None: no request gets
+            anything any more.
     """
 
-    def __init__(self, core: EngineCore, on_outputs: Callable[[list[EngineCoreOutput]], None]) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        on_outputs: Callable[[list[EngineCoreOutput]], None],
+        on_end: Callable[[BaseException | None], None],
+    ) -> None:
         self._core = core
         self._on_outputs = on_outputs
+        self._on_end = on_end
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
-        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
 
     def start(self) -> None:
@@ -63,7 +70,7 @@ class EngineCoreThread:
 
     @property
     def is_alive(self) -> bool:
-        return self._thread.is_alive() and self.error is None
+        return self._thread.is_alive()
 
     def send(self, command: Command) -> None:
         self._commands.put(command)
@@ -79,12 +86,11 @@ class EngineCoreThread:
                 self._take_commands()
                 if outputs := self._core.step():
                     self._on_outputs(outputs)
-            self._fail_unfinished("the engine was shut down")
         except BaseException as error:
             logger.exception("the engine died")
-            self.error = error
-            self._fail_unfinished(f"the engine died: {error!r}")
-            self._refuse_forever()
+            self._on_end(error)
+        else:
+            self._on_end(None)
 
     def _take_commands(self) -> None:
         """All commands there are; waits for one if there is no work."""
@@ -102,35 +108,12 @@ class EngineCoreThread:
                 self._stopping = True
 
     def _add(self, requests: list[EngineRequest]) -> None:
-        now = self._core.now()
         for request in requests:
             try:
-                self._core.add(request.to_request(now))
+                self._core.add(request.to_request())
             except RequestError as error:
+                reason = FinishReason.ERROR.value
                 refusal = EngineCoreOutput(
-                    request.request_id,
-                    [],
-                    finish_reason=FinishReason.ERROR.value,
-                    error=str(error),
-                    error_param=error.param,
-                    refused=True,
+                    request.request_id, [], finish_reason=reason, error=str(error), error_param=error.param
                 )
                 self._on_outputs([refusal])
-
-    def _fail_unfinished(self, message: str) -> None:
-        unfinished = self._core.scheduler.unfinished_ids()
-        while not self._commands.empty():
-            command = self._commands.get()
-            if isinstance(command, Add):
-                unfinished += [request.request_id for request in command.requests]
-        self._on_outputs([_error(request_id, message) for request_id in unfinished])
-
-    def _refuse_forever(self) -> None:
-        """A dead engine still answers: every later request gets the reason."""
-        while not isinstance(command := self._commands.get(), Stop):
-            if isinstance(command, Add):
-                self._on_outputs([_error(r.request_id, f"the engine died: {self.error!r}") for r in command.requests])
-
-
-def _error(request_id: str, message: str) -> EngineCoreOutput:
-    return EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR.value, error=message)

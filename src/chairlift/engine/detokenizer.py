@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
-REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 6
+REPLACEMENT: Final = "\ufffd"
+LOOK_BACK: Final = 16  # prompt tokens, at most, in search of a left context
+MAX_HELD: Final = 64  # tokens; so many that end in no character are no text, and are shown as they are
 
 
 class Decoder(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
 
 class IncrementalDetokenizer:
     """Decodes a sequence as it grows; the concatenation is the text of the whole.
 
-        ids:  ... context ... | emitted | held back |
-                    ^ _prefix  ^ _read
+        ids:  prompt, emitted ... | last emitted piece | not yet emitted |
+                                   `----- _context ----' `---- _held ----'
 
     A decoder may write a token differently after others (a leading space, half a character), so new text is the
-    difference of two decodings that share their left context. A tail that ends in half a character is held back.
+    difference of two decodings that share their left context: the last emitted piece, which begins and ends between
+    characters, or the end of the prompt. A tail that ends in half a character is held back. Tokens that decode to
+    nothing are neither text nor context and are dropped.
+
+    It is not the text of the whole in two cases. Byte fallback replaces whole characters if stray bytes follow them;
+    here they are out by then. And a character that the prompt leaves unfinished is emitted as one.
     """
 
     def __init__(self, decoder: Decoder, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
-        self._ids = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        self._prefix = 0
-        self._read = len(self._ids)
+        tail = list(prompt_token_ids[-LOOK_BACK:])
+        end = len(tail) - self._num_unfinished(tail)
+        self._context, self._held = self._prompt_context(tail[:end]), tail[end:]
+        self._known = self._decode(self._context) + self._decode(self._held).rstrip(REPLACEMENT)
 
     def add(self, token_ids: Sequence[int]) -> str:
         """Take in tokens; returns the text that is certain now."""
-        self._ids += token_ids
+        self._held += token_ids
         text = self._new_text()
-        if not text or text.endswith(REPLACEMENT):
+        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD:
             return ""
-        self._emit()
+        if text:
+            self._emit()
+        elif not self._decode([*token_ids, *token_ids]):  # not even a space that is dropped only where it comes first
+            del self._held[len(self._held) - len(token_ids) :]
         return text
 
     def flush(self) -> str:
@@ -45,13 +58,28 @@ class IncrementalDetokenizer:
         self._emit()
         return text
 
+    def _num_unfinished(self, tail: list[int]) -> int:
+        """How many tokens at the end reach into a character that is not complete."""
+        entries = [self._decoder.token_bytes(token_id) for token_id in tail[-4:]]
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        utf8.decode(b"".join(entries))
+        unfinished = len(utf8.getstate()[0])
+        return next(n for n in range(5) if sum(map(len, entries[len(entries) - n :])) >= unfinished)
+
+    def _prompt_context(self, tail: list[int]) -> list[int]:
+        """The shortest end of the prompt that is text and begins between characters; all of `tail` if none is."""
+        ends = (tail[start:] for start in range(len(tail) - 1, -1, -1))
+        return next((end for end in ends if self._decode(end)[:1] not in ("", REPLACEMENT)), tail)
+
     def _new_text(self) -> str:
-        known = self._decode(self._ids[self._prefix : self._read])
-        return self._decode(self._ids[self._prefix :])[len(known) :]
+        text = self._decode(self._context + self._held)
+        if text.startswith(self._known):
+            return text[len(self._known) :]
+        return self._decode(self._held)  # stray bytes spoiled the end of the context with them
 
     def _emit(self) -> None:
-        del self._ids[: self._prefix]
-        self._prefix, self._read = max(0, self._read - self._prefix - CONTEXT_TOKENS), len(self._ids)
+        self._context, self._held = self._held, []
+        self._known = self._decode(self._context)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -101,7 +101,8 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
         sink.emit(_started(config, files.name, scheduler_config, plan, clock.now()))
     manager = PagedKVCacheManager(plan.num_blocks, plan.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(scheduler_config, manager, sink)
-    limits = RequestLimits(scheduler_config.max_model_len, plan.num_slots)
+    takes_priority = scheduler_config.scheduling_policy == "priority"
+    limits = RequestLimits(scheduler_config.max_model_len, plan.num_slots, takes_priority)
     _say(files, model_config, scheduler_config, plan, device, dtype)
     return Engine(
         core=EngineCore(scheduler, runner, clock, STEPS_AHEAD[device.type]),

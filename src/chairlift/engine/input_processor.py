@@ -16,11 +16,16 @@ from chairlift.sampling_params import SEED_BITS, SamplingParams
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
+# Odd 64-bit constants: the streams of consecutive requests, and of their siblings, start far apart.
+REQUEST_STRIDE = 0x9E3779B97F4A7C15
+SIBLING_STRIDE = 0xD1B54A32D192ED03
+
 
 class NoTokenizer:
     """Stands in where no tokenizer was loaded: token ids go through, text is refused, answers have no text."""
 
     has_chat_template = False
+    max_token_bytes = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         raise RequestError("this engine has no tokenizer (skip_tokenizer_init): send token ids", "prompt")
@@ -31,10 +36,14 @@ class NoTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return b""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence as it crosses to the engine core: see `Request` for the fields."""
+    """One sequence as it crosses to the engine core: see `Request` for the fields. `request_id` is the core's: unique
+    for good, whatever users call their requests."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -42,17 +51,18 @@ class EngineRequest:
     max_tokens: int
     stop_token_ids: list[int]
     seed: int
+    arrival_time: float
     priority: int = 0
     leader_id: str | None = None
 
-    def to_request(self, arrival_time: float) -> Request:
+    def to_request(self) -> Request:
         return Request(
             self.request_id,
             self.prompt_token_ids,
             self.sampling_params,
             self.max_tokens,
             stop_token_ids=frozenset(self.stop_token_ids),
-            arrival_time=arrival_time,
+            arrival_time=self.arrival_time,
             priority=self.priority,
             leader_id=self.leader_id,
             seed=self.seed,
@@ -61,10 +71,12 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request can have at most: the model's length, and the slots that the pool can give to it alone."""
+    """What one request can have at most: the model's length, and the slots that the pool can give to it alone; and
+    whether priorities mean anything."""
 
     max_model_len: int
     max_slots: int
+    takes_priority: bool = True
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """P prompt and n output tokens write P + n - 1 slots."""
@@ -95,6 +107,7 @@ class InputProcessor:
             RequestError: empty, not a prompt, a token outside the vocabulary, or longer than the model allows.
         """
         if isinstance(prompt, str):
+            self._check_text(prompt, "prompt")
             return prompt, self._checked(self.tokenizer.encode(prompt))
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
         if not all(type(token_id) is int for token_id in token_ids):
@@ -104,54 +117,88 @@ class InputProcessor:
     def encode_chat(self, messages: list[Message], **template_options: Any) -> tuple[str, list[int]]:
         """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`."""
         text = self.tokenizer.render_chat(messages, **template_options)
+        self._check_text(text, "messages")
         return text, self._checked(self.tokenizer.encode(text, add_special_tokens=False), "messages")
 
+    def _check_text(self, text: str, param: str) -> None:
+        """Refuse what cannot be tokenized, or would take long for nothing: no token stands for more bytes than the
+        longest one."""
+        try:
+            num_bytes = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError(f"{param} is not valid Unicode text: {error.reason}", param) from None
+        fewest_tokens = num_bytes // self.tokenizer.max_token_bytes
+        if fewest_tokens > self.limits.max_model_len:
+            raise RequestError(
+                f"{param} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
+                f"but max_model_len={self.limits.max_model_len}. Shorten it.",
+                param,
+            )
+
     def make(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int = 0
+        self, request_id: str, token_ids: list[int], params: SamplingParams, *, arrival_time: float, priority: int = 0
     ) -> list[EngineRequest]:
         """One request for each of `params.n` answers; the first one leads, the others share its prompt.
 
+        Args:
+            request_id: the user's; the core's ids begin with it and end with a number that is never used again.
+            arrival_time: seconds of the engine's clock.
+
         Raises:
-            RequestError: more tokens asked for than the model's length or the pool allows.
+            RequestError: something is asked for that does not fit or would have no effect.
         """
         room = self.limits.max_output_tokens(len(token_ids))
+        self._check_lengths(params, len(token_ids), room)
+        self._check_effects(params, priority)
+        self._check_token_ids(params)
+        stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+        self._num_made += 1
+        core_id = f"{request_id}~{self._num_made}"
+        first = EngineRequest(
+            request_id=core_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params.for_one(),
+            max_tokens=params.max_tokens or room,
+            stop_token_ids=sorted(stop_token_ids),
+            seed=self._default_seed() if params.seed is None else params.seed % (1 << SEED_BITS),
+            arrival_time=arrival_time,
+            priority=priority,
+        )
+        return [first, *(self._sibling(first, index) for index in range(1, params.n))]
+
+    def _sibling(self, first: EngineRequest, index: int) -> EngineRequest:
+        return replace(
+            first,
+            request_id=f"{first.request_id}.{index}",
+            sampling_params=replace(first.sampling_params, prompt_logprobs=None),
+            seed=(first.seed + index * SIBLING_STRIDE) % (1 << SEED_BITS),
+            leader_id=first.request_id,
+        )
+
+    def _default_seed(self) -> int:
+        if self._seed is None:
+            return secrets.randbits(SEED_BITS)
+        return (self._seed + self._num_made * REQUEST_STRIDE) % (1 << SEED_BITS)
+
+    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, room: int) -> None:
         if params.max_tokens is not None and params.max_tokens > room:
             raise RequestError(
-                f"max_tokens={params.max_tokens} is too large: with {len(token_ids)} prompt tokens at most {room} "
+                f"max_tokens={params.max_tokens} is too large: with {num_prompt_tokens} prompt tokens at most {room} "
                 f"output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} "
                 f"slots). Lower max_tokens, leave it out, or shorten the prompt.",
                 "max_tokens",
             )
         if params.min_tokens > room:
             raise RequestError(f"min_tokens={params.min_tokens} is too large: at most {room} fit", "min_tokens")
-        self._check_token_ids(params)
-        stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
-        first = EngineRequest(
-            request_id=request_id if params.n == 1 else f"{request_id}-0",
-            prompt_token_ids=token_ids,
-            sampling_params=params.for_sibling(0),
-            max_tokens=params.max_tokens or room,
-            stop_token_ids=sorted(stop_token_ids),
-            seed=self._next_seed() if params.seed is None else params.seed % (1 << SEED_BITS),
-            priority=priority,
-        )
-        return [first, *(self._sibling(first, request_id, index, params) for index in range(1, params.n))]
 
-    def _sibling(self, first: EngineRequest, request_id: str, index: int, params: SamplingParams) -> EngineRequest:
-        return replace(
-            first,
-            request_id=f"{request_id}-{index}",
-            sampling_params=replace(params.for_sibling(index), prompt_logprobs=None),
-            seed=(first.seed + index) % (1 << SEED_BITS),
-            leader_id=first.request_id,
-        )
-
-    def _next_seed(self) -> int:
-        if self._seed is None:
-            return secrets.randbits(SEED_BITS)
-        self._num_made += 1
-        # An odd multiplier keeps the streams of consecutive requests, and of their siblings, apart.
-        return (self._seed + self._num_made * 0x9E3779B97F4A7C15) % (1 << SEED_BITS)
+    def _check_effects(self, params: SamplingParams, priority: int) -> None:
+        if priority and not self.limits.takes_priority:
+            raise RequestError(
+                f"priority={priority} has no effect: this engine runs --scheduling-policy fcfs. Leave it out.",
+                "priority",
+            )
+        if params.stop and isinstance(self.tokenizer, NoTokenizer):
+            raise RequestError("stop needs text, and this engine has no tokenizer: use stop_token_ids", "stop")
 
     def _checked(self, token_ids: list[int], param: str = "prompt") -> list[int]:
         if not token_ids:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from chairlift.config import EngineConfig
 from chairlift.engine.factory import Engine, build_engine
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import Failure, OutputProcessor, merge
+from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
@@ -95,42 +95,42 @@ class LLM:
         core_ids: list[str] = []
         try:
             for index, ((text, token_ids), params) in enumerate(zip(prompts, all_params, strict=True)):
-                core_ids += self._add(index, ids[index], text, token_ids, params)
-            answers = self._step_until_done(set(ids), progress)
+                with _naming(index):
+                    self._add(ids[index], text, token_ids, params, core_ids)
+            answers = self._step_until_done(ids, progress)
         finally:
             self._abort(self._processor.remove(core_ids))
-        return [answers[request_id] for request_id in ids]
+        return [answers[request_id].build() for request_id in ids]
 
     def _add(
-        self, index: int, request_id: str, text: str | None, token_ids: list[int], params: SamplingParams
-    ) -> list[str]:
-        with _naming(index):
-            requests = self.engine.input_processor.make(request_id, token_ids, params)
-            self._processor.add(request_id, text, requests)
-            now = self.engine.core.now()
-            for request in requests:
-                self.engine.core.add(request.to_request(now))
-        return [request.request_id for request in requests]
+        self, request_id: str, text: str | None, token_ids: list[int], params: SamplingParams, core_ids: list[str]
+    ) -> None:
+        core = self.engine.core
+        requests = self.engine.input_processor.make(request_id, token_ids, params, arrival_time=core.now())
+        self._processor.add(request_id, text, requests)
+        core_ids += [request.request_id for request in requests]
+        for request in requests:
+            core.add(request.to_request())
 
-    def _step_until_done(self, unfinished: set[str], progress: bool) -> dict[str, RequestOutput]:
-        answers: dict[str, RequestOutput] = {}
+    def _step_until_done(self, ids: list[str], progress: bool) -> dict[str, AnswerBuilder]:
+        answers = {request_id: AnswerBuilder() for request_id in ids}
         with _interrupted_between_steps() as check_interrupt, _bar(progress) as bar:
-            task = bar.add_task("answers", total=len(unfinished), tokens=0)
-            num_tokens = 0
-            while unfinished:
+            task = bar.add_task("answers", total=len(ids), tokens=0)
+            num_unfinished, num_tokens = len(ids), 0
+            while num_unfinished:
                 outputs = self.engine.core.step()
                 check_interrupt()
                 num_tokens += sum(len(output.new_token_ids) for output in outputs)
-                for delta in self._process(outputs):
-                    answers[delta.request_id] = merge(answers.get(delta.request_id), delta)
-                    if delta.finished:
-                        unfinished.remove(delta.request_id)
-                        bar.advance(task)
-                bar.update(task, tokens=num_tokens)
+                deltas = self._process(outputs)
+                for delta in deltas:
+                    answers[delta.request_id].add(delta)
+                num_finished = sum(delta.finished for delta in deltas)
+                num_unfinished -= num_finished
+                bar.update(task, advance=num_finished, tokens=num_tokens)
         return answers
 
     def _process(self, outputs: list[EngineCoreOutput]) -> list[RequestOutput]:
-        told, stopped = self._processor.process(outputs)
+        told, stopped = self._processor.process(outputs, self.engine.core.now())
         for request_id in stopped:
             self.engine.core.abort(request_id, FinishReason.STOP)
         assert not any(isinstance(news, Failure) for news in told), "refusals are raised when a request is added"
@@ -184,6 +184,8 @@ def _encoded(index: int, encode: Any, prompt: Any) -> tuple[str | None, list[int
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """A string or a list of token ids is one prompt; anything else is a list of them."""
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a prompt or a list of them, got {prompts!r:.100}", "prompts")
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return cast("Sequence[Prompt]", [prompts] if single else prompts)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from chairlift.engine.detokenizer import Decoder, IncrementalDetokenizer, StopStrings
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.errors import EngineDeadError, RequestError
-from chairlift.outputs import CompletionOutput, EngineCoreOutput, RequestOutput, TokenLogprobs
+from chairlift.errors import RequestError
+from chairlift.outputs import CompletionOutput, EngineCoreOutput, RequestOutput, RequestTimes, TokenLogprobs
 from chairlift.request import FinishReason
 
 
@@ -30,6 +30,9 @@ class _Sequence:
     index: int
     detokenizer: IncrementalDetokenizer
     stop: StopStrings
+    min_tokens: int
+    num_tokens: int = 0
+    times: RequestTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,10 @@ class Failure:
 
 
 class OutputProcessor:
-    """Keeps what is needed to turn token ids into text, by request.
+    """Keeps what is needed to turn token ids into text, by the core's request ids.
 
-    `process` returns deltas: in each RequestOutput the text, tokens and logprobs that are new. `merge` adds them up.
+    `process` returns deltas: in each RequestOutput the text, tokens and logprobs that are new; cached tokens,
+    preemptions and times are told once. An AnswerBuilder adds them up.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -59,13 +63,13 @@ class OutputProcessor:
         for index, request in enumerate(requests):
             detokenizer = IncrementalDetokenizer(self._decoder, group.prompt_token_ids, params.skip_special_tokens)
             stop = StopStrings(params.stop, params.include_stop_str_in_output)
-            self._sequences[request.request_id] = _Sequence(group, index, detokenizer, stop)
+            self._sequences[request.request_id] = _Sequence(group, index, detokenizer, stop, params.min_tokens)
 
-    def remove(self, request_ids: Iterable[str]) -> list[str]:
+    def remove(self, core_ids: Iterable[str]) -> list[str]:
         """Forget sequences; returns those that were still expected."""
-        return [request_id for request_id in request_ids if self._sequences.pop(request_id, None) is not None]
+        return [core_id for core_id in core_ids if self._sequences.pop(core_id, None) is not None]
 
-    def process(self, outputs: list[EngineCoreOutput]) -> tuple[list[RequestOutput | Failure], list[str]]:
+    def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[RequestOutput | Failure], list[str]]:
         """Returns what to tell users, and the sequences that a stop string ended: the core has to end them too."""
         told: list[RequestOutput | Failure] = []
         stopped: list[str] = []
@@ -75,9 +79,9 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 del self._sequences[output.request_id]
-                told.append(Failure(sequence.group.request_id, _failure(output)))
+                told.append(Failure(sequence.group.request_id, RequestError(output.error, output.error_param)))
                 continue
-            delta = self._delta(sequence, output)
+            delta = self._delta(sequence, output, now)
             if delta.outputs[0].finish_reason is not None:
                 del self._sequences[output.request_id]
                 if output.finish_reason is None:
@@ -85,47 +89,50 @@ class OutputProcessor:
             told.append(delta)
         return told, stopped
 
-    def _delta(self, sequence: _Sequence, output: EngineCoreOutput) -> RequestOutput:
+    def _delta(self, sequence: _Sequence, output: EngineCoreOutput, now: float) -> RequestOutput:
         group = sequence.group
-        completion = self._completion(sequence, output)
-        if completion.finish_reason is not None:
-            group.num_unfinished -= 1
-        return RequestOutput(
+        sequence.times = output.times or sequence.times
+        completion = _completion(sequence, output)
+        delta = RequestOutput(
             request_id=group.request_id,
             prompt=group.prompt,
             prompt_token_ids=group.prompt_token_ids,
             outputs=[completion],
-            finished=group.num_unfinished == 0,
+            finished=False,
             prompt_logprobs=_prompt_logprobs(group, output),
-            num_cached_tokens=output.num_cached_tokens,
-            num_preemptions=output.num_preemptions,
-            times=output.times,
+            num_cached_tokens=output.num_cached_tokens if sequence.index == 0 else 0,
         )
+        if completion.finish_reason is not None:
+            group.num_unfinished -= 1
+            delta.finished = group.num_unfinished == 0
+            delta.num_preemptions = output.num_preemptions
+            if sequence.times is not None and sequence.times.finished is None:
+                sequence.times = replace(sequence.times, finished=now)
+            delta.times = sequence.times
+        return delta
 
-    def _completion(self, sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
-        text = sequence.detokenizer.add(output.new_token_ids)
-        finish_reason = output.finish_reason
-        stop_reason: int | str | None = output.stop_token_id
-        if finish_reason is not None:
-            text += sequence.detokenizer.flush()
+
+def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
+    sequence.num_tokens += len(output.new_token_ids)
+    text = sequence.detokenizer.add(output.new_token_ids)
+    finish_reason = output.finish_reason
+    stop_reason: int | str | None = output.stop_token_id
+    if finish_reason is not None:
+        text += sequence.detokenizer.flush()
+    if sequence.num_tokens >= sequence.min_tokens:
         text, stop_string = sequence.stop.add(text)
         if stop_string is not None:
             finish_reason, stop_reason = FinishReason.STOP.value, stop_string
         elif finish_reason is not None:
             text += sequence.stop.flush()
-        return CompletionOutput(
-            index=sequence.index,
-            text=text,
-            token_ids=output.new_token_ids,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            logprobs=output.logprobs,
-        )
-
-
-def _failure(output: EngineCoreOutput) -> Exception:
-    assert output.error is not None
-    return RequestError(output.error, output.error_param) if output.refused else EngineDeadError(output.error)
+    return CompletionOutput(
+        index=sequence.index,
+        text=text,
+        token_ids=output.new_token_ids,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+        logprobs=output.logprobs,
+    )
 
 
 def _prompt_logprobs(group: _Group, output: EngineCoreOutput) -> list[TokenLogprobs | None] | None:
@@ -141,32 +148,62 @@ def _prompt_logprobs(group: _Group, output: EngineCoreOutput) -> list[TokenLogpr
     return entries or None
 
 
-def merge(total: RequestOutput | None, delta: RequestOutput) -> RequestOutput:
-    """Add a delta to what came before it; answers by index."""
-    if total is None:
-        return delta
-    answers = {answer.index: answer for answer in total.outputs}
-    for new in delta.outputs:
-        if new.index in answers:
-            _extend(answers[new.index], new)
-        else:
-            answers[new.index] = new
-    total.outputs = [answers[index] for index in sorted(answers)]
-    total.finished = delta.finished
-    if delta.prompt_logprobs is not None:
-        total.prompt_logprobs = (total.prompt_logprobs or []) + delta.prompt_logprobs
-    if delta.times is not None:
-        total.times = delta.times
-        total.num_preemptions += delta.num_preemptions
-        if delta.outputs[0].index == 0 or not total.num_cached_tokens:
-            total.num_cached_tokens = delta.num_cached_tokens
-    return total
+@dataclass(slots=True)
+class _Answer:
+    """One answer as it grows: every part is appended to, and joined once."""
+
+    last: CompletionOutput
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+
+    def add(self, new: CompletionOutput) -> None:
+        self.last = new
+        self.texts.append(new.text)
+        self.token_ids += new.token_ids
+        if new.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += new.logprobs
 
 
-def _extend(answer: CompletionOutput, new: CompletionOutput) -> None:
-    answer.text += new.text
-    answer.token_ids = answer.token_ids + new.token_ids
-    answer.finish_reason = new.finish_reason
-    answer.stop_reason = new.stop_reason
-    if new.logprobs is not None:
-        answer.logprobs = (answer.logprobs or []) + new.logprobs
+class AnswerBuilder:
+    """Adds up the deltas of one request."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, _Answer] = {}
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._last: RequestOutput | None = None
+        self._num_cached_tokens = 0
+        self._num_preemptions = 0
+        self._times: RequestTimes | None = None
+
+    def add(self, delta: RequestOutput) -> None:
+        """Take in what is new."""
+        self._last = delta
+        for new in delta.outputs:
+            self._answers.setdefault(new.index, _Answer(new)).add(new)
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = [*(self._prompt_logprobs or ()), *delta.prompt_logprobs]
+        self._num_cached_tokens += delta.num_cached_tokens
+        self._num_preemptions += delta.num_preemptions
+        self._times = delta.times or self._times
+
+    @property
+    def is_empty(self) -> bool:
+        return self._last is None
+
+    def build(self) -> RequestOutput:
+        """The sum, answers by index."""
+        assert self._last is not None
+        return replace(
+            self._last,
+            outputs=[self._built(index) for index in sorted(self._answers)],
+            prompt_logprobs=self._prompt_logprobs,
+            num_cached_tokens=self._num_cached_tokens,
+            num_preemptions=self._num_preemptions,
+            times=self._times,
+        )
+
+    def _built(self, index: int) -> CompletionOutput:
+        answer = self._answers[index]
+        return replace(answer.last, text="".join(answer.texts), token_ids=answer.token_ids, logprobs=answer.logprobs)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import tokenizers
 from tokenizers import processors
 
 from chairlift.errors import RequestError
 from chairlift.loading.chat_template import ChatTemplate
+from chairlift.loading.token_bytes import spelling
+
+MAX_TOKEN_ID: Final = (1 << 32) - 1  # the library refuses to look up more
 
 
 class Tokenizer:
@@ -37,6 +41,8 @@ class Tokenizer:
         }
         self.bos_token_id = self._role("bos_token")
         self.eos_token_id = self._role("eos_token")
+        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._spelling = spelling(backend)
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
 
     def _role(self, role: str) -> int | None:
@@ -59,6 +65,26 @@ class Tokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         """How the vocabulary spells a token, or None."""
         return self.backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for; b"" for ids outside of the vocabulary.
+
+        Joined over the tokens of a text they are its UTF-8 (as the tokenizer normalizes it, so SentencePiece's leading
+        space included). A single token may begin or end inside a character. Added tokens stand for their own text.
+        """
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self.id_to_token(token_id) if 0 <= token_id <= MAX_TOKEN_ID else None
+        return b"" if token is None else self._spelling(token)
+
+    @cached_property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token, at least 1: a normalized text of n bytes has at least n / max_token_bytes tokens.
+
+        (Not if the tokenizer drops characters or fuses them to one unknown token.)
+        """
+        ids = self.backend.get_vocab(with_added_tokens=True).values()
+        return max((len(self.token_bytes(token_id)) for token_id in ids), default=0) or 1
 
     @property
     def has_chat_template(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -101,8 +101,12 @@ def _check_model(body: SamplingFields, name: str) -> None:
         raise _no_such_model(body.model, name)
 
 
-def _no_such_model(model: str, name: str) -> HTTPException:
-    return HTTPException(404, f"model {model!r} is not served here; {name!r} is")
+class UnknownModelError(HTTPException):
+    """A request for a model that is not served here."""
+
+
+def _no_such_model(model: str, name: str) -> UnknownModelError:
+    return UnknownModelError(404, f"model {model!r} is not served here; {name!r} is")
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -118,9 +122,9 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(_request: Request, error: HTTPException) -> JSONResponse:
-        code = "model_not_found" if str(error.detail).startswith("model ") else None
+        code = "model_not_found" if isinstance(error, UnknownModelError) else None
         info = ErrorInfo(message=str(error.detail), type="invalid_request_error", code=code)
-        return _error(error.status_code, info)
+        return _error(error.status_code, info, error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(_request: Request, error: Exception) -> JSONResponse:
@@ -128,8 +132,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _error(status, body.error)
 
 
-def _error(status: int, info: ErrorInfo) -> JSONResponse:
-    return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status)
+def _error(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)
 
 
 def _describe(error: RequestValidationError) -> tuple[str, str | None]:

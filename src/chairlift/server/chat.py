@@ -19,7 +19,7 @@ from chairlift.server.protocol import (
     TopLogprob,
     Usage,
 )
-from chairlift.server.serving import Call, Serving, Tally, prompt_logprobs
+from chairlift.server.serving import Call, Serving, Tally, prompt_logprobs, token_text
 
 
 class ChatServing(Serving[ChatCompletionRequest]):
@@ -27,9 +27,7 @@ class ChatServing(Serving[ChatCompletionRequest]):
 
     def encoded(self, body: ChatCompletionRequest) -> list[tuple[str | None, list[int]]]:
         messages = [message.for_template() for message in body.messages]
-        options = body.chat_template_kwargs or {}
-        encode = self.llm.engine.input_processor.encode_chat
-        return [encode(messages, **{"add_generation_prompt": body.add_generation_prompt, **options})]
+        return [self.llm.engine.input_processor.encode_chat(messages, **body.template_options())]
 
     def params(self, body: ChatCompletionRequest) -> SamplingParams:
         return body.sampling_params(body.limit(), body.num_logprobs())
@@ -89,5 +87,5 @@ class ChatServing(Serving[ChatCompletionRequest]):
         return ChatLogprobs(content=content)
 
     def _entry(self, entry: Logprob) -> TopLogprob:
-        token = self.llm.engine.tokenizer.decode([entry.token_id], skip_special_tokens=False)
-        return TopLogprob(token=token, logprob=entry.logprob, bytes=list(token.encode()))
+        token = self.llm.engine.tokenizer.token_bytes(entry.token_id)
+        return TopLogprob(token=token_text(token), logprob=entry.logprob, bytes=list(token))

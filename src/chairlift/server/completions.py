@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
-from chairlift.server.serving import Call, Serving, Tally, prompt_logprobs
+from chairlift.server.serving import Call, Serving, Tally, prompt_logprobs, token_text
 
 
 class CompletionServing(Serving[CompletionRequest]):
@@ -44,27 +44,26 @@ class CompletionServing(Serving[CompletionRequest]):
         return CompletionChoice(
             index=call.choice_index(index, answer),
             text=answer.text,
-            logprobs=self._logprobs(answer.logprobs),
+            logprobs=self._logprobs(call, call.choice_index(index, answer), answer.logprobs),
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
         )
 
-    def _logprobs(self, positions: list[TokenLogprobs] | None) -> CompletionLogprobs | None:
+    def _logprobs(
+        self, call: Call[CompletionRequest], choice: int, positions: list[TokenLogprobs] | None
+    ) -> CompletionLogprobs | None:
         if positions is None:
             return None
-        decode = self.llm.engine.tokenizer.decode
         logprobs = CompletionLogprobs()
-        offset = 0
         for position in positions:
-            token = decode([position.token.token_id], skip_special_tokens=False)
+            token = self._text(position.token)
             logprobs.tokens.append(token)
             logprobs.token_logprobs.append(position.token.logprob)
-            logprobs.text_offset.append(offset)
-            logprobs.top_logprobs.append(
-                {
-                    decode([entry.token_id], skip_special_tokens=False): entry.logprob
-                    for entry in (position.token, *position.top)
-                }
-            )
-            offset += len(token)
+            logprobs.text_offset.append(call.text_offsets[choice])
+            top = {self._text(entry): entry.logprob for entry in (position.token, *position.top)}
+            logprobs.top_logprobs.append(top)
+            call.text_offsets[choice] += len(token)
         return logprobs
+
+    def _text(self, entry: Logprob) -> str:
+        return token_text(self.llm.engine.tokenizer.token_bytes(entry.token_id))

@@ -52,14 +52,18 @@ class SamplingFields(Body):
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    user: str | None = Field(None, description="Accepted: it says who asks, and nothing here depends on it.")
+    # -- accepted, because what is done satisfies the value --
+    user: str | None = Field(None, description="Says who asks; nothing here depends on it.")
+    metadata: dict[str, str] | None = Field(None, description="Tags for the caller's own use; nothing is stored.")
+    store: Literal[False] | None = Field(None, description="Nothing is stored.")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
     # -- vLLM's --
     top_k: int | None = None
     min_p: float | None = None
@@ -89,6 +93,10 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = 16
     logprobs: int | None = None
+    # -- accepted, because what is done satisfies the value --
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Every prompt; raises RequestError if there is none."""
@@ -108,6 +116,12 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    # -- null where an answer is sent back as it came --
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: plain text."""
@@ -129,6 +143,10 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: TextFormat | None = None
+    # -- accepted, because what is done satisfies the value: there are no tools --
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
     # -- vLLM's --
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
@@ -142,6 +160,16 @@ class ChatCompletionRequest(SamplingFields):
                 "max_completion_tokens",
             )
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template gets besides the messages."""
+        options = self.chat_template_kwargs or {}
+        if taken := {"messages", "self", "add_generation_prompt"} & options.keys():
+            raise RequestError(
+                f"chat_template_kwargs must not hold {', '.join(sorted(taken))}: a field of its own says it",
+                "chat_template_kwargs",
+            )
+        return {**options, "add_generation_prompt": self.add_generation_prompt}
 
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to tell; None tells nothing."""
@@ -209,7 +237,6 @@ class ChatLogprobs(BaseModel):
 class AnswerMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str
-    refusal: None = None
 
 
 class ChatChoice(BaseModel):

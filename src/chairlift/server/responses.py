@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -35,14 +35,20 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Respon
 
 
 class EventStream(Response):
-    """Server-sent events. The source is closed when the client goes, also while it waits for its first event."""
+    """Server-sent events.
+
+    Args:
+        source: the events; closed when the client goes, also while it waits for its first event.
+        on_close: called when the response is over, however that came.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
+    def __init__(self, source: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._source = source
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
@@ -52,6 +58,7 @@ class EventStream(Response):
             if sending.done():
                 sending.result()
         finally:
+            self._on_close()
             for pending in (sending, gone):
                 pending.cancel()
             await asyncio.gather(sending, gone, return_exceptions=True)

@@ -30,7 +30,8 @@ def run(config: EngineConfig, host: str, port: int, served_model_name: str | Non
     """
     listener = _listen(host, port)
     llm = AsyncLLM(config)
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    shown_host = f"[{host}]" if ":" in host else host
+    url = f"http://{shown_host}:{listener.getsockname()[1]}"
 
     def say_ready() -> None:
         seconds = time.perf_counter() - started

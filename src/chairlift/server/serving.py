@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -17,10 +18,21 @@ from starlette.responses import Response
 from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, EngineDeadError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.sampling_params import SamplingParams
 from chairlift.server.protocol import ErrorBody, ErrorInfo, PromptTokensDetails, SamplingFields, Usage
 from chairlift.server.responses import DONE, EventStream, unless_disconnected
 
 Fields = TypeVar("Fields", bound=SamplingFields)
+
+MAX_ANSWERS_PER_CALL = 2048
+
+
+def token_text(token: bytes) -> str:
+    """A token as text; where it is no whole character, its bytes as OpenAI writes them."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
 def to_event(body: BaseModel) -> bytes:
@@ -41,18 +53,17 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens of one API call, over all its prompts."""
+    """Tokens of one API call, over all its prompts. Deltas and whole answers add up to the same."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Count a delta, or a whole answer."""
         self.completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        self.cached_tokens += output.num_cached_tokens
         if output.finished:
             self.prompt_tokens += len(output.prompt_token_ids)
-            self.cached_tokens += output.num_cached_tokens
 
     def usage(self) -> Usage:
         return Usage(
@@ -72,6 +83,12 @@ class Call(Generic[Fields]):
     id: str
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
+    text_offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def abort(self) -> None:
+        """Nobody waits for it any more, or it is done."""
+        for generation in self.generations:
+            generation.abort()
 
     def choice_index(self, generation_index: int, answer: CompletionOutput) -> int:
         """Answers to the first prompt come first."""
@@ -96,7 +113,7 @@ class Serving(ABC, Generic[Fields]):
         """The prompts of a call: text and tokens."""
 
     @abstractmethod
-    def params(self, body: Fields) -> Any:
+    def params(self, body: Fields) -> SamplingParams:
         """Its sampling parameters."""
 
     @abstractmethod
@@ -117,14 +134,21 @@ class Serving(ABC, Generic[Fields]):
 
     async def handle(self, body: Fields, request: Request) -> Response:
         """Answer a call; raises RequestError before anything is sent."""
-        call = self._start(body)
+        params = self.params(body)
+        # Tokenizing a long prompt takes a while, and releases the interpreter.
+        prompts = await asyncio.to_thread(self.encoded, body)
+        call = self._start(body, params, prompts)
         if body.stream:
-            return EventStream(self._stream(call))
+            return EventStream(self._stream(call), on_close=call.abort)
         return await unless_disconnected(request, self._whole(call))
 
-    def _start(self, body: Fields) -> Call[Fields]:
-        params = self.params(body)
-        prompts = self.encoded(body)
+    def _start(self, body: Fields, params: SamplingParams, prompts: list[tuple[str | None, list[int]]]) -> Call[Fields]:
+        if len(prompts) * params.n > MAX_ANSWERS_PER_CALL:
+            raise RequestError(
+                f"{len(prompts)} prompts x n={params.n} are more than {MAX_ANSWERS_PER_CALL} answers: send several "
+                "calls",
+                "n",
+            )
         call_id = f"{self.id_prefix}-{body.request_id or uuid.uuid4().hex}"
         generations: list[Generation] = []
         try:
@@ -134,7 +158,8 @@ class Serving(ABC, Generic[Fields]):
                     self.llm.start(text, token_ids, params, request_id=request_id, priority=body.priority)
                 )
         except BaseException:
-            _abort(generations)
+            for generation in generations:
+                generation.abort()
             raise
         return Call(body, generations, call_id, self.model_name)
 
@@ -142,7 +167,7 @@ class Serving(ABC, Generic[Fields]):
         try:
             outputs = await asyncio.gather(*(generation.collect() for generation in call.generations))
         finally:
-            _abort(call.generations)
+            call.abort()
         content = self.response(call, list(outputs)).model_dump_json()
         return Response(content, media_type="application/json")
 
@@ -162,13 +187,6 @@ class Serving(ABC, Generic[Fields]):
         except ChairliftError as error:
             yield to_event(error_body(error)[1])
             yield DONE
-        finally:
-            _abort(call.generations)
-
-
-def _abort(generations: list[Generation]) -> None:
-    for generation in generations:
-        generation.abort()
 
 
 def _has_news(answer: CompletionOutput) -> bool:
@@ -182,21 +200,22 @@ async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int,
         while waiting:
             done, _pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
-                index = waiting.pop(future)
                 output = future.result()
+                index = waiting.pop(future)
                 if not output.finished:
                     waiting[asyncio.ensure_future(anext(generations[index]))] = index
                 yield index, output
     finally:
         for future in waiting:
             future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def prompt_logprobs(llm: AsyncLLM, positions: list[TokenLogprobs | None] | None) -> list[dict[str, Any] | None] | None:
     """vLLM's form: for each position, token id -> logprob, rank and text; null for the first."""
     if positions is None:
         return None
-    decode = llm.engine.tokenizer.decode
+    token_bytes = llm.engine.tokenizer.token_bytes
     return [
         None
         if position is None
@@ -204,7 +223,7 @@ def prompt_logprobs(llm: AsyncLLM, positions: list[TokenLogprobs | None] | None)
             str(entry.token_id): {
                 "logprob": entry.logprob,
                 "rank": entry.rank,
-                "decoded_token": decode([entry.token_id], skip_special_tokens=False),
+                "decoded_token": token_text(token_bytes(entry.token_id)),
             }
             for entry in (*position.top, position.token)
         }

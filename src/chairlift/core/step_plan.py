@@ -1,0 +1,85 @@
+"""One step between its schedule and its update, and the events that the scheduler emits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from chairlift.core.kv_cache_manager import MemoryDemand
+from chairlift.events import RequestArrived, RequestFinished, RequestWaiting, Step
+from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
+from chairlift.request import Request, WaitReason
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What a schedule decided. `sampling` are the requests whose last known token is computed in this step."""
+
+    output: SchedulerOutput
+    scheduled_time: float
+    sampling: list[Request] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    num_computed: list[int] = field(default_factory=list)
+    num_running: int = 0
+    num_waiting: int = 0
+    free_blocks: int = 0
+    evictable_blocks: int = 0
+
+    def event(self, result: ModelRunnerOutput, finished: list[str], now: float) -> Step:
+        """The step's event, once its result is known."""
+        scheduled = self.output.num_scheduled_tokens
+        return Step(
+            time=now,
+            step=self.output.step,
+            scheduled_time=self.scheduled_time,
+            request_ids=list(scheduled),
+            num_scheduled=list(scheduled.values()),
+            num_computed=self.num_computed,
+            num_new=[len(result.token_ids.get(request_id, ())) for request_id in scheduled],
+            admitted=self.admitted,
+            preempted=self.preempted,
+            finished=finished,
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            free_blocks=self.free_blocks,
+            evictable_blocks=self.evictable_blocks,
+        )
+
+
+def arrived(request: Request) -> RequestArrived:
+    return RequestArrived(
+        time=request.arrival_time,
+        request_id=request.request_id,
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_total_tokens - request.num_prompt_tokens,
+        priority=request.priority,
+        leader_id=request.leader_id,
+    )
+
+
+def waiting(request: Request, reason: WaitReason, demand: MemoryDemand, num_running: int, now: float) -> RequestWaiting:
+    return RequestWaiting(
+        time=now,
+        request_id=request.request_id,
+        reason=reason.value,
+        needed_blocks=demand.needed,
+        free_blocks=demand.free,
+        evictable_blocks=demand.evictable,
+        num_running=num_running,
+    )
+
+
+def finished(request: Request, now: float) -> RequestFinished:
+    assert request.finish_reason is not None
+    return RequestFinished(
+        time=now,
+        request_id=request.request_id,
+        finish_reason=request.finish_reason.value,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        arrival_time=request.arrival_time,
+        first_scheduled_time=request.first_scheduled_time,
+        first_token_time=request.first_token_time,
+    )

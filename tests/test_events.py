@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from chairlift.events import EventFile, from_json, read_events, to_json
+from fakes import make_engine, make_request, run_to_end
+
+
+def test_every_event_survives_the_file(tmp_path: Path) -> None:
+    core, _, _, events = make_engine(num_blocks=6, enable_prefix_caching=False)
+    for name in "abc":
+        core.add(make_request(name, [1, 2, 3], max_tokens=12))
+    run_to_end(core)
+    log = EventFile(tmp_path / "log.jsonl")
+    for event in events.events:
+        log.emit(event)
+    log.close()
+    assert list(read_events(tmp_path / "log.jsonl")) == events.events
+    assert {"request_arrived", "request_waiting", "step", "request_finished"} <= {e.type for e in events.events}
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ("nonsense", "Expecting value"),
+        ("[1]", "an event is a JSON object"),
+        ('{"type": "surprise"}', "unknown event type"),
+        ('{"type": "request_refused", "time": 1}', "missing"),
+        ('{"type": "request_refused", "time": 1, "request_id": "a", "message": "", "x": 1}', r"unknown fields \['x'\]"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named(line: str, match: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=match):
+        from_json(line)
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"\n{line}\n".lstrip())
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 1"):
+        list(read_events(path))
+
+
+def test_a_full_disk_cuts_the_log_short_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    core, _, _, events = make_engine()
+    core.add(make_request("a", [1, 2, 3], max_tokens=200))
+    run_to_end(core)
+    log = EventFile(Path("/dev/full"))
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        for event in events.events * 50:
+            log.emit(event)
+        log.close()
+    assert log.error is not None
+    assert "/dev/full is cut short" in caplog.text
+    assert to_json(events.events[0]).startswith('{"type":"request_arrived"')
