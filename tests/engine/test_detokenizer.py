@@ -13,7 +13,6 @@ from chairlift.loading.resolve import ModelFiles, load_tokenizer
 from chairlift.loading.tokenizer import Tokenizer
 from loading.gguf_files import write_tokenizer_gguf
 
-
 PIECES = [*"▁abtheHlo", "▁t", "▁th", "▁the", "▁H", "▁He", "▁▁", "😀", "漢"]
 SENTENCEPIECE: dict[str, Any] = {
     "model": "llama",
@@ -127,6 +126,12 @@ def test_characters_of_several_bytes(sentencepiece: Tokenizer, prompt: str, text
     ids = sentencepiece.encode(text, add_special_tokens=False)
     space = " " if prompt else ""
     assert one_by_one(sentencepiece, sentencepiece.encode(prompt), ids) == space + text
+
+
+def test_characters_come_out_although_tokens_come_out_of_step_with_them(sentencepiece: Tokenizer) -> None:
+    ids = sentencepiece.encode("e" + "😃" * 40, add_special_tokens=False)
+    pieces = stream(sentencepiece, [], [ids[start : start + 4] for start in range(0, len(ids), 4)])
+    assert pieces == ["e", *["😃"] * 40, ""]
 
 
 class CountingDecoder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 REPLACEMENT: Final = "\ufffd"
@@ -40,17 +40,9 @@ class IncrementalDetokenizer:
         self._context, self._held = self._prompt_context(tail[:end]), tail[end:]
         self._known = self._decode(self._context) + self._decode(self._held).rstrip(REPLACEMENT)
 
-    def add(self, token_ids: Sequence[int]) -> str:
+    def add(self, token_ids: Iterable[int]) -> str:
         """Take in tokens; returns the text that is certain now."""
-        self._held += token_ids
-        text = self._new_text()
-        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD:
-            return ""
-        if text:
-            self._emit()
-        elif not self._decode([*token_ids, *token_ids]):  # not even a space that is dropped only where it comes first
-            del self._held[len(self._held) - len(token_ids) :]
-        return text
+        return "".join(map(self._add, token_ids))
 
     def flush(self) -> str:
         """The text held back, as it is: no more tokens will come."""
@@ -58,8 +50,19 @@ class IncrementalDetokenizer:
         self._emit()
         return text
 
+    def _add(self, token_id: int) -> str:
+        self._held.append(token_id)
+        text = self._new_text()
+        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD:
+            return ""
+        if text:
+            self._emit()
+        elif not self._decode([token_id, token_id]):  # and no space either, which is dropped only where it comes first
+            self._held.pop()
+        return text
+
     def _num_unfinished(self, tail: list[int]) -> int:
-        """How many tokens at the end reach into a character that is not complete."""
+        """How many tokens at the end reach into a character (4 bytes at most) that is not complete."""
         entries = [self._decoder.token_bytes(token_id) for token_id in tail[-4:]]
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(b"".join(entries))
