@@ -41,14 +41,12 @@ class FinishReason(enum.StrEnum):
 class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
-    SEATS: max_num_seqs are running. TOKEN_BUDGET: the step's max_num_batched_tokens are given out. MEMORY: too few
-    free blocks. SIBLING_PREFILL: it will share the blocks of a sibling whose prompt is not computed yet.
-    PENDING_TOKEN: it was preempted and its last token is still on its way from the device. PREEMPTION: a running
-    request was preempted in this step, so nobody is admitted.
+    SEATS: max_num_seqs are running. MEMORY: too few free blocks. SIBLING_PREFILL: it will share the blocks of a
+    sibling whose prompt is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way
+    from the device. PREEMPTION: a running request was preempted in this step, so nobody is admitted.
     """
 
     SEATS = "seats"
-    TOKEN_BUDGET = "token_budget"
     MEMORY = "memory"
     SIBLING_PREFILL = "sibling_prefill"
     PENDING_TOKEN = "pending_token"

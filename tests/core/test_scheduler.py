@@ -92,13 +92,18 @@ def test_every_wait_has_a_reason_with_its_arithmetic() -> None:
     assert len(waits(events)) == 1
 
 
-def test_seats_and_budget_are_reasons_to_wait_too() -> None:
-    core, _, _, events = make_engine(max_num_seqs=2, max_num_batched_tokens=6)
-    core.add(make_request("a", list(range(8)), max_tokens=3))
-    core.add(make_request("b", [1], max_tokens=3))
+def test_a_free_seat_is_taken_even_while_a_long_prompt_takes_the_budget() -> None:
+    core, _, executor, events = make_engine(max_num_seqs=2, max_num_batched_tokens=6)
+    core.add(make_request("long", list(range(20)), max_tokens=3))
+    core.add(make_request("b", [1, 2, 3], max_tokens=3))
     core.add(make_request("c", [2], max_tokens=3))
-    run_to_end(core)
-    assert [(w.request_id, w.reason) for w in waits(events)] == [("b", "token_budget"), ("c", "seats")]
+    answers = run_to_end(core)
+    assert executor.outputs[0].num_scheduled_tokens == {"long": 5, "b": 1}
+    assert [(w.request_id, w.reason) for w in waits(events)] == [("c", "seats")]
+    log = steps(events)
+    finished = next(step.step for step in log if "b" in step.finished)
+    assert log[finished + 1].admitted == ["c"]
+    assert answers["long"] == expected_tokens(list(range(20)), 3)
 
 
 def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on() -> None:

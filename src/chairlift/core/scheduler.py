@@ -159,6 +159,8 @@ class Scheduler:
         num_preempted = len(self._preempted)
         budget = self._schedule_running(plan)
         self._schedule_waiting(plan, budget, now, may_admit=len(self._preempted) == num_preempted)
+        for leader in plan.prefilled_leaders:
+            self._release_siblings(leader)
         if not plan.output.num_scheduled_tokens:
             return None
         plan.output.removed.extend(self._removed)
@@ -174,10 +176,12 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> int:
         """Give every running request what it lacks; returns what is left of the token budget.
 
-        A chunk leaves one token to everyone behind it, so a decode never stalls behind a prompt. That is always
-        possible, because max_num_batched_tokens >= max_num_seqs.
+        A chunk leaves one token to everyone behind it, and to everyone who waits for a seat that is free: a decode
+        never stalls behind a prompt, and a freed seat is taken in the next step. That is always possible, because
+        max_num_batched_tokens >= max_num_seqs.
         """
         budget = self._config.max_num_batched_tokens
+        newcomers = self._num_newcomers()
         index = 0
         while index < len(self._running):
             request = self._running[index]
@@ -185,7 +189,7 @@ class Scheduler:
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if count > 1:
-                count = min(count, budget - (len(self._running) - index))
+                count = min(count, budget - newcomers - (len(self._running) - index))
             elif not count or request.num_tokens == request.max_total_tokens:
                 continue
             if start + count > request.num_slots and not self._grow(request, start + count, plan):
@@ -201,7 +205,7 @@ class Scheduler:
         if start < request.num_prompt_tokens:
             self._kv.commit(request)
             if end >= request.num_prompt_tokens and request in self._siblings:
-                self._release_siblings(request)
+                plan.prefilled_leaders.append(request)
         if end == request.num_tokens:
             request.num_tokens += 1
             request.num_pending_tokens += 1
@@ -230,23 +234,25 @@ class Scheduler:
     def _schedule_waiting(self, plan: StepPlan, budget: int, now: float, may_admit: bool) -> None:
         """Admit from the head of the queue while there are seats, tokens and memory."""
         while (request := self._waiting.peek()) is not None:
-            reason = self._refusal(request, budget) if may_admit else WaitReason.PREEMPTION
+            reason = self._refusal(request) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 self._note_wait(request, reason, now)
                 return
             self._waiting.pop()
             self._introduce(request, plan, now)
             start = request.num_computed_tokens
-            count = min(request.num_tokens - start, budget)
+            count = min(request.num_tokens - start, budget - self._num_newcomers())
             self._schedule_tokens(request, start, count, plan)
             budget -= count
 
-    def _refusal(self, request: Request, budget: int) -> WaitReason | None:
+    def _num_newcomers(self) -> int:
+        """Waiting requests for which there is a seat."""
+        return min(len(self._waiting), self._config.max_num_seqs - len(self._running))
+
+    def _refusal(self, request: Request) -> WaitReason | None:
         """Why the head of the queue is not admitted; None if it was, and then it holds its memory."""
         if len(self._running) >= self._config.max_num_seqs:
             return WaitReason.SEATS
-        if not budget:
-            return WaitReason.TOKEN_BUDGET
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
         # Nothing was freed or cached since it was last refused: the answer would be the same.

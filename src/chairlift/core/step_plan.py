@@ -12,11 +12,13 @@ from chairlift.request import Request, WaitReason
 
 @dataclass(slots=True)
 class StepPlan:
-    """What a schedule decided. `sampling` are the requests whose last known token is computed in this step."""
+    """What a schedule decided. `sampling` are the requests whose last known token is computed in this step;
+    `prefilled_leaders` those whose prompt is, and whose siblings may join in the next one."""
 
     output: SchedulerOutput
     scheduled_time: float
     sampling: list[Request] = field(default_factory=list)
+    prefilled_leaders: list[Request] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
