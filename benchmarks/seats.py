@@ -5,8 +5,7 @@
 Forced output lengths from 8 to 256 tokens, shuffled. The engine runs them; what is claimed afterwards is read from the
 events alone:
 
-a. whoever finishes in step k gives the seat to the next in line in step k + 1, as long as somebody waits. Only where
-   that step's whole token budget goes to those who run already does the seat stay empty, and that is counted apart;
+a. whoever finishes in step k gives the seat to the next in line in step k + 1, as long as somebody waits;
 b. once a request has its prompt computed it gets exactly one token in every step, also while a long prompt is being
    prefilled beside it;
 c. at the end every block is free. (A last request of one token comes alone, and its step shows the pool.)
@@ -83,8 +82,6 @@ class Report:
 
     Attributes:
         seats_freed: by a request that ended while somebody waited; seats_taken_next_step: in the step after.
-        seats_late_for_budget: taken later, and every step between had given out its whole token budget;
-        seats_late_otherwise: taken later without that excuse.
         out_of_order: admissions of somebody who was not the next in line.
         chunk_steps: steps that computed a part of the long prompt; decodes_beside: tokens that others got in them.
         decodes_left_out: times that a request with its prompt computed did not get exactly one token in a step.
@@ -95,8 +92,6 @@ class Report:
     num_finished: int
     seats_freed: int
     seats_taken_next_step: int
-    seats_late_for_budget: int
-    seats_late_otherwise: int
     out_of_order: int
     chunk_steps: int
     decodes_beside: int
@@ -107,11 +102,9 @@ class Report:
 
     @property
     def claims(self) -> dict[str, bool]:
-        in_time = self.seats_freed == self.seats_taken_next_step + self.seats_late_for_budget
+        in_time = self.seats_freed == self.seats_taken_next_step > 0
         return {
-            "a freed seat is taken in the next step that has a token to give": (
-                self.seats_freed > 0 and in_time and not self.out_of_order
-            ),
+            "a freed seat is taken by the next in line in the very next step": in_time and not self.out_of_order,
             "no decode is left out of a step, beside a long prompt neither": (
                 self.decodes_beside > 0 and not self.decodes_left_out
             ),
@@ -161,19 +154,14 @@ class Log:
                 yield last_of[stay.seat], stay.first
             last_of[stay.seat] = stay.last
 
-    def budget_is_spent(self, step: Step) -> bool:
-        return sum(step.num_scheduled) == self.engine.max_num_batched_tokens
-
     def report(self) -> Report:
-        next_step, for_budget, otherwise = self._count_handovers()
+        handovers = list(self.handovers())
         chunks = [step for step in self.steps if self._is_chunk(step, self.long)]
         return Report(
             num_steps=len(self.steps),
             num_finished=sum(len(step.finished) for step in self.steps),
-            seats_freed=next_step + for_budget + otherwise,
-            seats_taken_next_step=next_step,
-            seats_late_for_budget=for_budget,
-            seats_late_otherwise=otherwise,
+            seats_freed=len(handovers),
+            seats_taken_next_step=sum(taken == freed + 1 for freed, taken in handovers),
             out_of_order=self._out_of_order(),
             chunk_steps=len(chunks),
             decodes_beside=sum(sum(not self._is_chunk(step, rid) for rid in step.request_ids) for step in chunks),
@@ -182,18 +170,6 @@ class Log:
             free_blocks=self.last_step.free_blocks + self._blocks_of_probe(),
             num_blocks=self.engine.num_blocks,
         )
-
-    def _count_handovers(self) -> tuple[int, int, int]:
-        next_step = for_budget = otherwise = 0
-        for freed, taken in self.handovers():
-            between = self.steps[freed + 1 : taken]
-            if not between:
-                next_step += 1
-            elif all(map(self.budget_is_spent, between)):
-                for_budget += 1
-            else:
-                otherwise += 1
-        return next_step, for_budget, otherwise
 
     def _out_of_order(self) -> int:
         place = {request_id: index for index, request_id in enumerate(self.arrived)}
