@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.kv_policies import make_kv_cache_manager
 from chairlift.core.scheduler import Scheduler
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -106,10 +107,19 @@ def make_engine(
     scheduling_policy: str = "fcfs",
     enable_prefix_caching: bool = True,
     steps_ahead: int = 0,
-) -> tuple[EngineCore, PagedKVCacheManager, CheckingExecutor, EventList]:
+    kv: str = "paged",
+    arena: str = "buddy",
+) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine over a CheckingExecutor, and its parts."""
     config = SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, scheduling_policy)
-    manager = PagedKVCacheManager(num_blocks, block_size, enable_prefix_caching)
+    manager = make_kv_cache_manager(
+        kv,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        enable_prefix_caching=enable_prefix_caching,
+        arena=arena,
+    )
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)
     events = EventList()
     core = EngineCore(Scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
@@ -124,6 +134,7 @@ def make_request(
     priority: int = 0,
     leader_id: str | None = None,
     stop_token_ids: Iterable[int] = (),
+    output_len: int | None = None,
 ) -> Request:
     return Request(
         request_id,
@@ -133,6 +144,7 @@ def make_request(
         priority=priority,
         leader_id=leader_id,
         stop_token_ids=frozenset(stop_token_ids),
+        output_len=output_len,
     )
 
 

@@ -17,6 +17,8 @@ from chairlift import __version__
 from chairlift.config import (
     ATTENTION_BACKENDS,
     DTYPES,
+    KV_ARENAS,
+    KV_POLICIES,
     SCHEDULING_POLICIES,
     EngineConfig,
 )
@@ -44,7 +46,9 @@ HELP = {
     "block_size": "Slots (token positions) in a block of KV memory.",
     "kv_cache_memory": "Memory for K and V, such as 2GiB; a share of what is free if not given.",
     "num_kv_blocks": "The KV pool in blocks, instead of --kv-cache-memory.",
-    "enable_prefix_caching": "Share the KV blocks of equal prefixes.",
+    "kv": f"When a request gets its KV memory: {', '.join(KV_POLICIES)}.",
+    "kv_arena": f"Where reservations come from: {', '.join(KV_ARENAS)}.",
+    "enable_prefix_caching": "Share the KV blocks of equal prefixes; on for --kv paged if not given.",
     "random_weights": "Build MODEL from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, answers have no text.",
     "seed": "Of the random streams of requests without a seed of their own.",

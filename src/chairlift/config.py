@@ -9,6 +9,8 @@ from chairlift.errors import ConfigError
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("torch", "reference")
+KV_POLICIES = ("paged", "exact", "max", "pow2", "oracle")
+KV_ARENAS = ("buddy", "first-fit")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 DEFAULT_BLOCK_SIZE = 16
@@ -66,6 +68,11 @@ class EngineConfig:
         max_model_len: the smaller of the model's context and the pool, if None.
         kv_cache_memory: bytes for K and V; None is a share of what is free.
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
+        kv: when a request gets its memory: "paged" takes blocks on demand; the others reserve at admission: "exact"
+            prompt and max_tokens, "max" max_model_len, "pow2" and "oracle" by the true output length, known only where
+            it is forced.
+        kv_arena: where reservations come from: "buddy" or "first-fit".
+        enable_prefix_caching: None is on for "paged" and off for reservations, which have none.
         random_weights: build the model from its config alone, with random parameters.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, answers have no text.
         seed: of the streams of requests that bring no seed of their own.
@@ -84,7 +91,9 @@ class EngineConfig:
     block_size: int = DEFAULT_BLOCK_SIZE
     kv_cache_memory: int | None = None
     num_kv_blocks: int | None = None
-    enable_prefix_caching: bool = True
+    kv: str = "paged"
+    kv_arena: str = "buddy"
+    enable_prefix_caching: bool | None = None
     random_weights: bool = False
     skip_tokenizer_init: bool = False
     seed: int | None = None
@@ -94,8 +103,16 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.device != "cpu" and self.device.split(":")[0] != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
+        if self.event_log is not None:
+            object.__setattr__(self, "event_log", Path(self.event_log))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("kv", self.kv, KV_POLICIES)
+        _one_of("kv_arena", self.kv_arena, KV_ARENAS)
+        if self.kv != "paged" and self.enable_prefix_caching:
+            raise ConfigError(f"kv={self.kv} reserves and has no prefix cache: leave out enable_prefix_caching")
+        if self.kv == "paged" and self.kv_arena != "buddy":
+            raise ConfigError(f"kv_arena={self.kv_arena} is for reservations, and kv=paged has none: leave it out")
         _at_least("block_size", self.block_size, 1)
         for name in ("num_kv_blocks", "kv_cache_memory", "num_threads"):
             value = getattr(self, name)
@@ -104,6 +121,10 @@ class EngineConfig:
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the pool: give one of them")
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self.kv == "paged" and self.enable_prefix_caching is not False
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """The scheduler's piece, once the length is settled."""

@@ -32,6 +32,7 @@ class EngineStarted:
     max_num_batched_tokens: int
     max_model_len: int
     scheduling_policy: str
+    kv: str
     enable_prefix_caching: bool
     schema_version: int = SCHEMA_VERSION
 
@@ -63,7 +64,8 @@ class RequestRefused:
 class RequestWaiting:
     """The head of the queue was not admitted, for another reason than in the step before.
 
-    Blocks are counted: needed by the request, free in the pool, and how many of the free ones are evictable (cached).
+    Blocks are counted: needed by the request, free in the pool, how many of the free ones are evictable (cached), and
+    the largest piece of consecutive ones (of any ones, where blocks need not be consecutive).
     """
 
     type: ClassVar[str] = "request_waiting"
@@ -73,6 +75,7 @@ class RequestWaiting:
     needed_blocks: int
     free_blocks: int
     evictable_blocks: int
+    largest_free_piece: int
     num_running: int
 
 

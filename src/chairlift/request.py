@@ -8,7 +8,9 @@ There are no phases: `num_computed_tokens` chases `num_tokens`. When it has caug
 `num_tokens` moves on. `num_tokens` counts tokens whose value is still on its way from the device
 (`num_pending_tokens` of them), so a step can be planned before the last one is answered:
 
-    len(token_ids) + num_pending_tokens == num_tokens <= max_total_tokens
+    len(token_ids) + num_pending_tokens == num_tokens <= end_total_tokens <= max_total_tokens
+
+`max_total_tokens` is what was asked for; `end_total_tokens` is less where a shorter length is forced.
 
 `num_slots` says how far the held KV memory reaches; the KV cache manager alone writes it.
 """
@@ -65,11 +67,13 @@ class Request:
         arrival_time: seconds of the engine's clock.
         priority: smaller goes first under the priority policy.
         leader_id: the sibling whose prefill this request waits for, if any.
+        output_len: how many output tokens there will be, if that is known beforehand (a forced length).
     """
 
     __slots__ = (
         "arrival_index",
         "arrival_time",
+        "end_total_tokens",
         "finish_reason",
         "first_scheduled_time",
         "first_token_time",
@@ -82,6 +86,7 @@ class Request:
         "num_prompt_tokens",
         "num_slots",
         "num_tokens",
+        "output_len",
         "priority",
         "request_id",
         "sampling_params",
@@ -104,11 +109,13 @@ class Request:
         arrival_time: float = 0.0,
         priority: int = 0,
         leader_id: str | None = None,
+        output_len: int | None = None,
         seed: int = 0,
     ) -> None:
         assert prompt_token_ids, "a request has at least one prompt token"
         assert sampling_params.n == 1, "siblings are requests of their own"
         assert max_tokens >= 1
+        assert output_len is None or 1 <= output_len <= max_tokens
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -116,6 +123,7 @@ class Request:
         self.num_pending_tokens = 0
         self.num_computed_tokens = 0
         self.max_total_tokens = self.num_prompt_tokens + max_tokens
+        self.end_total_tokens = self.num_prompt_tokens + (max_tokens if output_len is None else output_len)
         self.num_slots = 0
         self.sampling_params = sampling_params
         self.seed = seed
@@ -124,6 +132,7 @@ class Request:
         self.arrival_index = -1
         self.priority = priority
         self.leader_id = leader_id
+        self.output_len = output_len
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None

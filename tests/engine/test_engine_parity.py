@@ -79,6 +79,26 @@ def test_greedy_tokens_are_those_of_transformers(arch: str, squeeze: str, tiny_m
         assert len(chunked) > 20
 
 
+RESERVING: dict[str, dict[str, Any]] = {
+    "exact": {"num_kv_blocks": 64},
+    "exact, first fit": {"kv_arena": "first-fit", "num_kv_blocks": 50},
+    "max": {"num_kv_blocks": 80, "max_model_len": 100},
+    "pow2": {"num_kv_blocks": 70},
+    "oracle": {"num_kv_blocks": 64, "max_num_batched_tokens": 9, "max_num_seqs": 8},
+}
+
+
+@pytest.mark.parametrize("case", RESERVING)
+def test_reserving_the_memory_gives_the_same_answers_without_preemption(
+    case: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    folder = tiny_model_dir("llama")
+    answers, steps = engine_answers(folder, kv=case.split(",")[0], block_size=4, **RESERVING[case])
+    assert answers == reference_tokens(folder)
+    assert not any(step.preempted for step in steps)
+    assert max(step.num_waiting for step in steps) > 0
+
+
 def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama")
     answers, _ = engine_answers(folder, attention_backend="reference", max_num_batched_tokens=32, max_num_seqs=4)

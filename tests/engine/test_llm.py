@@ -232,7 +232,11 @@ def test_the_default_length_is_what_fits_and_is_said(
     ("options", "match"),
     [
         ({"max_model_len": 300}, "exceeds the model's context of 256"),
-        ({"num_kv_blocks": 2, "max_model_len": 64}, "exceeds the KV pool of 2 blocks x 16 = 32 slots"),
+        ({"num_kv_blocks": 2, "max_model_len": 64}, "exceeds the 32 slots that the KV pool of 2 blocks x 16 can give"),
+        ({"kv": "maximal"}, "kv must be one of paged, exact, max, pow2, oracle"),
+        ({"kv": "exact", "enable_prefix_caching": True}, "kv=exact reserves and has no prefix cache"),
+        ({"kv_arena": "first-fit"}, "kv_arena=first-fit is for reservations"),
+        ({"kv": "max", "num_kv_blocks": 7, "max_model_len": 100}, "exceeds the 64 slots .* under kv=max"),
         ({"kv_cache_memory": 1000}, "KV memory budget"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"device": "tpu"}, "device must be cpu or cuda"),

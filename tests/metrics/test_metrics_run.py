@@ -22,7 +22,7 @@ from chairlift.events import (
 from chairlift.metrics.requests import RequestMetrics, request_metrics
 from chairlift.metrics.run import summarize
 
-STARTED = EngineStarted(0.0, "m", 4, 10, 8, 64, 40, "fcfs", True)
+STARTED = EngineStarted(0.0, "m", 4, 10, 8, 64, 40, "fcfs", "paged", True)
 
 
 def arrived(request_id: str, time: float, prompt: int, leader_id: str | None = None) -> RequestArrived:

@@ -18,11 +18,13 @@ from chairlift.request import Request
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """The arithmetic of an admission, in blocks. `free` includes the `evictable` ones."""
+    """The arithmetic of an admission, in blocks. `free` includes the `evictable` ones; `largest` of them can be had in
+    one piece, which matters to reservations only."""
 
     needed: int
     free: int
     evictable: int
+    largest: int
 
 
 class KVCacheManager(Protocol):
@@ -188,7 +190,7 @@ class PagedKVCacheManager:
     def _demand(self, request: Request, prefix: list[int]) -> MemoryDemand:
         revived = sum(map(self.pool.is_free, prefix))
         needed = self._blocks_for(request.num_tokens) - len(prefix) + revived
-        return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable)
+        return MemoryDemand(needed, self.pool.num_free, self.pool.num_evictable, self.pool.num_free)
 
     def _find_prefix(self, request: Request) -> list[int]:
         """The longest run of shareable blocks; at least one token is left to compute, for its logits."""

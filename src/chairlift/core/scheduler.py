@@ -190,7 +190,7 @@ class Scheduler:
             count = request.num_tokens - start
             if count > 1:
                 count = min(count, budget - newcomers - (len(self._running) - index))
-            elif not count or request.num_tokens == request.max_total_tokens:
+            elif not count or request.num_tokens == request.end_total_tokens:
                 continue
             if start + count > request.num_slots and not self._grow(request, start + count, plan):
                 break
@@ -326,7 +326,7 @@ class Scheduler:
             output = output._replace(num_cached_tokens=request.num_cached_tokens, times=_times(request))
         if request.stop_token_id is not None:
             reason = FinishReason.STOP
-        elif len(request.token_ids) == request.max_total_tokens:
+        elif len(request.token_ids) == request.end_total_tokens:
             reason = FinishReason.LENGTH
         else:
             return output
@@ -354,7 +354,7 @@ class Scheduler:
 
 def _until_stop(request: Request, tokens: list[int]) -> list[int]:
     """The tokens up to the first stop token (kept) or the length limit; notes the stop token in the request."""
-    tokens = tokens[: request.max_total_tokens - len(request.token_ids)]
+    tokens = tokens[: request.end_total_tokens - len(request.token_ids)]
     for index, token in enumerate(tokens):
         if token in request.stop_token_ids:
             request.stop_token_id = token

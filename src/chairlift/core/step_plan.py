@@ -67,6 +67,7 @@ def waiting(request: Request, reason: WaitReason, demand: MemoryDemand, num_runn
         needed_blocks=demand.needed,
         free_blocks=demand.free,
         evictable_blocks=demand.evictable,
+        largest_free_piece=demand.largest,
         num_running=num_running,
     )
 

@@ -11,7 +11,8 @@ import torch
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.kv_policies import make_kv_cache_manager, max_request_slots
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.errors import ConfigError
@@ -21,6 +22,7 @@ from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
+from chairlift.models.model import Model
 from chairlift.models.registry import build_model
 from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes, plan_kv_cache
 from chairlift.worker.memory import format_memory
@@ -82,27 +84,22 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
     weights = _weights(config, files, model_config, dtype, device)
     model = build_model(model_config, weights, dtype=dtype, device=device, attention_backend=config.attention_backend)
     plan = _plan_pool(config, model_config, dtype, device)
-    scheduler_config = config.scheduler_config(_max_model_len(config, model_config, plan))
-    model.allocate_kv_cache(plan.num_blocks, plan.block_size)
-    runner = ModelRunner(
-        model,
-        model.plan,
-        vocab_size=model_config.vocab_size,
-        max_num_seqs=scheduler_config.max_num_seqs,
-        max_model_len=scheduler_config.max_model_len,
-        block_size=plan.block_size,
-        device=device,
+    max_slots = max_request_slots(
+        config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
+    scheduler_config = config.scheduler_config(_max_model_len(config, model_config, plan, max_slots))
+    manager = _manager(config, plan, scheduler_config)
+    model.allocate_kv_cache(plan.num_blocks, plan.block_size)
+    runner = _runner(model, model_config, scheduler_config, plan, device)
     clock = clock or MonotonicClock()
     event_file = _event_file(config)
     sinks = [sink for sink in (event_file, events) if sink is not None]
     sink = _EventFan(sinks) if sinks else None
     if sink is not None:
         sink.emit(_started(config, files.name, scheduler_config, plan, clock.now()))
-    manager = PagedKVCacheManager(plan.num_blocks, plan.block_size, config.enable_prefix_caching)
     scheduler = Scheduler(scheduler_config, manager, sink)
     takes_priority = scheduler_config.scheduling_policy == "priority"
-    limits = RequestLimits(scheduler_config.max_model_len, plan.num_slots, takes_priority)
+    limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
     _say(files, model_config, scheduler_config, plan, device, dtype)
     return Engine(
         core=EngineCore(scheduler, runner, clock, STEPS_AHEAD[device.type]),
@@ -113,6 +110,35 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
         kv_cache_plan=plan,
         model_name=files.name,
         event_file=event_file,
+    )
+
+
+def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:
+    return make_kv_cache_manager(
+        config.kv,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_model_len=scheduler_config.max_model_len,
+        enable_prefix_caching=config.has_prefix_cache,
+        arena=config.kv_arena,
+    )
+
+
+def _runner(
+    model: Model,
+    model_config: ModelConfig,
+    scheduler_config: SchedulerConfig,
+    plan: KVCachePlan,
+    device: torch.device,
+) -> ModelRunner:
+    return ModelRunner(
+        model,
+        model.plan,
+        vocab_size=model_config.vocab_size,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_model_len=scheduler_config.max_model_len,
+        block_size=plan.block_size,
+        device=device,
     )
 
 
@@ -161,17 +187,18 @@ def _plan_pool(
     )
 
 
-def _max_model_len(config: EngineConfig, model_config: ModelConfig, plan: KVCachePlan) -> int:
-    """The smaller of the model's context and the pool, unless asked for less."""
+def _max_model_len(config: EngineConfig, model_config: ModelConfig, plan: KVCachePlan, max_slots: int) -> int:
+    """The smaller of the model's context and what the pool can give to one request, unless asked for less."""
     context = model_config.max_position_embeddings
     if config.max_model_len is None:
-        return min(context, plan.num_slots)
+        return min(context, max_slots)
     if config.max_model_len > context:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
-    if config.max_model_len > plan.num_slots:
+    if config.max_model_len > max_slots:
         raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the KV pool of {plan.num_blocks} blocks x "
-            f"{plan.block_size} = {plan.num_slots} slots: lower the one or raise num_kv_blocks"
+            f"max_model_len={config.max_model_len} exceeds the {max_slots} slots that the KV pool of "
+            f"{plan.num_blocks} blocks x {plan.block_size} can give to one request under kv={config.kv}: lower the "
+            "one or enlarge the other"
         )
     return config.max_model_len
 
@@ -197,7 +224,8 @@ def _started(
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         max_model_len=scheduler_config.max_model_len,
         scheduling_policy=scheduler_config.scheduling_policy,
-        enable_prefix_caching=config.enable_prefix_caching,
+        kv=config.kv,
+        enable_prefix_caching=config.has_prefix_cache,
     )
 
 

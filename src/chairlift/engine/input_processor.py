@@ -54,6 +54,7 @@ class EngineRequest:
     arrival_time: float
     priority: int = 0
     leader_id: str | None = None
+    output_len: int | None = None
 
     def to_request(self) -> Request:
         return Request(
@@ -65,6 +66,7 @@ class EngineRequest:
             arrival_time=self.arrival_time,
             priority=self.priority,
             leader_id=self.leader_id,
+            output_len=self.output_len,
             seed=self.seed,
         )
 
@@ -152,17 +154,20 @@ class InputProcessor:
         self._check_effects(params, priority)
         self._check_token_ids(params)
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
         core_id = f"{request_id}~{self._num_made}"
         first = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
             sampling_params=params.for_one(),
-            max_tokens=params.max_tokens or room,
+            max_tokens=max_tokens,
             stop_token_ids=sorted(stop_token_ids),
             seed=self._default_seed() if params.seed is None else params.seed % (1 << SEED_BITS),
             arrival_time=arrival_time,
             priority=priority,
+            output_len=max_tokens if is_forced else None,
         )
         return [first, *(self._sibling(first, index) for index in range(1, params.n))]
 
