@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from conftest import MODEL, RunningServer
+from running_server import MODEL, RunningServer
 
 PARIS = "The capital of France is"
 QUESTION = [{"role": "user", "content": "Reply with one word: what is the capital of France?"}]

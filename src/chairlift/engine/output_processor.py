@@ -188,10 +188,6 @@ class AnswerBuilder:
         self._num_preemptions += delta.num_preemptions
         self._times = delta.times or self._times
 
-    @property
-    def is_empty(self) -> bool:
-        return self._last is None
-
     def build(self) -> RequestOutput:
         """The sum, answers by index."""
         assert self._last is not None
