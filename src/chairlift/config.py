@@ -9,6 +9,8 @@ from chairlift.errors import ConfigError
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
 ATTENTION_BACKENDS = ("torch", "reference")
+BATCHINGS = ("continuous", "static")
+STATIC_RUN_TO = ("batch", "global")
 KV_POLICIES = ("paged", "exact", "max", "pow2", "oracle")
 KV_ARENAS = ("buddy", "first-fit")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -16,6 +18,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+DEFAULT_STATIC_BATCH_SIZE = 8
 
 
 def _at_least(name: str, value: int, low: int) -> None:
@@ -39,18 +42,33 @@ class SchedulerConfig:
         max_num_batched_tokens: tokens computed in one step (the token budget).
         max_model_len: prompt and output tokens of one request.
         scheduling_policy: "fcfs" or "priority" (smaller first, then first come).
+        batching: "continuous" or "static".
+        static_batch_size: members of a static batch.
+        static_run_to: a static batch is decoded to its own longest output ("batch") or to that of all requests
+            ("global").
     """
 
     max_model_len: int
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     scheduling_policy: str = "fcfs"
+    batching: str = "continuous"
+    static_batch_size: int = DEFAULT_STATIC_BATCH_SIZE
+    static_run_to: str = "batch"
 
     def __post_init__(self) -> None:
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        _one_of("batching", self.batching, BATCHINGS)
+        _one_of("static_run_to", self.static_run_to, STATIC_RUN_TO)
+        _at_least("static_batch_size", self.static_batch_size, 1)
+        if self.batching == "static" and self.static_batch_size > self.max_num_seqs:
+            raise ConfigError(
+                f"static_batch_size={self.static_batch_size} is more than max_num_seqs={self.max_num_seqs} seats: "
+                f"lower the one or raise the other."
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}: "
@@ -68,6 +86,11 @@ class EngineConfig:
         max_model_len: the smaller of the model's context and the pool, if None.
         kv_cache_memory: bytes for K and V; None is a share of what is free.
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
+        batching: "continuous" chooses the batch anew at every step; "static" closes it when it starts, and answers when
+            its last member is done.
+        static_batch_size: members of a static batch at most; 8 if None.
+        static_run_to: "batch", if None, or "global": every static batch is decoded to the longest output of all
+            requests, which therefore must be forced.
         kv: when a request gets its memory: "paged" takes blocks on demand; the others reserve at admission: "exact"
             prompt and max_tokens, "max" max_model_len, "pow2" and "oracle" by the true output length, known only where
             it is forced.
@@ -88,6 +111,9 @@ class EngineConfig:
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     scheduling_policy: str = "fcfs"
+    batching: str = "continuous"
+    static_batch_size: int | None = None
+    static_run_to: str | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     kv_cache_memory: int | None = None
     num_kv_blocks: int | None = None
@@ -107,6 +133,9 @@ class EngineConfig:
             object.__setattr__(self, "event_log", Path(self.event_log))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        for name in ("static_batch_size", "static_run_to"):
+            if self.batching != "static" and getattr(self, name) is not None:
+                raise ConfigError(f"{name}={getattr(self, name)} is for batching=static: leave it out")
         _one_of("kv", self.kv, KV_POLICIES)
         _one_of("kv_arena", self.kv_arena, KV_ARENAS)
         if self.kv != "paged" and self.enable_prefix_caching:
@@ -133,4 +162,7 @@ class EngineConfig:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             scheduling_policy=self.scheduling_policy,
+            batching=self.batching,
+            static_batch_size=(DEFAULT_STATIC_BATCH_SIZE if self.static_batch_size is None else self.static_batch_size),
+            static_run_to=self.static_run_to or "batch",
         )

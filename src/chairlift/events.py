@@ -16,12 +16,18 @@ from typing import Any, ClassVar, Protocol
 
 logger = logging.getLogger("chairlift")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
-    """The first event of a log: the limits under which everything after it happened."""
+    """The first event of a log: the limits under which everything after it happened.
+
+    Attributes:
+        static_batch_size, static_run_to: None unless `batching` is "static"; kv_arena: None where `kv` is "paged".
+        weight_bytes: read from memory by every step; kv_bytes_per_slot: K and V of one token in all layers; 0 where no
+            model computes.
+    """
 
     type: ClassVar[str] = "engine_started"
     time: float
@@ -34,12 +40,18 @@ class EngineStarted:
     scheduling_policy: str
     kv: str
     enable_prefix_caching: bool
+    batching: str = "continuous"
+    static_batch_size: int | None = None
+    static_run_to: str | None = None
+    kv_arena: str | None = None
+    weight_bytes: int = 0
+    kv_bytes_per_slot: int = 0
     schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request joined the queue (or waits for its leader's prefill)."""
+    """A request joined the queue (or waits for its leader's prefill). `output_len`: the true length, if forced."""
 
     type: ClassVar[str] = "request_arrived"
     time: float
@@ -48,6 +60,7 @@ class RequestArrived:
     max_tokens: int
     priority: int = 0
     leader_id: str | None = None
+    output_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +94,20 @@ class RequestWaiting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, emitted when its result is known. The columns `request_ids`, `num_scheduled`, `num_new` are parallel.
+    """One step, emitted when its result is known. The columns `request_ids`, `num_scheduled`, `num_computed`, `num_new`
+    and `num_padding` are parallel.
 
     Attributes:
         time: when its result was known; scheduled_time: when it was planned.
         num_scheduled: tokens computed; num_computed: tokens that had K and V before the step; num_new: tokens sampled.
+        num_padding: padding computed besides, for a static batch; empty if there was none.
+        num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: by the schedule of this step; finished: by its result.
+        new_blocks: block ids that each request received; the whole table when it is admitted.
         num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
+        token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
+            `core.accounting`; reserved and internal are split by `max_tokens`, since nobody knows yet what will come.
+        shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
     """
 
     type: ClassVar[str] = "step"
@@ -105,11 +125,25 @@ class Step:
     num_waiting: int
     free_blocks: int
     evictable_blocks: int
+    num_padding: list[int] = field(default_factory=list)
+    num_recomputed: int = 0
+    new_blocks: dict[str, list[int]] = field(default_factory=dict)
+    token_states: int = 0
+    reserved: int = 0
+    internal: int = 0
+    external: int = 0
+    free: int = 0
+    shared: int = 0
+    saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request left; times are seconds of the engine's clock, None where it never got so far."""
+    """A request left; times are seconds of the engine's clock, None where it never got so far.
+
+    Under static batching a request leaves with its batch, and gets all its tokens then. `steps_waited` counts, by
+    reason (see `WaitReason`), the steps that began while it waited; the other counts are those of `RequestStats`.
+    """
 
     type: ClassVar[str] = "request_finished"
     time: float
@@ -122,6 +156,11 @@ class RequestFinished:
     arrival_time: float
     first_scheduled_time: float | None
     first_token_time: float | None
+    steps_waited: dict[str, int] = field(default_factory=dict)
+    num_recomputed_tokens: int = 0
+    num_padding_tokens: int = 0
+    kv_slot_seconds_held: float = 0.0
+    kv_slot_seconds_used: float = 0.0
 
 
 Event = EngineStarted | RequestArrived | RequestRefused | RequestWaiting | Step | RequestFinished

@@ -42,10 +42,12 @@ class SchedulerOutput:
     Attributes:
         step: counts up by one.
         num_scheduled_tokens: request id -> tokens to compute, in batch order. A request whose tokens are then all
-            computed gets its next token sampled.
+            computed gets its next token sampled. 0 only where there is padding.
         new_requests: introduced in this step (all of them are scheduled in it).
         new_block_ids: blocks appended to the tables of requests introduced before.
         removed: requests that finished, were aborted or preempted since the last step: forget them first.
+        num_padding_tokens: request id -> padding to compute before its tokens, with slot -1: nothing is written. Only
+            static batches have any.
     """
 
     step: int
@@ -53,10 +55,16 @@ class SchedulerOutput:
     new_requests: list[NewRequest] = field(default_factory=list)
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    num_padding_tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def total_num_scheduled_tokens(self) -> int:
+        """Without padding."""
         return sum(self.num_scheduled_tokens.values())
+
+    @property
+    def total_num_padding_tokens(self) -> int:
+        return sum(self.num_padding_tokens.values())
 
 
 class Logprob(NamedTuple):
@@ -102,11 +110,31 @@ class RequestTimes:
     finished: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What a request waited for, and what it cost.
+
+    Attributes:
+        steps_waited: reason (see `request.WaitReason`) -> steps that began while it was not admitted for it; whoever
+            stands behind the head of the queue waits for the head's reason.
+        num_recomputed_tokens: computed again after a preemption.
+        num_padding_tokens: computed for its row of a static batch, beside its own.
+        kv_slot_seconds_held: slots that it held, summed over time; kv_slot_seconds_used: of those, written, and still
+            needed by it. Shared slots count for every holder.
+    """
+
+    steps_waited: dict[str, int]
+    num_recomputed_tokens: int
+    num_padding_tokens: int
+    kv_slot_seconds_held: float
+    kv_slot_seconds_used: float
+
+
 class EngineCoreOutput(NamedTuple):
     """What one step means for one request. A named tuple, because one is made for each of them in every step.
 
     Attributes:
-        finish_reason: set in the last one only.
+        finish_reason: set in the last one only, and so is `stats`.
         num_cached_tokens: set in the first one with a token; `times` in that one and in the last.
         num_preemptions: so far.
         error: the request was refused, and `error_param` is the field to blame; there is no other output then.
@@ -121,6 +149,7 @@ class EngineCoreOutput(NamedTuple):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     times: RequestTimes | None = None
+    stats: RequestStats | None = None
     error: str | None = None
     error_param: str | None = None
 
@@ -139,7 +168,11 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its answers, by index."""
+    """A request and its answers, by index.
+
+    Attributes:
+        times, stats: of the answer that ended last; None until then.
+    """
 
     request_id: str
     prompt: str | None

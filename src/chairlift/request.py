@@ -45,7 +45,8 @@ class WaitReason(enum.StrEnum):
 
     SEATS: max_num_seqs are running. MEMORY: too few free blocks. SIBLING_PREFILL: it will share the blocks of a
     sibling whose prompt is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way
-    from the device. PREEMPTION: a running request was preempted in this step, so nobody is admitted.
+    from the device. PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: a static
+    batch is running, and it is closed.
     """
 
     SEATS = "seats"
@@ -53,6 +54,7 @@ class WaitReason(enum.StrEnum):
     SIBLING_PREFILL = "sibling_prefill"
     PENDING_TOKEN = "pending_token"
     PREEMPTION = "preemption"
+    BATCH = "batch"
 
 
 class Request:

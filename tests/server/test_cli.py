@@ -17,7 +17,7 @@ import openai
 import pytest
 
 import chairlift
-from chairlift.cli import ENGINE_OPTIONS, HELP
+from chairlift.commands.options import ENGINE_OPTIONS, HELP
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
