@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from chairlift.errors import ConfigError
 from chairlift.workload.arrivals import ArrivalProcess
 from chairlift.workload.lengths import LengthDistribution
+from chairlift.workload.request import WorkloadRequest
 
-
-@dataclass(frozen=True, slots=True)
-class WorkloadRequest:
-    """One request to come: `arrival` in seconds after the first one, `output_len` tokens to be forced."""
-
-    request_id: str
-    arrival: float
-    prompt_token_ids: list[int]
-    output_len: int
+__all__ = ["WorkloadRequest", "make_workload"]
 
 
 def make_workload(
