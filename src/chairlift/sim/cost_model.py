@@ -1,0 +1,52 @@
+"""What a step costs: the one question that a simulator asks of a device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from chairlift.events import Step
+
+
+class StepShape(NamedTuple):
+    """All that a cost model may look at. Everything here can be kept up to date in O(1) for a batch of decodes.
+
+    Attributes:
+        num_tokens: tokens computed, padding included.
+        num_seqs: rows: requests in the batch.
+        num_sampled: rows that go through the LM head.
+        num_context: tokens whose K and V are read: the sum over the rows of their length after the step.
+        num_pairs: (query, key) pairs: the sum over the rows of what its queries see, causally. Padding sees nothing.
+    """
+
+    num_tokens: int
+    num_seqs: int
+    num_sampled: int
+    num_context: int
+    num_pairs: int
+
+
+class CostModel(Protocol):
+    """Seconds of a step by its shape."""
+
+    def seconds(self, shape: StepShape) -> float: ...
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Its constants, as (name, value with unit), to be printed with whatever was computed from it."""
+        ...
+
+
+def num_causal_pairs(start: int, count: int) -> int:
+    """Pairs of `count` queries after `start` computed tokens, where each sees itself and everything before it."""
+    return count * start + count * (count + 1) // 2
+
+
+def shape_of(step: Step) -> StepShape:
+    """The shape of a recorded step."""
+    rows = list(zip(step.num_computed, step.num_scheduled, strict=True))
+    return StepShape(
+        num_tokens=sum(step.num_scheduled) + sum(step.num_padding),
+        num_seqs=len(rows),
+        num_sampled=sum(map(bool, step.num_new)),
+        num_context=sum(start + count for start, count in rows if count),
+        num_pairs=sum(num_causal_pairs(start, count) for start, count in rows),
+    )
