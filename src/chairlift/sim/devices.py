@@ -1,0 +1,118 @@
+"""What a device can do at most, and how much of it a step gets."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from chairlift.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device, or one of several that share a model.
+
+    The last five are free constants. Their defaults were chosen before anything was simulated, are the same for every
+    policy, and are printed with every result: large fp16 matrix products reach somewhat more than the 52 % of the peak
+    that whole training steps do (Narayanan et al., SC'21, abstract), plain copies some 80 to 90 % of a datasheet's
+    bandwidth; a layer is about ten kernels of a few microseconds each to launch, and a step is planned on the host in
+    about a millisecond. A device that was measured says its own.
+
+    Attributes:
+        peak_flops: floating point operations a second, dense, in the type below; bandwidth: of memory, bytes a second.
+        bytes_per_value: of the type that the peak is for: 2 is half precision, 4 single.
+        link_bandwidth: bytes a second to the other devices, in one direction; 0: it has no link.
+        source: where the numbers are from.
+        flops_efficiency, bandwidth_efficiency: the share of the peaks that is reached.
+        step_overhead, layer_overhead: seconds a step, and a layer of a step.
+        all_reduce_latency: seconds before an exchange between devices begins.
+
+    Raises:
+        ConfigError: a number that is not positive (or negative, for overheads), or an efficiency above 1.
+    """
+
+    name: str
+    peak_flops: float
+    bandwidth: float
+    memory_bytes: int
+    source: str
+    bytes_per_value: int = 2
+    link_bandwidth: float = 0.0
+    flops_efficiency: float = 0.6
+    bandwidth_efficiency: float = 0.8
+    step_overhead: float = 1e-3
+    layer_overhead: float = 40e-6
+    all_reduce_latency: float = 10e-6
+
+    def __post_init__(self) -> None:
+        for name in ("peak_flops", "bandwidth", "memory_bytes", "flops_efficiency", "bandwidth_efficiency"):
+            self._check(name, getattr(self, name) > 0, "positive")
+        for name in ("link_bandwidth", "step_overhead", "layer_overhead", "all_reduce_latency"):
+            self._check(name, getattr(self, name) >= 0, "at least 0")
+        for name in ("flops_efficiency", "bandwidth_efficiency"):
+            self._check(name, getattr(self, name) <= 1, "at most 1: it is a share of the peak")
+        self._check("bytes_per_value", self.bytes_per_value in (1, 2, 4), "1, 2 or 4")
+
+    def _check(self, name: str, is_right: bool, wanted: str) -> None:
+        value = getattr(self, name)
+        if not is_right or not math.isfinite(value):
+            raise ConfigError(f"device {self.name}: {name} must be {wanted}, got {value}")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_GB: Final = 10**9
+_TERA: Final = 1e12
+
+_DEVICES: Final = (
+    Device("A100-40GB", 312 * _TERA, 1555e9, 40 * _GB, "NVIDIA A100 datasheet, SXM4 40GB", link_bandwidth=300e9),
+    Device("A100-80GB", 312 * _TERA, 2039e9, 80 * _GB, "NVIDIA A100 datasheet, SXM4 80GB", link_bandwidth=300e9),
+    Device("H100-SXM", 989 * _TERA, 3350e9, 80 * _GB, "NVIDIA H100 datasheet, SXM5", link_bandwidth=450e9),
+    Device("H200", 989 * _TERA, 4800e9, 141 * _GB, "NVIDIA H200 datasheet, SXM", link_bandwidth=450e9),
+)
+"""Dense fp16 tensor core peaks; link_bandwidth is half of what the datasheets give for both directions of NVLink."""
+
+DEVICES: Final = {device.name: device for device in _DEVICES}
+
+
+def find_device(name: str) -> Device:
+    """A device by name, or out of a file that `chairlift simulate --calibrate` wrote.
+
+    Raises:
+        ConfigError: there is neither; or the file is not a device's: says which field.
+    """
+    if name in DEVICES:
+        return DEVICES[name]
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"device {name!r}: no such device or file; known devices are {', '.join(DEVICES)}")
+    return read_device(path)
+
+
+def read_device(path: Path) -> Device:
+    """The device that a JSON file describes: an object with the fields of `Device`.
+
+    Raises:
+        ConfigError: it is not; says which field is missing, unknown, or wrong.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"device file {path}: {error}") from None
+    if not isinstance(record, dict):
+        raise ConfigError(f"device file {path}: must hold a JSON object, got {type(record).__name__}")
+    kinds = {field.name: str(field.type) for field in fields(Device)}
+    if unknown := sorted(record.keys() - kinds.keys()):
+        raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; known are {', '.join(kinds)}")
+    for name, value in record.items():
+        is_right = isinstance(value, str) if kinds[name] == "str" else type(value) in (int, float)
+        if not is_right:
+            raise ConfigError(f"device file {path}: {name} must be of type {kinds[name]}, got {value!r}")
+    try:
+        return Device(**record)
+    except TypeError as error:
+        raise ConfigError(f"device file {path}: {error}") from None
