@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
+from chairlift.bench.latency import LatencyResult
+from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.bench.throughput import FIGURES, Figure, Spread, ThroughputResult
 
 
@@ -16,7 +17,7 @@ def print_result(result: ThroughputResult, file: TextIO | None = None) -> None:
     """Write the table, then the JSON line, to `file` (standard output if None)."""
     out = file or sys.stdout
     Console(file=out).print(throughput_table(result))
-    out.write(json.dumps(result.to_dict()) + "\n")
+    out.write(json_line(result.to_dict()))
 
 
 def throughput_table(result: ThroughputResult) -> Table:
@@ -32,34 +33,65 @@ def throughput_table(result: ThroughputResult) -> Table:
     return table
 
 
+def print_latency(result: LatencyResult, file: TextIO | None = None) -> None:
+    """Write the table, then the JSON line, to `file` (standard output if None)."""
+    out = file or sys.stdout
+    Console(file=out).print(latency_table(result))
+    out.write(json_line(result.to_dict()))
+
+
+def latency_table(result: LatencyResult) -> Table:
+    """How the phases of a batch are distributed over the iterations."""
+    options = result.options
+    title = (
+        f"{result.engine.model}: one batch of {options.batch_size} requests, "
+        f"{options.input_len} prompt and {options.output_len} output tokens each"
+    )
+    table = Table(title=title, caption=_caption(result), title_justify="left", caption_justify="left")
+    table.add_column("")
+    for column in ("mean", "median", "p90", "p99", "min", "max", "unit"):
+        table.add_column(column, justify="left" if column == "unit" else "right")
+    rows = (
+        ("latency", result.latency, 1.0, "s"),
+        ("prefill", result.prefill, 1e3, "ms"),
+        ("decode", result.decode_per_token, 1e3, "ms"),
+    )
+    for label, distribution, scale, unit in rows:
+        if distribution is not None:
+            values = distribution.to_dict()
+            cells = [number(values[key] * scale) for key in ("mean", "median", "p90", "p99", "min", "max")]
+            table.add_row(label, *cells, unit)
+    return table
+
+
 def _cells(figure: Figure, spread: Spread) -> list[str]:
-    return [_number(value * figure.scale) for value in (spread.median, spread.min, spread.max)]
-
-
-def _number(value: float) -> str:
-    """Three or more significant digits, without an exponent."""
-    if value == int(value):
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
+    return [number(value * figure.scale) for value in (spread.median, spread.min, spread.max)]
 
 
 def _title(result: ThroughputResult) -> str:
-    options, run = result.options, result.runs[0]
-    rate = "at once" if options.request_rate is None else f"at {options.request_rate:g}/s"
+    run = result.runs[0]
     return (
-        f"{result.engine.model}: {options.num_prompts} requests {rate}, "
+        f"{result.engine.model}: {run.num_requests} requests {load_arrivals(result.options)}, "
         f"{run.prompt_tokens:,} prompt and {run.output_tokens:,} output tokens, {len(result.runs)} runs"
     )
 
 
-def _caption(result: ThroughputResult) -> str:
+def _caption(result: ThroughputResult | LatencyResult) -> str:
     machine, engine = result.machine, result.engine
     memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
     rss = "" if result.peak_rss_bytes is None else f", peak RSS {result.peak_rss_bytes / (1 << 20):,.0f} MiB"
     return (
         f"{machine.cpu}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
-        f"KV pool {engine.num_blocks} blocks of {engine.block_size}, max_num_seqs {engine.max_num_seqs}, "
-        f"max_num_batched_tokens {engine.max_num_batched_tokens}, max_model_len {engine.max_model_len}, "
-        f"prefix cache {'on' if engine.enable_prefix_caching else 'off'}\n"
-        f"prompt {result.options.prompt_len}, output {result.options.output_len}, seed {result.options.seed}"
+        f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}\n"
+        f"{engine.batching} batching, kv {engine.kv}, KV pool {engine.num_blocks} blocks of {engine.block_size}, "
+        f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
+        f"max_model_len {engine.max_model_len}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}\n"
+        f"{_workload(result)}"
     )
+
+
+def _workload(result: ThroughputResult | LatencyResult) -> str:
+    if isinstance(result, ThroughputResult):
+        return load_lengths(result.options)
+    warm_up = result.options.num_iters_warmup
+    return f"{len(result.iterations)} iterations after {warm_up} to warm up; decode: each token after the prefill"

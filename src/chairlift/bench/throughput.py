@@ -1,4 +1,4 @@
-"""Throughput and latency of one engine under a synthetic load, offline: no HTTP, no detokenizer."""
+"""Throughput and latency of one engine under a load, offline: no HTTP, no detokenizer."""
 
 from __future__ import annotations
 
@@ -9,65 +9,36 @@ from statistics import median
 from typing import Any
 
 from chairlift.bench.driver import drive, drive_all_at_once, forced_requests
+from chairlift.bench.load import LoadOptions, at_least, first_requests
 from chairlift.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.config import EngineConfig
 from chairlift.engine.factory import Engine, build_engine
-from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList
 from chairlift.metrics.percentile import Summary
 from chairlift.metrics.run import RunMetrics, summarize
-from chairlift.workload.arrivals import arrival_process
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.synthetic import WorkloadRequest, make_workload
+from chairlift.workload.request import WorkloadRequest
 
 logger = logging.getLogger("chairlift")
 
 WARM_UP_ROUND = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ThroughputOptions:
-    """The load.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputOptions(LoadOptions):
+    """A load whose prompts are random tokens and whose output lengths are forced (greedy, end-of-sequence ignored).
 
     Attributes:
-        prompt_len, output_len: distributions, as `chairlift.workload.lengths` writes them. Prompts are random tokens;
-            output lengths are forced (greedy, end-of-sequence ignored).
-        request_rate: arrivals a second; None: all at once. burstiness: shape of the gaps, 1 is Poisson.
         repeats: measured runs, each with the same lengths and arrivals and with tokens of its own.
         num_warmup: requests of the run before them, which is not measured.
-
-    Raises:
-        ConfigError: naming the option, the value and the limit.
     """
 
-    num_prompts: int = 64
-    seed: int = 0
-    prompt_len: str = "lognormal:96,0.7,16..512"
-    output_len: str = "exp:96,8..384"
-    request_rate: float | None = None
-    burstiness: float = 1.0
     repeats: int = 3
     num_warmup: int = 4
 
     def __post_init__(self) -> None:
-        for name, low in (("num_prompts", 1), ("seed", 0), ("repeats", 1), ("num_warmup", 0)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
-        arrival_process(self.request_rate, self.burstiness)
-        parse_lengths(self.prompt_len)
-        parse_lengths(self.output_len)
-
-    def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        """The requests of one run."""
-        return make_workload(
-            self.seed,
-            self.num_prompts,
-            parse_lengths(self.prompt_len),
-            parse_lengths(self.output_len),
-            arrival_process(self.request_rate, self.burstiness),
-            vocab_size,
-            token_round=token_round,
-        )
+        LoadOptions.__post_init__(self)
+        at_least("repeats", self.repeats, 1)
+        at_least("num_warmup", self.num_warmup, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +131,10 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
         workloads = [options.workload(vocab_size, WARM_UP_ROUND + i) for i in range(options.repeats + 1)]
         for workload in workloads:
             forced_requests(engine, workload)
-        drive_all_at_once(engine, workloads[0][: options.num_warmup])
+        drive_all_at_once(engine, first_requests(workloads[0], options.num_warmup))
         runs: list[RunMetrics] = []
         for number, workload in enumerate(workloads[1:], start=1):
-            runs.append(_run(engine, log, workload))
+            runs.append(_run(engine, log, workload, options.max_concurrency))
             speed = runs[-1].output_tokens_per_s
             logger.info("run %d of %d: %.1f output tokens/s", number, options.repeats, speed)
     finally:
@@ -171,10 +142,12 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
     return ThroughputResult(machine_facts(), started, options, runs, peak_rss_bytes())
 
 
-def _run(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+def _run(
+    engine: Engine, log: EventList, workload: Sequence[WorkloadRequest], max_concurrency: int | None
+) -> RunMetrics:
     """One run to its end; its events replace those of the run before."""
     del log.events[1:]
-    tokens = drive(engine.core, forced_requests(engine, workload))
+    tokens = drive(engine, workload, max_concurrency)
     for item in workload:
         assert len(tokens[item.request_id]) == item.output_len, "a forced length was missed"
     return summarize(log.events)
