@@ -60,3 +60,18 @@ def test_another_round_has_other_tokens_and_the_same_lengths() -> None:
 def test_bad_numbers(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least .*, got {value}"):
         make(**{name: value})
+
+
+def test_what_users_ask_for_is_never_less_than_what_comes() -> None:
+    workload = make(max_tokens=Uniform(10, 40))
+    assert [r.output_len for r in workload] == [r.output_len for r in make()]
+    limits = [r.max_output_len for r in workload]
+    assert all(max(10, r.output_len) <= r.max_output_len <= max(40, r.output_len) for r in workload)
+    assert len(set(limits)) > 10
+    assert {r.max_tokens for r in make()} == {None}
+
+
+def test_pairs_fit_the_model() -> None:
+    workload = make(count=300, max_model_len=35)
+    assert max(len(r.prompt_token_ids) + r.output_len for r in workload) <= 35
+    assert max(len(r.prompt_token_ids) + r.output_len for r in make(count=300)) > 35

@@ -5,6 +5,7 @@ uniform:32..512              any of 32 to 512, both included
 lognormal:96,0.7,16..512     median 96, sigma 0.7 of the logarithm; outside 16..512 moved to the nearer bound
 exp:96,8..384                mean 96; outside 8..384 moved to the nearer bound
 exp:128,1..32,reject         outside 1..32 drawn again
+hist:sharegpt-input          a bin of that histogram by its count, then anywhere in the bin (see `histograms`)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ConfigError
+from chairlift.workload.histograms import load_histogram
 
 LONGEST: Final = 1 << 30
 """The upper bound of a distribution that was given none."""
@@ -147,11 +149,40 @@ class Exponential:
         return f"exp:{self.mean:.12g}{self.within.suffix()}"
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """One of `counts`' bins with a chance in proportion to its count, and then any length within it alike; the bins
+    are equally wide, from `start` to `end`. `name` is what `load_histogram` knows it by."""
+
+    syntax: ClassVar[str] = "hist:NAME-input|NAME-output[,LOW..HIGH][,reject]"
+    name: str
+    start: float
+    end: float
+    counts: tuple[int, ...]
+    within: LengthRange = LengthRange()
+
+    @classmethod
+    def load(cls, name: str, within: LengthRange = LengthRange()) -> Histogram:
+        """As `load_histogram`, errors included."""
+        return cls(name, *load_histogram(name), within)
+
+    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
+        chances = np.array(self.counts) / sum(self.counts)
+        width = (self.end - self.start) / len(self.counts)
+        return self.within.apply(
+            lambda n: self.start + width * (rng.choice(len(chances), size=n, p=chances) + rng.random(n)), count
+        )
+
+    def __str__(self) -> str:
+        return f"hist:{self.name}{self.within.suffix()}"
+
+
 SYNTAX: Final = {
     "fixed": Fixed.syntax,
     "uniform": Uniform.syntax,
     "lognormal": LogNormal.syntax,
     "exp": Exponential.syntax,
+    "hist": Histogram.syntax,
 }
 
 
@@ -171,6 +202,28 @@ def parse_lengths(text: str) -> LengthDistribution:
         raise ConfigError(f"lengths {text!r}: {error}; write {SYNTAX[kind]}") from None
 
 
+def paired_lengths(
+    prompt: LengthDistribution, output: LengthDistribution, max_total: int, rng: np.random.Generator, count: int
+) -> list[tuple[int, int]]:
+    """`count` pairs of a prompt length and an output length, drawn independently, and drawn again if their sum exceeds
+    `max_total`: the workload of the vLLM paper (Kwon et al., SOSP'23, section 6.1).
+
+    Raises:
+        ConfigError: as LengthDistribution.sample, or the sum practically always exceeds max_total.
+    """
+    pairs: list[tuple[int, int]] = []
+    num_draws = max(count, 1000)
+    for _ in range(MAX_REDRAWS):
+        drawn = zip(prompt.sample(rng, num_draws), output.sample(rng, num_draws), strict=True)
+        pairs += [pair for pair in drawn if sum(pair) <= max_total]
+        if len(pairs) >= count:
+            return pairs[:count]
+    raise ConfigError(
+        f"only {len(pairs)} of {MAX_REDRAWS * num_draws} pairs of {prompt} prompt and {output} output tokens fit "
+        f"into {max_total}, and {count} are needed: narrow the lengths, or raise the limit (max_model_len)"
+    )
+
+
 def _build(kind: str, arguments: _Arguments) -> LengthDistribution:
     distribution: LengthDistribution
     if kind == "fixed":
@@ -179,8 +232,10 @@ def _build(kind: str, arguments: _Arguments) -> LengthDistribution:
         distribution = Uniform(*arguments.bounds())
     elif kind == "lognormal":
         distribution = LogNormal(arguments.number("MEDIAN"), arguments.number("SIGMA"), arguments.length_range())
-    else:
+    elif kind == "exp":
         distribution = Exponential(arguments.number("MEAN"), arguments.length_range())
+    else:
+        distribution = Histogram.load(arguments.text("NAME"), arguments.length_range())
     arguments.finish()
     return distribution
 
@@ -195,6 +250,9 @@ class _Arguments:
         if not self._parts:
             raise ConfigError(f"{name} is missing")
         return self._parts.pop(0)
+
+    def text(self, name: str) -> str:
+        return self._take(name)
 
     def number(self, name: str) -> float:
         part = self._take(name)
