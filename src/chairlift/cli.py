@@ -10,6 +10,7 @@ import typer
 from chairlift import __version__
 from chairlift.commands.bench import bench
 from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
+from chairlift.commands.report import report
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+app.command()(report)
 
 
 @app.command()

@@ -1,0 +1,144 @@
+"""What a figure is on the page, and what all figures share: colours, sizes, text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from chairlift.report.run_log import Run
+from chairlift.report.trace import RowKind
+
+WIDTH: Final = 7.6
+"""Inches; text is never smaller than 8 points, and the page never shows a figure smaller than this on paper."""
+
+MAX_OVER_TIME: Final = 6
+"""Runs that figures over time show, one above the other."""
+
+STYLE: Final[dict[Any, Any]] = {
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#666666",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "hatch.linewidth": 0.6,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "chairlift",
+}
+
+# Okabe and Ito (2008), told apart by colour-blind eyes; where areas touch, lightness or hatching tells them apart too.
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#1A1A1A"
+PALE, GREY = "#F1F1F1", "#9A9A9A"
+
+OWNERS: Final = (SKY, ORANGE, GREEN, PURPLE, BLUE, YELLOW, VERMILLION)
+LINES: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+DASHES: Final = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+
+
+class Fill(NamedTuple):
+    """How an area looks, and what it is called in the legend."""
+
+    label: str
+    colour: str
+    hatch: str = ""
+
+    def patch(self) -> Patch:
+        return Patch(facecolor=self.colour, edgecolor="#333333", linewidth=0.5, hatch=self.hatch, label=self.label)
+
+
+ROW_FILLS: Final = {
+    RowKind.PREFILL: Fill("prefill", VERMILLION),
+    RowKind.DECODE: Fill("decode", SKY),
+    RowKind.PADDING: Fill("END / padding", BLACK),
+}
+EMPTY_SEAT: Final = Fill("empty seat", PALE)
+
+KIND_FILLS: Final = {
+    "token_states": Fill("token states", BLUE),
+    "reserved": Fill("reserved", ORANGE, "//"),
+    "internal": Fill("internal fragmentation", VERMILLION, "xx"),
+    "external": Fill("external fragmentation", GREY, "..."),
+    "free": Fill("free", PALE),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure with its place on the page. `key` names its file and its anchor; the caption says how to read it."""
+
+    key: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A figure that these runs do not give, and why."""
+
+    key: str
+    title: str
+    reason: str
+
+
+def figure_of(num_rows: int, height: float, **layout: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with panels one above the other."""
+    figure = Figure(figsize=(WIDTH, height))
+    axes = figure.subplots(num_rows, 1, squeeze=False, **layout)
+    return figure, list(axes[:, 0])
+
+
+def legend_above(figure: Figure, fills: Sequence[Any]) -> None:
+    """One line of keys over the whole figure."""
+    figure.legend(handles=list(fills), loc="outside upper left", ncols=len(fills), handlelength=1.6, columnspacing=1.4)
+
+
+def time_label(runs: Sequence[Run]) -> str:
+    return "seconds" if all(run.trace.is_timed for run in runs) else "steps"
+
+
+def over_time(runs: Sequence[Run]) -> tuple[list[Run], float, str]:
+    """The runs that a figure over time shows, the time of the longest, and what to say of the others."""
+    shown = list(runs[:MAX_OVER_TIME])
+    note = f" Shown are the first {MAX_OVER_TIME} of {len(runs)} runs." if len(runs) > len(shown) else ""
+    return shown, max(run.trace.duration for run in shown), note
+
+
+def with_kinds(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """The runs whose log has the kinds of KV memory, and what to say of the others."""
+    having = [run for run in runs if run.kinds is not None]
+    lacking = [run.label for run in runs if run.kinds is None]
+    return having, f" Without memory in their logs: {', '.join(lacking)}." if lacking else ""
+
+
+NO_KINDS: Final = (
+    "the logs do not say how KV memory was used (schema version 1, or an engine without a pool); "
+    "record them again with this version."
+)
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and dashes of the run or policy at `index`."""
+    return {"color": LINES[index % len(LINES)], "linestyle": DASHES[index % len(DASHES)]}
+
+
+def point_style(index: int) -> dict[str, Any]:
+    return {**line_style(index), "marker": MARKERS[index % len(MARKERS)], "markersize": 5}

@@ -1,0 +1,59 @@
+"""Distributions of latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from chairlift.report.compare import cdf
+from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style
+from chairlift.report.run_log import Run
+
+KEY, TITLE = "latency", "Latency of requests"
+Values = Callable[[Run], list[float]]
+
+
+def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+    timed = [run for run in runs if run.trace.is_timed and _ttft(run)]
+    if not timed:
+        return LeftOut(KEY, TITLE, "no request got a token in a run whose clock moved.")
+    figure = Figure(figsize=(WIDTH, 3.0 + 0.16 * len(timed)))
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, (title, values) in zip(panels, PANELS.items(), strict=True):
+        _draw_panel(axes, title, values, timed)
+    panels[0].set_ylabel("share of requests at most as slow")
+    keys = panels[0].get_legend_handles_labels()[0]
+    figure.legend(handles=keys, loc="outside upper left", ncols=2, handlelength=3)
+    caption = (
+        "Cumulative distributions: at height 0.5 is the median, at 0.99 the slowest hundredth. Left is better; axes "
+        "are logarithmic. TTFT is the time from arrival to the first token, ITL the gap between tokens (here the "
+        "height is a share of gaps), E2E the time to the last token. Static batching answers when the whole batch has "
+        "ended: its first token comes with the last, and it has no ITL."
+    )
+    return Drawing(KEY, TITLE, caption, figure)
+
+
+def _ttft(run: Run) -> list[float]:
+    return [value for r in run.requests if (value := r.ttft) is not None]
+
+
+def _itl(run: Run) -> list[float]:
+    return [] if run.is_static else [gap for r in run.requests for gap in r.itls]
+
+
+def _e2e(run: Run) -> list[float]:
+    return [value for r in run.requests if (value := r.e2e_latency) is not None]
+
+
+PANELS: dict[str, Values] = {"TTFT": _ttft, "ITL": _itl, "E2E latency": _e2e}
+
+
+def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> None:
+    for index, run in enumerate(runs):
+        label = f"{run.label}, {run.arrivals}"
+        if of_run := values(run):
+            axes.plot(*cdf(of_run), drawstyle="steps-post", label=label, linewidth=1.3, **line_style(index))
+    axes.set(title=title, xlabel="seconds", xscale="log", ylim=(0, 1.01))
+    axes.grid(True, color="#DDDDDD", linewidth=0.5)
