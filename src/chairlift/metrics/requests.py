@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from chairlift.events import Event, RequestArrived, RequestFinished, Step
+from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
 
 ANSWERED = frozenset({"stop", "length"})
 """Finish reasons of requests that got their whole answer."""
@@ -16,8 +16,9 @@ ANSWERED = frozenset({"stop", "length"})
 class RequestMetrics:
     """One request (each of n siblings is one); all times in seconds.
 
-    A token's time is when the result of its step was known. `num_cached_tokens` are prompt tokens that had K and V when
-    the request was first admitted.
+    A token's time is when the result of its step was known; under static batching, which answers with the whole batch,
+    when the request left, and then there are no ITLs and no TPOT (`is_streamed` is False). `num_cached_tokens` are
+    prompt tokens that had K and V when the request was first admitted.
 
         arrival ------- first_scheduled ------- token_times[0] --- ... --- token_times[-1]
            |-- queue_time --|                         |-- itls: the gaps ---------|
@@ -33,6 +34,7 @@ class RequestMetrics:
     arrival: float
     first_scheduled: float | None
     token_times: list[float]
+    is_streamed: bool = True
 
     @property
     def num_output_tokens(self) -> int:
@@ -55,12 +57,14 @@ class RequestMetrics:
     @property
     def itls(self) -> list[float]:
         """Inter-token latencies: the gaps between consecutive tokens. Tokens of one step are 0 apart."""
+        if not self.is_streamed:
+            return []
         return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def tpot(self) -> float | None:
         """Time per output token after the first; None with fewer than two."""
-        if len(self.token_times) < 2:
+        if len(self.token_times) < 2 or not self.is_streamed:
             return None
         return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
 
@@ -69,17 +73,35 @@ class RequestMetrics:
         """From arrival to the last token; None unless it was answered."""
         return self.token_times[-1] - self.arrival if self.is_answered and self.token_times else None
 
+    @property
+    def normalized_latency(self) -> float | None:
+        """E2E latency by output token (Kwon et al., SOSP'23, section 6.1); None unless it was answered."""
+        latency = self.e2e_latency
+        return None if latency is None else latency / len(self.token_times)
+
 
 @dataclass(slots=True)
 class _Track:
-    """A request as its events come in."""
+    """A request as its events come in. `index` counts arrivals."""
 
+    index: int
     arrived: RequestArrived
+    is_streamed: bool
     finished: RequestFinished | None = None
     first_scheduled: float | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     token_times: list[float] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """It has ended, and all its tokens are here."""
+        return self.finished is not None and len(self.token_times) >= self.finished.num_output_tokens
+
+    def end(self, event: RequestFinished) -> None:
+        self.finished = event
+        if not self.is_streamed:
+            self.token_times = [event.time] * event.num_output_tokens
 
     def result(self) -> RequestMetrics:
         """A request's end comes before its last step, and a step that was in flight then may have sampled more than
@@ -94,38 +116,86 @@ class _Track:
             arrival=self.arrived.time,
             first_scheduled=self.first_scheduled,
             token_times=self.token_times[:count],
+            is_streamed=self.is_streamed,
         )
+
+
+class RequestTally:
+    """Takes in events in the order in which they were emitted, and gives each request away once it is complete: only
+    the others are kept.
+
+    Args:
+        done: gets (index by arrival, metrics) of each complete request.
+    """
+
+    def __init__(self, done: Callable[[int, RequestMetrics], None]) -> None:
+        self._done = done
+        self._tracks: dict[str, _Track] = {}
+        self._replaced: list[_Track] = []
+        self._num_arrived = 0
+        self._is_streamed = True
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self._take_step(event)
+        elif isinstance(event, RequestArrived):
+            self._take_arrival(event)
+        elif isinstance(event, RequestFinished):
+            if (track := self._tracks.get(event.request_id)) is not None:
+                track.end(event)
+                self._give_away(track)
+        elif isinstance(event, EngineStarted):
+            self._is_streamed = event.batching != "static"
+
+    def incomplete(self) -> list[tuple[int, RequestMetrics]]:
+        """Index and metrics so far of the requests that were not given away."""
+        tracks = [*self._replaced, *self._tracks.values()]
+        return [(track.index, track.result()) for track in tracks]
+
+    def _take_arrival(self, event: RequestArrived) -> None:
+        """A request id may come again once it has finished."""
+        if (track := self._tracks.get(event.request_id)) is not None:
+            self._replaced.append(track)
+        self._tracks[event.request_id] = _Track(self._num_arrived, event, self._is_streamed)
+        self._num_arrived += 1
+
+    def _take_step(self, step: Step) -> None:
+        """Requests that arrived before the first event are skipped; so is a step that belongs to an earlier request of
+        the same id, because the later one was not admitted yet."""
+        tracks, time = self._tracks, step.time
+        if step.admitted:
+            self._admit(step)
+        for request_id in step.preempted:
+            if (track := tracks.get(request_id)) is not None:
+                track.num_preemptions += 1
+        if self._is_streamed:
+            for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
+                track = tracks.get(request_id) if num_new else None
+                if track is not None and track.first_scheduled is not None:
+                    track.token_times += (time,) * num_new
+        for request_id in step.finished:
+            if (track := tracks.get(request_id)) is not None:
+                self._give_away(track)
+
+    def _admit(self, step: Step) -> None:
+        num_computed = dict(zip(step.request_ids, step.num_computed, strict=True))
+        for request_id in step.admitted:
+            track = self._tracks.get(request_id)
+            if track is not None and track.first_scheduled is None and request_id in num_computed:
+                track.first_scheduled = step.scheduled_time
+                track.num_cached_tokens = num_computed[request_id]
+
+    def _give_away(self, track: _Track) -> None:
+        if track.is_complete:
+            del self._tracks[track.arrived.request_id]
+            self._done(track.index, track.result())
 
 
 def request_metrics(events: Iterable[Event]) -> list[RequestMetrics]:
     """One entry for every request that arrived, in that order. A request id may come again once it has finished."""
-    tracks: list[_Track] = []
-    latest: dict[str, _Track] = {}
+    found: list[tuple[int, RequestMetrics]] = []
+    tally = RequestTally(lambda index, metrics: found.append((index, metrics)))
     for event in events:
-        if isinstance(event, RequestArrived):
-            latest[event.request_id] = _Track(event)
-            tracks.append(latest[event.request_id])
-        elif isinstance(event, RequestFinished) and event.request_id in latest:
-            latest[event.request_id].finished = event
-        elif isinstance(event, Step):
-            _take_step(event, latest)
-    return [track.result() for track in tracks]
-
-
-def _take_step(step: Step, latest: dict[str, _Track]) -> None:
-    """Requests that arrived before the first event are skipped; so is a step that belongs to an earlier request of the
-    same id, because the later one was not admitted yet."""
-    for request_id in step.preempted:
-        if (track := latest.get(request_id)) is not None:
-            track.num_preemptions += 1
-    admitted = set(step.admitted)
-    columns = zip(step.request_ids, step.num_computed, step.num_new, strict=True)
-    for request_id, num_computed, num_new in columns:
-        track = latest.get(request_id)
-        if track is None:
-            continue
-        if track.first_scheduled is None and request_id in admitted:
-            track.first_scheduled = step.scheduled_time
-            track.num_cached_tokens = num_computed
-        if track.first_scheduled is not None:
-            track.token_times += [step.time] * num_new
+        tally.emit(event)
+    found += tally.incomplete()
+    return [metrics for _, metrics in sorted(found, key=lambda entry: entry[0])]
