@@ -48,7 +48,9 @@ class CheckingExecutor:
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
         assert output.step == len(self.outputs)
         self.outputs.append(output)
-        assert 0 < output.total_num_scheduled_tokens <= self.max_num_batched_tokens
+        assert 0 < output.total_num_scheduled_tokens + output.total_num_padding_tokens <= self.max_num_batched_tokens
+        assert output.num_padding_tokens.keys() <= output.num_scheduled_tokens.keys()
+        assert all(count > 0 for count in output.num_padding_tokens.values())
         assert len(output.num_scheduled_tokens) <= self.max_num_seqs
         for request_id in output.removed:
             del self.tokens[request_id], self.tables[request_id], self.computed[request_id]
@@ -59,7 +61,8 @@ class CheckingExecutor:
             assert block_ids
             self.tables[request_id] += block_ids
         for request_id, count in output.num_scheduled_tokens.items():
-            self._write(request_id, count)
+            if count or request_id not in output.num_padding_tokens:
+                self._write(request_id, count)
         return ModelRunnerOutput(output.step, dict(self._sample(output)))
 
     def result(self, handle: ModelRunnerOutput) -> ModelRunnerOutput:
@@ -85,7 +88,9 @@ class CheckingExecutor:
         self.computed[request_id] = start + count
 
     def _sample(self, output: SchedulerOutput) -> Iterable[tuple[str, list[int]]]:
-        for request_id in output.num_scheduled_tokens:
+        for request_id, count in output.num_scheduled_tokens.items():
+            if not count:
+                continue
             tokens = self.tokens[request_id]
             computed = self.computed[request_id]
             for position in range(computed):
@@ -109,9 +114,20 @@ def make_engine(
     steps_ahead: int = 0,
     kv: str = "paged",
     arena: str = "buddy",
+    batching: str = "continuous",
+    static_batch_size: int = 4,
+    static_run_to: str = "batch",
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine over a CheckingExecutor, and its parts."""
-    config = SchedulerConfig(max_model_len, max_num_seqs, max_num_batched_tokens, scheduling_policy)
+    config = SchedulerConfig(
+        max_model_len,
+        max_num_seqs,
+        max_num_batched_tokens,
+        scheduling_policy,
+        batching=batching,
+        static_batch_size=min(static_batch_size, max_num_seqs),
+        static_run_to=static_run_to,
+    )
     manager = make_kv_cache_manager(
         kv,
         num_blocks=num_blocks,

@@ -6,6 +6,8 @@ Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --Engin
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -109,6 +111,11 @@ class RequestTimes:
     first_token: float | None = None
     finished: float | None = None
 
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from arrival to the first step."""
+        return None if self.first_scheduled is None else self.first_scheduled - self.arrival
+
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
@@ -128,6 +135,20 @@ class RequestStats:
     num_padding_tokens: int
     kv_slot_seconds_held: float
     kv_slot_seconds_used: float
+
+    @classmethod
+    def total(cls, parts: Sequence[RequestStats]) -> RequestStats:
+        """Of all answers to a prompt."""
+        steps_waited: Counter[str] = Counter()
+        for part in parts:
+            steps_waited.update(part.steps_waited)
+        return cls(
+            dict(steps_waited),
+            sum(part.num_recomputed_tokens for part in parts),
+            sum(part.num_padding_tokens for part in parts),
+            sum(part.kv_slot_seconds_held for part in parts),
+            sum(part.kv_slot_seconds_used for part in parts),
+        )
 
 
 class EngineCoreOutput(NamedTuple):
@@ -171,7 +192,9 @@ class RequestOutput:
     """A request and its answers, by index.
 
     Attributes:
-        times, stats: of the answer that ended last; None until then.
+        times: of the answer that ended last; None until then.
+        stats: summed over the answers that have ended, but for those that a stop string ended; None while there is
+            none.
     """
 
     request_id: str
@@ -183,3 +206,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     times: RequestTimes | None = None
+    stats: RequestStats | None = None

@@ -13,6 +13,12 @@ There are no phases: `num_computed_tokens` chases `num_tokens`. When it has caug
 `max_total_tokens` is what was asked for; `end_total_tokens` is less where a shorter length is forced.
 
 `num_slots` says how far the held KV memory reaches; the KV cache manager alone writes it.
+
+A member of a static batch that has ended runs on, `done_time` and `finish_reason` set, until the batch is over.
+
+Slot-seconds are kept without a loop over time: slots taken at t1, t2 ... and given back at T were held for
+n * T - (t1 + t2 + ...), and the sum in brackets is the moment. `hold_moment` sums over slots held, `write_moment` over
+slots written.
 """
 
 from __future__ import annotations
@@ -75,29 +81,39 @@ class Request:
     __slots__ = (
         "arrival_index",
         "arrival_time",
+        "done_time",
         "end_total_tokens",
         "finish_reason",
         "first_scheduled_time",
         "first_token_time",
+        "hold_moment",
+        "kv_slot_seconds_held",
+        "kv_slot_seconds_used",
         "leader_id",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_padding_tokens",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_recomputed_tokens",
         "num_slots",
         "num_tokens",
         "output_len",
         "priority",
+        "recompute_until",
         "request_id",
         "sampling_params",
         "seed",
         "status",
+        "steps_waited",
         "stop_token_id",
         "stop_token_ids",
         "token_ids",
+        "wait_mark",
         "wait_reason",
+        "write_moment",
     )
 
     def __init__(
@@ -141,6 +157,16 @@ class Request:
         self.wait_reason: WaitReason | None = None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.recompute_until = 0
+        self.num_recomputed_tokens = 0
+        self.num_padding_tokens = 0
+        self.steps_waited: dict[str, int] = {}
+        self.wait_mark: dict[str, int] = {}
+        self.hold_moment = 0.0
+        self.write_moment = 0.0
+        self.kv_slot_seconds_held = 0.0
+        self.kv_slot_seconds_used = 0.0
+        self.done_time: float | None = None
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from chairlift.config import KV_ARENAS
+from chairlift.core.accounting import account
+from chairlift.core.arena import ARENAS
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
-from chairlift.request import RequestStatus
+from chairlift.request import RequestStatus, WaitReason
 from fakes import collect, expected_tokens, make_engine, make_request
+from slot_census import slot_census
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
@@ -25,6 +32,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.booleans(),
         steps_ahead=st.integers(0, 2),
+        kv=st.sampled_from(["paged", "paged", "paged", "exact", "max", "pow2", "oracle"]),
+        arena=st.sampled_from(KV_ARENAS),
+        batching=st.sampled_from([("continuous", "batch"), ("static", "batch"), ("static", "global")]),
     )
     def start(
         self,
@@ -35,42 +45,75 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         caching: bool,
         steps_ahead: int,
+        kv: str,
+        arena: str,
+        batching: tuple[str, str],
     ) -> None:
+        max_model_len = 64 if kv != "max" else block_size * ARENAS[arena](num_blocks).largest_piece
+        self.must_be_forced = kv in ("pow2", "oracle") or batching[1] == "global"
         self.core, self.manager, self.executor, self.events = make_engine(
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_budget,
-            max_model_len=64,
+            max_model_len=max(2, max_model_len),
             scheduling_policy=policy,
             enable_prefix_caching=caching,
             steps_ahead=steps_ahead,
+            kv=kv,
+            arena=arena,
+            batching=batching[0],
+            static_run_to=batching[1],
         )
         self.answers: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
         self.count = 0
 
-    def add(self, prompt: list[int], max_tokens: int, priority: int, stop: list[int], leader: str | None) -> str:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int = 0,
+        stop: Sequence[int] = (),
+        leader: str | None = None,
+        output_len: int | None = None,
+    ) -> str:
         self.count += 1
         name = f"r{self.count}"
-        request = make_request(name, prompt, max_tokens, priority=priority, stop_token_ids=stop, leader_id=leader)
+        if self.must_be_forced and output_len is None:
+            stop, output_len = (), max_tokens
+        request = make_request(
+            name,
+            prompt,
+            max_tokens,
+            priority=priority,
+            stop_token_ids=stop,
+            leader_id=leader,
+            output_len=output_len,
+        )
         try:
             self.core.add(request)
-            self.expected[name] = expected_tokens(prompt, max_tokens, stop)
+            self.expected[name] = expected_tokens(prompt, output_len or max_tokens, stop)
         except RequestError:
-            assert len(prompt) + max_tokens - 1 > self.manager.num_blocks * self.manager.block_size
+            block_size, num_blocks = self.manager.block_size, self.manager.num_blocks
+            could_be_rounded_to = 2 * (len(prompt) + 2 * max_tokens) + 2 * block_size
+            assert could_be_rounded_to > num_blocks * block_size or len(prompt) + max_tokens > block_size
         return name
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 12), priority=st.integers(0, 2), stop_at=st.integers(0, 20))
     def arrive(self, prompt: list[int], max_tokens: int, priority: int, stop_at: int) -> None:
-        self.add(prompt, max_tokens, priority, expected_tokens(prompt, 20)[stop_at : stop_at + 1], None)
+        self.add(prompt, max_tokens, priority, expected_tokens(prompt, 20)[stop_at : stop_at + 1])
+
+    @rule(prompt=PROMPTS, output_len=st.integers(1, 8), unused=st.integers(0, 6))
+    def arrive_with_forced_length(self, prompt: list[int], output_len: int, unused: int) -> None:
+        self.add(prompt, output_len + unused, output_len=output_len)
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 6), size=st.integers(2, 3))
     def arrive_as_group(self, prompt: list[int], max_tokens: int, size: int) -> None:
-        leader = self.add(prompt, max_tokens, 0, [], None)
+        leader = self.add(prompt, max_tokens)
         for _ in range(size - 1):
-            self.add(prompt, max_tokens, 0, [], leader)
+            self.add(prompt, max_tokens, leader=leader)
 
     @rule()
     def step(self) -> None:
@@ -81,12 +124,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.step()
 
-    @precondition(lambda self: self.core.scheduler.has_unfinished)
+    @precondition(lambda self: self.core.scheduler.unfinished_ids())
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(self.core.scheduler.unfinished_ids()))
-        assert self.core.abort(name)
-        self.aborted.add(name)
+        request = self.core.scheduler.get(name)
+        assert request is not None
+        is_done = request.finish_reason is not None
+        assert self.core.abort(name) is not is_done
+        if not is_done:
+            self.aborted.add(name)
 
     @invariant()
     def everything_adds_up(self) -> None:
@@ -101,6 +148,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(request.token_ids) + request.num_pending_tokens == request.num_tokens
             assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
             assert request.num_computed_tokens <= request.num_slots or request not in running
+
+    @invariant()
+    def every_slot_is_counted_once_and_rightly(self) -> None:
+        running = self.core.scheduler._batch.running
+        for reason, lacks_memory in ((None, False), (WaitReason.SEATS, False), (WaitReason.MEMORY, True)):
+            counted = account(running, self.manager, reason)
+            assert asdict(counted) == slot_census(self.manager, running, lacks_memory)
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):
@@ -127,15 +181,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         log = [e for e in events if isinstance(e, Step)]
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is told with the next step that computes anything; aborts may leave none.
-        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._preempted) == counted
+        assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._batch.preempted) == counted
         assert [e.step for e in log] == list(range(len(log)))
+        num_slots = self.manager.num_blocks * self.manager.block_size
+        assert all(e.token_states + e.reserved + e.internal + e.external + e.free == num_slots for e in log)
         assert sum(map(sum, (e.num_scheduled for e in log))) == sum(
             out.total_num_scheduled_tokens for out in self.executor.outputs
         )
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
 
 
 @given(

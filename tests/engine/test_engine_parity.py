@@ -99,6 +99,40 @@ def test_reserving_the_memory_gives_the_same_answers_without_preemption(
     assert max(step.num_waiting for step in steps) > 0
 
 
+POOLS: dict[str, dict[str, Any]] = {
+    "paged": {"num_kv_blocks": 200, "static_batch_size": 13},
+    "exact": {"num_kv_blocks": 64},
+    "max": {"num_kv_blocks": 80, "max_model_len": 100},
+    "pow2": {"num_kv_blocks": 70},
+    "oracle": {"num_kv_blocks": 64},
+}
+
+
+@pytest.mark.parametrize("run_to", ["batch", "global"])
+@pytest.mark.parametrize("kv", POOLS)
+def test_static_batches_give_the_same_answers_with_their_padding_computed(
+    kv: str, run_to: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    folder = tiny_model_dir("llama" if kv != "paged" else "mistral")
+    answers, steps = engine_answers(
+        folder,
+        batching="static",
+        static_run_to=run_to,
+        max_num_batched_tokens=64,
+        kv=kv,
+        block_size=4,
+        **{"static_batch_size": 4, **POOLS[kv]},
+    )
+    assert answers == reference_tokens(folder)
+    assert not any(step.preempted for step in steps)
+    assert sum(sum(step.num_padding) for step in steps) > 40
+    assert any(c and n and p for step in steps for c, n, p in columns(step)) == (kv == "paged"), "padding before a hit"
+
+
+def columns(step: Step) -> list[tuple[int, int, int]]:
+    return list(zip(step.num_computed, step.num_scheduled, step.num_padding, strict=True)) if step.num_padding else []
+
+
 def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama")
     answers, _ = engine_answers(folder, attention_backend="reference", max_num_batched_tokens=32, max_num_seqs=4)

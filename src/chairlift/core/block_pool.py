@@ -29,6 +29,7 @@ class BlockPool:
         self._block_by_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_evictable = 0
+        self._num_shared = 0
 
     @property
     def num_free(self) -> int:
@@ -39,6 +40,11 @@ class BlockPool:
     def num_evictable(self) -> int:
         """Free blocks that are findable by hash."""
         return self._num_evictable
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks with several references."""
+        return self._num_shared
 
     def references(self, block_id: int) -> int:
         return self._references[block_id]
@@ -71,6 +77,8 @@ class BlockPool:
                 assert self._hashes[block_id] is not None
                 del self._free[block_id]
                 self._num_evictable -= 1
+            elif self._references[block_id] == 1:
+                self._num_shared += 1
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -78,7 +86,9 @@ class BlockPool:
         for block_id in block_ids:
             self._references[block_id] -= 1
             assert self._references[block_id] >= 0
-            if self._references[block_id] == 0:
+            if self._references[block_id] == 1:
+                self._num_shared -= 1
+            elif self._references[block_id] == 0:
                 self.version += 1
                 self._free[block_id] = None
                 if self._hashes[block_id] is None:
@@ -112,5 +122,6 @@ class BlockPool:
         """Assert the invariants; for tests and idle moments."""
         free = set(self._free)
         assert free == {b for b, count in enumerate(self._references) if count == 0}
+        assert self._num_shared == sum(count > 1 for count in self._references)
         assert self._num_evictable == sum(self._hashes[b] is not None for b in free)
         assert self._block_by_hash == {h: b for b, h in enumerate(self._hashes) if h is not None}

@@ -66,6 +66,6 @@ class EngineCore:
                 break
             self._handles.append(self._executor.submit(output))
         if not self._handles:
-            return []
+            return self.scheduler.take_outputs()
         result = self._executor.result(self._handles.popleft())
         return self.scheduler.update(result, self._clock.now())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -65,11 +66,29 @@ class KVCacheManager(Protocol):
         """The block table, to read."""
         ...
 
+    def worst_case_blocks(self, request: Request) -> int:
+        """Blocks that the request takes from an empty pool at most, until it ends."""
+        ...
+
+    def num_duplicate_blocks(self, requests: Iterable[Request]) -> int:
+        """How many more blocks these requests' tables name than there are."""
+        ...
+
     @property
     def num_free_blocks(self) -> int: ...
 
     @property
     def num_evictable_blocks(self) -> int: ...
+
+    @property
+    def num_rounding_blocks(self) -> int:
+        """Blocks that are in no table and not free: lost to rounding."""
+        ...
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """Blocks that are in several tables."""
+        ...
 
     @property
     def version(self) -> int:
@@ -118,8 +137,23 @@ class PagedKVCacheManager:
         return self.pool.num_evictable
 
     @property
+    def num_rounding_blocks(self) -> int:
+        return 0
+
+    @property
+    def num_shared_blocks(self) -> int:
+        return self.pool.num_shared
+
+    @property
     def version(self) -> int:
         return self.pool.version
+
+    def worst_case_blocks(self, request: Request) -> int:
+        return self._blocks_for(request.max_total_tokens - 1)
+
+    def num_duplicate_blocks(self, requests: Iterable[Request]) -> int:
+        tables = [self.block_ids(request) for request in requests]
+        return sum(map(len, tables)) - len(set().union(*tables))
 
     def block_ids(self, request: Request) -> list[int]:
         return self._tables[request.request_id].block_ids

@@ -6,7 +6,7 @@ blocks are consecutive. It never grows, so nobody is preempted; and nobody share
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -73,6 +73,7 @@ class ReservationKVCacheManager:
         self._max_model_len = max_model_len
         self._reservation = reservation
         self._held: dict[str, _Held] = {}
+        self._num_rounding = 0
         self._version = 0
 
     @property
@@ -81,6 +82,14 @@ class ReservationKVCacheManager:
 
     @property
     def num_evictable_blocks(self) -> int:
+        return 0
+
+    @property
+    def num_rounding_blocks(self) -> int:
+        return self._num_rounding
+
+    @property
+    def num_shared_blocks(self) -> int:
         return 0
 
     @property
@@ -102,9 +111,14 @@ class ReservationKVCacheManager:
                 "max_tokens",
             )
 
+    def worst_case_blocks(self, request: Request) -> int:
+        return self._arena.rounded(self._blocks_for(self._reservation(request, self._max_model_len)))
+
+    def num_duplicate_blocks(self, requests: Iterable[Request]) -> int:
+        return 0
+
     def demand(self, request: Request) -> MemoryDemand:
-        needed = self._blocks_for(self._reservation(request, self._max_model_len))
-        return MemoryDemand(self._arena.rounded(needed), self._arena.num_free, 0, self._arena.largest_free)
+        return MemoryDemand(self.worst_case_blocks(request), self._arena.num_free, 0, self._arena.largest_free)
 
     def admit(self, request: Request) -> bool:
         assert request.request_id not in self._held
@@ -113,6 +127,7 @@ class ReservationKVCacheManager:
         if piece is None:
             return False
         self._held[request.request_id] = _Held(piece, list(range(piece.start, piece.start + count)))
+        self._num_rounding += piece.size - count
         request.num_slots = count * self.block_size
         request.num_computed_tokens = 0
         return True
@@ -124,7 +139,9 @@ class ReservationKVCacheManager:
         """Nothing is shared."""
 
     def free(self, request: Request) -> None:
-        self._arena.release(self._held.pop(request.request_id).piece)
+        held = self._held.pop(request.request_id)
+        self._num_rounding -= held.piece.size - len(held.block_ids)
+        self._arena.release(held.piece)
         self._version += 1
         request.num_slots = 0
 
@@ -139,6 +156,7 @@ class ReservationKVCacheManager:
         pieces = sorted(held.piece for held in self._held.values())
         assert all(a.start + a.size <= b.start for a, b in pairwise(pieces))
         assert self._arena.num_free == self.num_blocks - sum(piece.size for piece in pieces)
+        assert self._num_rounding == sum(held.piece.size - len(held.block_ids) for held in self._held.values())
         for held in self._held.values():
             start, size = held.piece
             assert held.block_ids == list(range(start, start + len(held.block_ids)))

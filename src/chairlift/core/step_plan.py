@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from chairlift.core.accounting import MemoryUse
 from chairlift.core.kv_cache_manager import MemoryDemand
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
@@ -12,16 +13,19 @@ from chairlift.request import Request, WaitReason
 
 @dataclass(slots=True)
 class StepPlan:
-    """What a schedule decided. `sampling` are the requests whose last known token is computed in this step;
-    `prefilled_leaders` those whose prompt is, and whose siblings may join in the next one."""
+    """What a schedule decided. `sampling` are the requests whose last known token is computed in this step, `prefilled`
+    those whose prompt is; `wait_reason` is why the head of the queue is not in it."""
 
     output: SchedulerOutput
     scheduled_time: float
     sampling: list[Request] = field(default_factory=list)
-    prefilled_leaders: list[Request] = field(default_factory=list)
+    prefilled: list[Request] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
+    num_recomputed: int = 0
+    wait_reason: WaitReason | None = None
+    memory: MemoryUse | None = None
     num_running: int = 0
     num_waiting: int = 0
     free_blocks: int = 0
@@ -29,10 +33,12 @@ class StepPlan:
 
     def event(self, result: ModelRunnerOutput, finished: list[str], now: float) -> Step:
         """The step's event, once its result is known."""
-        scheduled = self.output.num_scheduled_tokens
+        output, memory = self.output, self.memory
+        assert memory is not None, "the state was sampled, because somebody listens"
+        scheduled, padding = output.num_scheduled_tokens, output.num_padding_tokens
         return Step(
             time=now,
-            step=self.output.step,
+            step=output.step,
             scheduled_time=self.scheduled_time,
             request_ids=list(scheduled),
             num_scheduled=list(scheduled.values()),
@@ -45,6 +51,16 @@ class StepPlan:
             num_waiting=self.num_waiting,
             free_blocks=self.free_blocks,
             evictable_blocks=self.evictable_blocks,
+            num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
+            num_recomputed=self.num_recomputed,
+            new_blocks={new.request_id: new.block_ids for new in output.new_requests} | output.new_block_ids,
+            token_states=memory.token_states,
+            reserved=memory.reserved,
+            internal=memory.internal,
+            external=memory.external,
+            free=memory.free,
+            shared=memory.shared,
+            saved=memory.saved,
         )
 
 
@@ -56,6 +72,7 @@ def arrived(request: Request) -> RequestArrived:
         max_tokens=request.max_total_tokens - request.num_prompt_tokens,
         priority=request.priority,
         leader_id=request.leader_id,
+        output_len=request.output_len,
     )
 
 
@@ -85,4 +102,9 @@ def finished(request: Request, now: float) -> RequestFinished:
         arrival_time=request.arrival_time,
         first_scheduled_time=request.first_scheduled_time,
         first_token_time=request.first_token_time,
+        steps_waited=request.steps_waited,
+        num_recomputed_tokens=request.num_recomputed_tokens,
+        num_padding_tokens=request.num_padding_tokens,
+        kv_slot_seconds_held=request.kv_slot_seconds_held,
+        kv_slot_seconds_used=request.kv_slot_seconds_used,
     )

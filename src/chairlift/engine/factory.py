@@ -215,6 +215,7 @@ def _event_file(config: EngineConfig) -> EventFile | None:
 def _started(
     config: EngineConfig, name: str, scheduler_config: SchedulerConfig, plan: KVCachePlan, now: float
 ) -> EngineStarted:
+    is_static = scheduler_config.batching == "static"
     return EngineStarted(
         time=now,
         model=name,
@@ -226,6 +227,11 @@ def _started(
         scheduling_policy=scheduler_config.scheduling_policy,
         kv=config.kv,
         enable_prefix_caching=config.has_prefix_cache,
+        batching=scheduler_config.batching,
+        static_batch_size=scheduler_config.static_batch_size if is_static else None,
+        static_run_to=scheduler_config.static_run_to if is_static else None,
+        kv_arena=None if config.kv == "paged" else config.kv_arena,
+        kv_bytes_per_slot=plan.block_bytes // plan.block_size,
     )
 
 

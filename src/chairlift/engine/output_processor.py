@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from chairlift.engine.detokenizer import Decoder, IncrementalDetokenizer, StopStrings
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import RequestError
-from chairlift.outputs import CompletionOutput, EngineCoreOutput, RequestOutput, RequestTimes, TokenLogprobs
+from chairlift.outputs import (
+    CompletionOutput,
+    EngineCoreOutput,
+    RequestOutput,
+    RequestStats,
+    RequestTimes,
+    TokenLogprobs,
+)
 from chairlift.request import FinishReason
 
 
@@ -109,6 +116,7 @@ class OutputProcessor:
             if sequence.times is not None and sequence.times.finished is None:
                 sequence.times = replace(sequence.times, finished=now)
             delta.times = sequence.times
+            delta.stats = output.stats
         return delta
 
 
@@ -176,6 +184,7 @@ class AnswerBuilder:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._times: RequestTimes | None = None
+        self._stats: list[RequestStats] = []
 
     def add(self, delta: RequestOutput) -> None:
         """Take in what is new."""
@@ -187,6 +196,8 @@ class AnswerBuilder:
         self._num_cached_tokens += delta.num_cached_tokens
         self._num_preemptions += delta.num_preemptions
         self._times = delta.times or self._times
+        if delta.stats is not None:
+            self._stats.append(delta.stats)
 
     def build(self) -> RequestOutput:
         """The sum, answers by index."""
@@ -198,6 +209,7 @@ class AnswerBuilder:
             num_cached_tokens=self._num_cached_tokens,
             num_preemptions=self._num_preemptions,
             times=self._times,
+            stats=RequestStats.total(self._stats) if self._stats else None,
         )
 
     def _built(self, index: int) -> CompletionOutput:

@@ -26,8 +26,13 @@ def run(config: EngineConfig, host: str, port: int, served_model_name: str | Non
         started: `time.perf_counter()` when the command began, to print how long it took to get ready.
 
     Raises:
-        ConfigError: the address cannot be had; before the model is loaded.
+        ConfigError: the address cannot be had, or static_run_to=global; before the model is loaded.
     """
+    if config.static_run_to == "global":
+        raise ConfigError(
+            "static_run_to=global needs to know the output lengths of all requests, and a server knows none: "
+            "leave it out, or use it offline (bench, simulate)"
+        )
     listener = _listen(host, port)
     llm = AsyncLLM(config)
     shown_host = f"[{host}]" if ":" in host else host

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -13,78 +14,127 @@ from chairlift.kernels.attention import AttentionMetadata
 from chairlift.worker.rows import IntArray, RequestRows
 from chairlift.worker.transfer import to_device
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """B requests and their T scheduled tokens, packed one request after the other.
+    """B requests and their T packed tokens, one request after the other, each behind its padding.
+
+        request 0          request 1
+        [pad pad tok tok] [tok tok tok tok] ...
+                ^ token_start     ^ token_end
 
     Attributes:
         request_ids: in batch order.
         rows: int64 [B], on the host.
-        num_scheduled: int64 [B], on the host.
-        query_start: int64 [B + 1], on the host: request i owns the packed tokens query_start[i]:query_start[i+1].
+        num_scheduled: int64 [B], on the host; without padding.
+        token_start, token_end: int64 [B], on the host: where the request's tokens are packed.
         samples: bool [B], on the host: the request's last known token is among its scheduled ones.
-        token_ids, positions: int64 [T], on the device.
+        token_ids, positions: int64 [T], on the device; padding repeats the row's first token at position 0.
         attention: the shape of the step, for the attention backend.
     """
 
     request_ids: list[str]
     rows: IntArray
     num_scheduled: IntArray
-    query_start: IntArray
+    token_start: IntArray
+    token_end: IntArray
     samples: npt.NDArray[np.bool_]
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionMetadata
 
 
-def gather_input_batch(rows: RequestRows, num_scheduled_tokens: Mapping[str, int]) -> InputBatch:
-    """Pack the next `n` tokens of each request, for a step with at least one; no loop over tokens."""
+@dataclass(frozen=True, slots=True)
+class _Sequences:
+    """Runs of packed tokens as attention sees them, S of them: the tokens of a request, and its padding.
+
+    Attributes:
+        rows, counts: int64 [S]: whose, and how many packed tokens.
+        first_positions: int64 [S], where they stand; -1 for padding.
+        seq_lens: int64 [S], how much they see.
+    """
+
+    rows: IntArray
+    counts: IntArray
+    first_positions: IntArray
+    seq_lens: IntArray
+
+
+def gather_input_batch(
+    rows: RequestRows, num_scheduled_tokens: Mapping[str, int], num_padding_tokens: Mapping[str, int] = NOTHING
+) -> InputBatch:
+    """Pack the next `n` tokens of each request, for a step with at least one token or padding; no loop over tokens."""
     request_ids = list(num_scheduled_tokens)
     batch_rows = rows.rows_of(request_ids)
     counts: IntArray = np.fromiter(num_scheduled_tokens.values(), np.int64, len(request_ids))
     computed = rows.num_computed_tokens[batch_rows]
     seq_lens = computed + counts
     known = rows.num_tokens[batch_rows]
-    assert counts.min() > 0, "a scheduled request has a token to compute"
+    sequences, totals = _Sequences(batch_rows, counts, computed, seq_lens), counts
+    if num_padding_tokens:
+        padding: IntArray = np.array([num_padding_tokens.get(request_id, 0) for request_id in request_ids])
+        sequences, totals = _pad(sequences, padding), counts + padding
+    assert totals.min() > 0, "a scheduled request has something to compute"
     assert (seq_lens <= known).all(), "a token is computed before it is known"
-    query_start: IntArray = np.zeros(len(request_ids) + 1, dtype=np.int64)
-    np.cumsum(counts, out=query_start[1:])
+    token_end = np.cumsum(totals)
 
-    positions = np.arange(query_start[-1]) + np.repeat(computed - query_start[:-1], counts)
-    token_rows = np.repeat(batch_rows, counts)
+    starts: IntArray = np.zeros(len(sequences.counts) + 1, dtype=np.int64)
+    np.cumsum(sequences.counts, out=starts[1:])
+    is_padding = np.repeat(sequences.first_positions < 0, sequences.counts)
+    positions = np.arange(starts[-1]) + np.repeat(sequences.first_positions - starts[:-1], sequences.counts)
+    positions[is_padding] = 0
+    token_rows = np.repeat(sequences.rows, sequences.counts)
     token_index = to_device(token_rows * rows.max_model_len + positions, rows.device)
     return InputBatch(
         request_ids=request_ids,
         rows=batch_rows,
         num_scheduled=counts,
-        query_start=query_start,
-        samples=seq_lens == known,
+        token_start=token_end - counts,
+        token_end=token_end,
+        samples=(seq_lens == known) & (counts > 0),
         token_ids=rows.token_ids.view(-1)[token_index].long(),
         positions=to_device(positions, rows.device),
-        attention=_attention_metadata(rows, batch_rows, query_start, seq_lens, token_rows, positions),
+        attention=_attention_metadata(rows, sequences, starts, _slots(rows, token_rows, positions, is_padding)),
     )
 
 
+def _pad(tokens: _Sequences, padding: IntArray) -> _Sequences:
+    """Left padding sees nothing. A row that has padding only (its request is done, or its prompt begins in a later
+    column) attends to what it holds, as a row of a padded batch does."""
+    sees = np.where(tokens.counts == 0, tokens.first_positions, 0)
+    pairs = (
+        (tokens.rows, tokens.rows),
+        (padding, tokens.counts),
+        (np.full_like(padding, -1), tokens.first_positions),
+        (sees, tokens.seq_lens),
+    )
+    columns = [np.stack(pair, axis=1).ravel() for pair in pairs]
+    kept = columns[1] > 0
+    return _Sequences(*(column[kept] for column in columns))
+
+
+def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray, is_padding: npt.NDArray[np.bool_]) -> IntArray:
+    """Where K and V go: int64 [T], -1 for padding."""
+    blocks, offsets = np.divmod(positions, rows.block_size)
+    slots = rows.block_tables[token_rows, blocks].astype(np.int64) * rows.block_size + offsets
+    slots[is_padding] = -1
+    return slots
+
+
 def _attention_metadata(
-    rows: RequestRows,
-    batch_rows: IntArray,
-    query_start: IntArray,
-    seq_lens: IntArray,
-    token_rows: IntArray,
-    positions: IntArray,
+    rows: RequestRows, sequences: _Sequences, starts: IntArray, slots: IntArray
 ) -> AttentionMetadata:
-    block_size = rows.block_size
-    max_blocks = -(-int(seq_lens.max()) // block_size)
-    assert (seq_lens <= rows.num_blocks[batch_rows] * block_size).all(), "a token is computed without a slot"
-    blocks, offsets = np.divmod(positions, block_size)
-    slots = rows.block_tables[token_rows, blocks].astype(np.int64) * block_size + offsets
+    seq_lens = sequences.seq_lens
+    max_blocks = -(-int(seq_lens.max()) // rows.block_size)
+    assert (seq_lens <= rows.num_blocks[sequences.rows] * rows.block_size).all(), "a token is computed without a slot"
     return AttentionMetadata(
-        query_start_loc=to_device(query_start.astype(np.int32), rows.device),
+        query_start_loc=to_device(starts.astype(np.int32), rows.device),
         seq_lens=to_device(seq_lens.astype(np.int32), rows.device),
-        block_tables=to_device(rows.block_tables[batch_rows, :max_blocks], rows.device),
+        block_tables=to_device(rows.block_tables[sequences.rows, :max_blocks], rows.device),
         slot_mapping=to_device(slots, rows.device),
-        query_start_loc_host=query_start.tolist(),
+        query_start_loc_host=starts.tolist(),
         seq_lens_host=seq_lens.tolist(),
-        block_size=block_size,
+        block_size=rows.block_size,
     )

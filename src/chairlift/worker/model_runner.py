@@ -103,7 +103,7 @@ class ModelRunner:
         self._update_rows(output)
         if not output.num_scheduled_tokens:
             return PendingStep(output.step, [])
-        batch = gather_input_batch(self._rows, output.num_scheduled_tokens)
+        batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens)
         hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(batch.attention))
         prompt_logprobs = self._prompt_logprobs(batch, hidden)
         self._rows.advance(batch.rows, batch.num_scheduled)
@@ -138,7 +138,7 @@ class ModelRunner:
         chosen = np.flatnonzero(batch.samples)
         if not len(chosen):
             return [], None
-        last = batch.query_start[1:][chosen] - 1
+        last = batch.token_end[chosen] - 1
         if len(last) < len(hidden):
             hidden = hidden[to_device(last, self._device)]
         rows = batch.rows[chosen]
@@ -158,7 +158,7 @@ class ModelRunner:
             count = min(int(batch.num_scheduled[i]), int(self._rows.num_prompt_tokens[row]) - first)
             if count > 0:
                 spans.append((batch.request_ids[i], first, count, int(self._state.num_prompt_logprobs[row])))
-                hidden_index.append(batch.query_start[i] + np.arange(count))
+                hidden_index.append(batch.token_start[i] + np.arange(count))
                 target_index.append(row * self._rows.max_model_len + first + np.arange(count))
         if not spans:
             return None

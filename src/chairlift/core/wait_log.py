@@ -1,0 +1,57 @@
+"""Why requests wait: told when the reason changes, and counted in steps."""
+
+from __future__ import annotations
+
+from chairlift.core import step_plan
+from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.events import EventSink
+from chairlift.request import Request, WaitReason
+
+
+class WaitLog:
+    """Every step that leaves somebody in the queue counts for the reason for which its head was refused, and everybody
+    behind the head waits for that reason too. So one count a reason is kept; a request notes the counts when it joins,
+    and takes the differences when it leaves.
+    """
+
+    def __init__(self, kv_cache_manager: KVCacheManager, events: EventSink | None) -> None:
+        self._kv = kv_cache_manager
+        self._events = events
+        self._queue_steps: dict[str, int] = {}
+        self._num_steps = 0
+
+    def count_step(self, reason: WaitReason | None) -> None:
+        """A step begins; `reason` is why the head of the queue is not in it, None if nobody waits."""
+        self._num_steps += 1
+        if reason is not None:
+            self._queue_steps[reason.value] = self._queue_steps.get(reason.value, 0) + 1
+
+    def note(self, request: Request, reason: WaitReason, now: float, num_running: int) -> None:
+        """Tell why a request waits, if that is new."""
+        if request.wait_reason is reason:
+            return
+        request.wait_reason = reason
+        if self._events is not None:
+            self._events.emit(step_plan.waiting(request, reason, self._kv.demand(request), num_running, now))
+
+    def park(self, request: Request) -> None:
+        """The request waits outside of the queue."""
+        request.wait_mark = {WaitReason.SIBLING_PREFILL.value: self._num_steps}
+
+    def unpark(self, request: Request) -> None:
+        self._add(request, {WaitReason.SIBLING_PREFILL.value: self._num_steps})
+
+    def join(self, request: Request) -> None:
+        """The request waits in the queue."""
+        request.wait_mark = dict(self._queue_steps)
+
+    def leave(self, request: Request) -> None:
+        """The request is admitted, or gone."""
+        request.wait_reason = None
+        self._add(request, self._queue_steps)
+
+    @staticmethod
+    def _add(request: Request, counts: dict[str, int]) -> None:
+        for reason, count in counts.items():
+            if num_steps := count - request.wait_mark.get(reason, 0):
+                request.steps_waited[reason] = request.steps_waited.get(reason, 0) + num_steps

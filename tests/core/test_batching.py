@@ -1,0 +1,226 @@
+"""Static batches: who is in them, what is computed for them, and when they answer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from chairlift.config import KV_POLICIES, EngineConfig, SchedulerConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.errors import ConfigError, RequestError
+from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
+from chairlift.request import FinishReason
+from fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
+
+
+def static(**options: Any) -> tuple[EngineCore, CheckingExecutor, EventList]:
+    core, _, executor, events = make_engine(batching="static", **options)
+    return core, executor, events
+
+
+def steps(events: EventList) -> list[Step]:
+    return [event for event in events.events if isinstance(event, Step)]
+
+
+def test_nothing_is_told_before_the_longest_member_is_done() -> None:
+    core, _, events = static(static_batch_size=2)
+    core.add(make_request("short", [1, 2], 2))
+    core.add(make_request("long", [3, 4], 5))
+    outputs = []
+    while core.has_work:
+        outputs.append(core.step())
+    assert [len(told) for told in outputs] == [0, 0, 0, 0, 2]
+    short, long = outputs[-1]
+    assert (short.new_token_ids, short.finish_reason) == (expected_tokens([1, 2], 2), "length")
+    assert (long.new_token_ids, long.finish_reason) == (expected_tokens([3, 4], 5), "length")
+    assert short.stats is not None
+    assert short.stats.num_padding_tokens == 3, "one a step after its end"
+    assert [step.num_scheduled for step in steps(events)] == [[2, 2], [1, 1], [0, 1], [0, 1], [0, 1]]
+    assert [step.finished for step in steps(events)] == [[], [], [], [], ["short", "long"]]
+
+
+def test_prompts_are_padded_on_the_left_and_computed_column_by_column() -> None:
+    core, executor, _ = static(static_batch_size=2, max_num_seqs=2, max_num_batched_tokens=6)
+    core.add(make_request("short", [1, 2], 2))
+    core.add(make_request("long", list(range(10, 17)), 2))
+    run_to_end(core)
+    computed = [(out.num_padding_tokens, out.num_scheduled_tokens) for out in executor.outputs]
+    assert computed == [
+        ({"short": 3}, {"short": 0, "long": 3}),
+        ({"short": 2}, {"short": 1, "long": 3}),
+        ({}, {"short": 1, "long": 1}),
+        ({}, {"short": 1, "long": 1}),
+    ]
+
+
+def test_a_member_that_is_done_keeps_its_slots_and_a_newcomer_waits_for_the_batch() -> None:
+    core, _, events = static(static_batch_size=2, num_blocks=8, block_size=2)
+    core.add(make_request("a", [1, 2], 1))
+    core.add(make_request("b", [3, 4], 4))
+    core.step()
+    core.add(make_request("late", [5, 6], 1))
+    for _ in range(3):
+        core.step()
+    reasons = [(event.request_id, event.reason) for event in events.events if isinstance(event, RequestWaiting)]
+    assert reasons == [("late", "batch")]
+    last = steps(events)[3]
+    assert (last.token_states, last.reserved, last.internal, last.external, last.free) == (5, 0, 3, 0, 8)
+    assert run_to_end(core) == {"late": expected_tokens([5, 6], 1)}
+    finished = [event for event in events.events if isinstance(event, RequestFinished)]
+    assert [(event.request_id, event.steps_waited) for event in finished] == [
+        ("a", {}),
+        ("b", {}),
+        ("late", {"batch": 3}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks", "reason"), [(2, 64, "seats"), (8, 5, "memory")], ids=["as many as asked", "as many as fit"]
+)
+def test_members_are_in_order_as_many_as_asked_or_as_fit_at_their_worst(size: int, blocks: int, reason: str) -> None:
+    core, _, events = static(static_batch_size=size, num_blocks=blocks, block_size=4)
+    for name in ("a", "b", "c"):
+        core.add(make_request(name, [1, 2, 3], 6, stop_token_ids=expected_tokens([1, 2, 3], 6)[1:2]))
+    core.step()
+    assert core.scheduler.num_running == 2
+    waiting = [event for event in events.events if isinstance(event, RequestWaiting)]
+    assert [(event.request_id, event.reason) for event in waiting] == [("c", reason)]
+    lost = {step.external for step in steps(events)}
+    assert (lost != {0}) == (reason == "memory"), "free slots are lost while the head is refused for memory"
+    assert len(run_to_end(core)) == 3
+
+
+def test_global_decodes_every_batch_to_the_longest_output_of_all() -> None:
+    core, executor, events = static(static_batch_size=2, static_run_to="global")
+    lengths = [2, 3, 1, 1, 7]
+    for index, length in enumerate(lengths):
+        core.add(make_request(str(index), [index], 9, output_len=length))
+    answers = run_to_end(core)
+    assert {name: len(tokens) for name, tokens in answers.items()} == {str(i): n for i, n in enumerate(lengths)}
+    assert len(executor.outputs) == 3 * 7, "iterations = batches times the longest output"
+    padding = sum(out.total_num_padding_tokens for out in executor.outputs)
+    assert padding == 5 * 7 - sum(lengths)
+    assert sum(sum(step.num_padding) for step in steps(events)) == padding
+
+
+def test_global_needs_forced_lengths() -> None:
+    core, _, _ = static(static_run_to="global")
+    with pytest.raises(RequestError, match=r"forced length: ignore_eos.*--static-run-to batch"):
+        core.add(make_request("free", [1], 4))
+
+
+def test_an_aborted_member_keeps_its_row_and_a_batch_of_aborted_members_ends() -> None:
+    core, _, events = static(static_batch_size=3)
+    for name in ("a", "b", "c"):
+        core.add(make_request(name, [1, 2], 4))
+    core.add(make_request("next", [9], 1))
+    core.step()
+    assert core.abort("a")
+    assert not core.abort("a")
+    core.step()
+    assert steps(events)[-1].request_ids == ["a", "b", "c"]
+    assert steps(events)[-1].num_scheduled == [0, 1, 1]
+    for name in ("b", "c"):
+        core.abort(name)
+    assert core.scheduler.unfinished_ids() == ["next"]
+    assert run_to_end(core) == {"next": expected_tokens([9], 1)}
+
+
+def test_those_who_were_done_are_told_when_their_last_companion_is_aborted() -> None:
+    core, _, _ = static(static_batch_size=2)
+    core.add(make_request("done", [1], 1))
+    core.add(make_request("gone", [2], 9))
+    core.step()
+    core.abort("gone")
+    assert core.has_work
+    answers: dict[str, list[int]] = {}
+    collect(core.step(), answers)
+    assert answers == {"done": expected_tokens([1], 1)}
+    assert not core.has_work
+
+
+def test_an_aborted_request_says_so_when_its_batch_is_over() -> None:
+    core, _, events = static(static_batch_size=2)
+    core.add(make_request("a", [1], 2))
+    core.add(make_request("b", [2], 4))
+    core.step()
+    core.abort("a", FinishReason.ABORT)
+    run_to_end(core)
+    finished = {e.request_id: e.finish_reason for e in events.events if isinstance(e, RequestFinished)}
+    assert finished == {"a": "abort", "b": "length"}
+
+
+@pytest.mark.parametrize("kv", KV_POLICIES)
+def test_both_batchings_give_the_same_tokens_under_every_policy(kv: str) -> None:
+    answers = []
+    for batching in ("continuous", "static"):
+        core, _, _, _ = make_engine(kv=kv, batching=batching, max_model_len=64, num_blocks=48, steps_ahead=1)
+        for index in range(12):
+            core.add(make_request(str(index), list(range(index % 5 + 1)), 12, output_len=1 + index * 7 % 11))
+        answers.append(run_to_end(core))
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 12
+
+
+def test_slot_seconds_are_what_a_sum_over_time_gives() -> None:
+    core, _, _, events = make_engine(num_blocks=9, block_size=2, max_num_batched_tokens=9, max_num_seqs=3)
+    clock: Any = core._clock
+    for index in range(5):
+        core.add(make_request(str(index), list(range(index + 2)), 6))
+    held: dict[str, float] = {}
+    used: dict[str, float] = {}
+    for number in range(200):
+        if not core.has_work:
+            break
+        before = core.scheduler.get
+        output = core.scheduler.schedule(clock.now())
+        assert output is not None
+        seconds = 0.5 + number % 3
+        for name in core.scheduler.unfinished_ids():
+            request = before(name)
+            assert request is not None
+            held[name] = held.get(name, 0.0) + request.num_slots * seconds
+            used[name] = used.get(name, 0.0) + request.num_computed_tokens * seconds
+        clock.advance(seconds)
+        core.scheduler.update(core._executor.result(core._executor.submit(output)), clock.now())
+    finished = [event for event in events.events if isinstance(event, RequestFinished)]
+    assert len(finished) == 5
+    assert sum(event.num_preemptions for event in finished) > 0
+    for event in finished:
+        assert event.kv_slot_seconds_held == pytest.approx(held[event.request_id])
+        assert event.kv_slot_seconds_used == pytest.approx(used[event.request_id])
+
+
+def test_recomputed_tokens_are_those_that_had_been_computed_before() -> None:
+    core, _, executor, events = make_engine(num_blocks=8, block_size=2, enable_prefix_caching=False)
+    for name in ("a", "b"):
+        core.add(make_request(name, [1, 2, 3], 8))
+    run_to_end(core)
+    finished = {e.request_id: e for e in events.events if isinstance(e, RequestFinished)}
+    computed = sum(out.total_num_scheduled_tokens for out in executor.outputs)
+    assert finished["b"].num_preemptions == 1
+    assert finished["b"].num_recomputed_tokens == computed - 2 * (3 + 8 - 1) > 0
+    assert sum(step.num_recomputed for step in steps(events)) == finished["b"].num_recomputed_tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batching": "dynamic"}, "batching must be one of continuous, static"),
+        ({"batching": "static", "static_run_to": "end"}, "static_run_to must be one of batch, global"),
+        ({"static_batch_size": 4}, "static_batch_size=4 is for batching=static"),
+        ({"static_run_to": "batch"}, "static_run_to=batch is for batching=static"),
+        ({"batching": "static", "static_batch_size": 0}, "static_batch_size must be at least 1"),
+        ({"batching": "static", "static_batch_size": 65}, "static_batch_size=65 is more than max_num_seqs=64"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**options)
+
+
+def test_the_schedulers_piece_of_the_configuration() -> None:
+    config = EngineConfig(batching="static", static_run_to="global").scheduler_config(100)
+    assert asdict(config) == asdict(SchedulerConfig(100, batching="static", static_run_to="global"))

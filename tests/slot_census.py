@@ -1,0 +1,51 @@
+"""The kinds of memory counted slot by slot: slow, and without any formula."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.request import Request
+
+RANKS = ("token_states", "reserved", "internal")
+
+
+def kind_for_holder(request: Request, position: int) -> str:
+    """What the slot at `position` of its table is to this holder."""
+    if request.finish_reason is not None:
+        return "internal"
+    if position < request.num_computed_tokens:
+        return "token_states"
+    return "reserved" if position < request.max_total_tokens - 1 else "internal"
+
+
+def slot_census(manager: Any, running: Iterable[Request], head_lacks_memory: bool) -> dict[str, int]:
+    """Slots by kind; a slot with several holders is what it is to the one who needs it most."""
+    holders: dict[int, list[str]] = {}
+    for request in running:
+        if request.num_slots == 0:
+            continue
+        for index, block_id in enumerate(manager.block_ids(request)):
+            for offset in range(manager.block_size):
+                slot = block_id * manager.block_size + offset
+                kind = kind_for_holder(request, index * manager.block_size + offset)
+                holders.setdefault(slot, []).append(kind)
+    counts: Counter[str] = Counter()
+    for slot in range(manager.num_blocks * manager.block_size):
+        if slot in holders:
+            counts[min(holders[slot], key=RANKS.index)] += 1
+        elif is_free(manager, slot // manager.block_size):
+            counts["external" if head_lacks_memory else "free"] += 1
+        else:
+            counts["external"] += 1
+    counts["shared"] = sum(len(kinds) > 1 for kinds in holders.values())
+    counts["saved"] = sum(len(kinds) - 1 for kinds in holders.values())
+    return {kind: counts[kind] for kind in (*RANKS, "external", "free", "shared", "saved")}
+
+
+def is_free(manager: Any, block_id: int) -> bool:
+    if isinstance(manager, PagedKVCacheManager):
+        return manager.pool.is_free(block_id)
+    return not any(held.piece.start <= block_id < sum(held.piece) for held in manager._held.values())
