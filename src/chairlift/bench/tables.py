@@ -10,7 +10,8 @@ from rich.table import Table
 
 from chairlift.bench.latency import LatencyResult
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
-from chairlift.bench.throughput import FIGURES, Figure, Spread, ThroughputResult
+from chairlift.bench.throughput import Spread, ThroughputResult
+from chairlift.metrics.figures import FIGURES, Figure
 
 
 def print_result(result: ThroughputResult, file: TextIO | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -14,7 +14,7 @@ from chairlift.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.config import EngineConfig
 from chairlift.engine.factory import Engine, build_engine
 from chairlift.events import EngineStarted, EventList
-from chairlift.metrics.percentile import Summary
+from chairlift.metrics.figures import FIGURES, Figure
 from chairlift.metrics.run import RunMetrics, summarize
 from chairlift.workload.request import WorkloadRequest
 
@@ -48,40 +48,6 @@ class Spread:
     median: float
     min: float
     max: float
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the report: what, in which unit (after `scale`), and where a run has it."""
-
-    key: str
-    label: str
-    unit: str
-    value: Callable[[RunMetrics], float | None]
-    scale: float = 1.0
-
-
-def _p(percent: int, summary: Callable[[RunMetrics], Summary | None]) -> Callable[[RunMetrics], float | None]:
-    return lambda run: None if (s := summary(run)) is None else float(getattr(s, f"p{percent}"))
-
-
-FIGURES = (
-    Figure("output_tokens_per_s", "output tokens", "/s", lambda run: run.output_tokens_per_s),
-    Figure("total_tokens_per_s", "prompt and output tokens", "/s", lambda run: run.total_tokens_per_s),
-    Figure("requests_per_s", "requests", "/s", lambda run: run.requests_per_s),
-    Figure("e2e_latency_p50", "E2E latency p50", "s", _p(50, lambda run: run.e2e_latency)),
-    Figure("e2e_latency_p99", "E2E latency p99", "s", _p(99, lambda run: run.e2e_latency)),
-    Figure("ttft_p50", "TTFT p50", "s", _p(50, lambda run: run.ttft)),
-    Figure("ttft_p99", "TTFT p99", "s", _p(99, lambda run: run.ttft)),
-    Figure("itl_p50", "ITL p50", "ms", _p(50, lambda run: run.itl), 1e3),
-    Figure("itl_p99", "ITL p99", "ms", _p(99, lambda run: run.itl), 1e3),
-    Figure("mean_batch_size", "batch, mean", "requests", lambda run: run.mean_batch_size),
-    Figure("mean_batch_tokens", "step, mean", "tokens", lambda run: run.mean_batch_tokens),
-    Figure("kv_use_mean", "KV blocks held, mean", "%", lambda run: run.kv_use_mean, 100),
-    Figure("kv_use_peak", "KV blocks held, peak", "%", lambda run: run.kv_use_peak, 100),
-    Figure("preemptions", "preemptions", "", lambda run: run.preemptions),
-    Figure("cached_tokens", "prompt tokens from the prefix cache", "", lambda run: run.cached_tokens),
-)
 
 
 @dataclass(frozen=True, slots=True)
