@@ -18,10 +18,11 @@ CDF_POINTS = 200
 
 
 def cdf(values: Sequence[float], num_points: int = CDF_POINTS) -> tuple[list[float], list[float]]:
-    """Values in rising order and the share of all that is at most as large; percentiles if there are many values."""
-    if len(values) <= num_points:
-        return sorted(values), [rank / len(values) for rank in range(1, len(values) + 1)]
+    """Values in rising order, from the lowest at 0, and the share of all that is at most as large; percentiles if
+    are many."""
     ordered = sorted(values)
+    if len(values) <= num_points:
+        return [ordered[0], *ordered], [rank / len(values) for rank in range(len(values) + 1)]
     shares = [index / (num_points - 1) for index in range(num_points)]
     return [percentile(ordered, 100 * share) for share in shares], shares
 

@@ -15,6 +15,8 @@ from chairlift.report.run_log import Run
 from chairlift.report.tables import SECTIONS
 
 RUNS_A_TABLE = 4
+LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
+"""A coordinate, in points, with more than two decimals."""
 
 CSS = """
 :root { color-scheme: light; }
@@ -53,6 +55,7 @@ def svg_of(drawing: Drawing) -> str:
         drawing.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     element = text[text.index("<svg") :]
+    element = re.sub(r' d="[^"]*"', lambda path: LONG_NUMBER.sub(r"\1", path.group()), element)
     element = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{drawing.key}-", element)
     label = escape(drawing.title, quote=True)
     return element.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -41,7 +41,7 @@ def draw(runs: Sequence[Run]) -> Drawing:
     for axes, run, of_run, num_lanes in zip(panels, shown, cells, lanes, strict=True):
         _draw_run(axes, run, of_run, num_lanes, duration)
     panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
-    legend_above(figure, [fill.patch() for fill in (*ROW_FILLS.values(), EMPTY_SEAT)])
+    legend_above(figure, [*ROW_FILLS.values(), EMPTY_SEAT])
     caption = (
         "Each lane is a seat of the batch; a request takes the lowest free one when it is admitted and gives it back "
         "when it leaves. The runs share one time axis. Numbers count the requests in the order of arrival, so the "

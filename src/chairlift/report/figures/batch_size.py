@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from chairlift.report.compare import BatchSizePoint, batch_size_point, by_policy, has_several
-from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, point_style
+from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above, point_style
 from chairlift.report.run_log import Run
 
 KEY, TITLE = "batch-size", "What the batch size does"
@@ -82,4 +82,4 @@ def _scale(figure: Figure, panels: Sequence[Axes], sizes: set[int]) -> None:
         axes.set_xlabel("seats (static_batch_size or max_num_seqs)")
         axes.set_xticks(sorted(sizes), labels=[str(size) for size in sorted(sizes)])
         axes.minorticks_off()
-    figure.legend(handles=panels[0].get_legend_handles_labels()[0], loc="outside upper left", ncols=3)
+    lines_above(figure, panels[0])

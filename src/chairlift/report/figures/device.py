@@ -41,14 +41,15 @@ def draw(runs: Sequence[Run]) -> Drawing:
     _draw_tokens(panels[:num_runs], shown, duration)
     _draw_lines(panels[num_runs], shown, duration, _rows)
     panels[num_runs].set_title("rows in the batch")
-    panels[num_runs].legend(loc="upper right", ncols=2)
+    panels[num_runs].set_ylim(top=1.6 * panels[num_runs].get_ylim()[1])
+    panels[num_runs].legend(loc="upper right", ncols=3, handlelength=3)
     if has_weights:
         _draw_lines(panels[-1], shown, duration, _weight_bytes)
         panels[-1].set_title("weights read from memory, bytes/s")
         panels[-1].yaxis.set_major_formatter(EngFormatter(unit="B/s"))
     unit = time_label(shown)
     panels[-1].set_xlabel(f"{unit} since the run began")
-    legend_above(figure, [fill.patch() for fill in FILLS])
+    legend_above(figure, FILLS)
     caption = (
         "Above, for each run: tokens that the device computed, on the same scale. Below: rows in the batch, those "
         "that have ended included, and the weights that this takes from memory, once a step however many rows there "

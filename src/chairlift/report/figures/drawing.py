@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from chairlift.report.run_log import Run
@@ -16,6 +17,7 @@ from chairlift.report.trace import RowKind
 WIDTH: Final = 7.6
 """Inches; text is never smaller than 8 points, and the page never shows a figure smaller than this on paper."""
 
+KEYS_IN_A_LINE: Final = 5
 MAX_OVER_TIME: Final = 6
 """Runs that figures over time show, one above the other."""
 
@@ -75,7 +77,7 @@ KIND_FILLS: Final = {
     "token_states": Fill("token states", BLUE),
     "reserved": Fill("reserved", ORANGE, "//"),
     "internal": Fill("internal fragmentation", VERMILLION, "xx"),
-    "external": Fill("external fragmentation", GREY, "..."),
+    "external": Fill("external fragmentation", GREY, "--"),
     "free": Fill("free", PALE),
 }
 
@@ -106,9 +108,23 @@ def figure_of(num_rows: int, height: float, **layout: Any) -> tuple[Figure, list
     return figure, list(axes[:, 0])
 
 
-def legend_above(figure: Figure, fills: Sequence[Any]) -> None:
-    """One line of keys over the whole figure."""
-    figure.legend(handles=list(fills), loc="outside upper left", ncols=len(fills), handlelength=1.6, columnspacing=1.4)
+def legend_above(figure: Figure, fills: Sequence[Fill], *lines: Line2D) -> None:
+    """Keys over the whole figure, in as many columns as fit."""
+    keys: list[Any] = [fill.patch() for fill in fills]
+    figure.legend(
+        handles=[*keys, *lines],
+        loc="outside upper left",
+        ncols=min(len(keys) + len(lines), KEYS_IN_A_LINE),
+        handlelength=1.8,
+        columnspacing=1.4,
+    )
+
+
+def lines_above(figure: Figure, axes: Axes) -> None:
+    """The lines of one panel, over the whole figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    longest = max(map(len, labels), default=0)
+    figure.legend(handles, labels, loc="outside upper left", ncols=3 if longest <= 30 else 2, handlelength=3)
 
 
 def time_label(runs: Sequence[Run]) -> str:

@@ -41,7 +41,7 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
         _draw_run(axes, run, duration)
     panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
     border = Line2D([], [], label="reserved, as seen live", **LIVE_BORDER)
-    legend_above(figure, [*(fill.patch() for fill in KIND_FILLS.values()), border])
+    legend_above(figure, list(KIND_FILLS.values()), *([border] if any(run.kinds != run.live for run in shown) else []))
     caption = (
         "Every slot of the pool is of one kind. Token states are in use. Reserved slots will be written by their "
         "holder; internal fragmentation is held by one who never will; external fragmentation is lost to the "

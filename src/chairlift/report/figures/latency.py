@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from chairlift.report.compare import cdf
-from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style
+from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above
 from chairlift.report.run_log import Run
 
 KEY, TITLE = "latency", "Latency of requests"
@@ -24,8 +25,7 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     for axes, (title, values) in zip(panels, PANELS.items(), strict=True):
         _draw_panel(axes, title, values, timed)
     panels[0].set_ylabel("share of requests at most as slow")
-    keys = panels[0].get_legend_handles_labels()[0]
-    figure.legend(handles=keys, loc="outside upper left", ncols=2, handlelength=3)
+    lines_above(figure, panels[0])
     caption = (
         "Cumulative distributions: at height 0.5 is the median, at 0.99 the slowest hundredth. Left is better; axes "
         "are logarithmic. TTFT is the time from arrival to the first token, ITL the gap between tokens (here the "
@@ -56,4 +56,7 @@ def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> 
         if of_run := values(run):
             axes.plot(*cdf(of_run), drawstyle="steps-post", label=label, linewidth=1.3, **line_style(index))
     axes.set(title=title, xlabel="seconds", xscale="log", ylim=(0, 1.01))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.minorticks_off()
     axes.grid(True, color="#DDDDDD", linewidth=0.5)

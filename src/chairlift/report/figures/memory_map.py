@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
 
 from chairlift.report.figures.drawing import (
     BLACK,
@@ -19,7 +23,6 @@ from chairlift.report.figures.drawing import (
     Fill,
     LeftOut,
     figure_of,
-    legend_above,
     over_time,
     time_label,
 )
@@ -30,7 +33,6 @@ COLUMNS, MAX_ROWS = 1400, 500
 TITLE = "KV memory by owner"
 FREE, ROUNDING, SHARED = len(OWNERS), len(OWNERS) + 1, len(OWNERS) + 2
 KEYS = (
-    Fill("held: one colour a request", OWNERS[0]),
     Fill("free", PALE),
     Fill("lost to rounding", GREY),
     Fill("shared by several", BLACK),
@@ -47,7 +49,7 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     for axes, run in zip(panels, shown, strict=True):
         _draw_run(axes, run, duration)
     panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
-    legend_above(figure, [fill.patch() for fill in KEYS])
+    _legend(figure)
     caption = (
         "Block addresses upwards, time to the right. A colour is a request; colours come again, chosen so that "
         "neighbours differ. A block changes hands when its request finishes or is preempted, in a static batch when "
@@ -56,6 +58,19 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
         f"nobody.{note}"
     )
     return Drawing("memory-map", TITLE, caption, figure)
+
+
+def _legend(figure: Figure) -> None:
+    owners = tuple(Patch(facecolor=colour) for colour in OWNERS)
+    keys: list[Any] = [owners, *(fill.patch() for fill in KEYS)]
+    figure.legend(
+        keys,
+        ["held: a colour a request", *(fill.label for fill in KEYS)],
+        loc="outside upper left",
+        ncols=len(KEYS) + 1,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        handlelength=2.6,
+    )
 
 
 def _draw_run(axes: Axes, run: Run, duration: float) -> None:

@@ -24,7 +24,7 @@ from chairlift.report.run_log import Run
 
 TITLE = "Waste of KV memory by policy"
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
-MIN_WRITTEN = 0.06
+MIN_WRITTEN = 0.035
 
 
 def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
@@ -37,12 +37,13 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     _draw_published(published)
     published.xaxis.set_major_formatter(PercentFormatter(1))
     published.set_xlabel("share of KV memory")
-    legend_above(figure, [*(fill.patch() for fill in KIND_FILLS.values()), UNDIVIDED.patch()])
+    legend_above(figure, [*KIND_FILLS.values(), UNDIVIDED])
     caption = (
-        "Above: means over the time in which requests waited, with true lengths; over the whole run where it says "
-        f"that nobody waited. Below, hatched: published shares ({KWON_2023_SETTING}), measured on another model and "
-        "workload than ours, so compare the order and the pattern, not the numbers. There, external fragmentation "
-        f"includes whatever else is left over.{lacking}"
+        "Above: means over the time in which requests waited, with true lengths; what is free then could not be taken "
+        "for want of seats or because a batch was closed. Means over the whole run where it says that nobody waited. "
+        f"Below, hatched: published shares ({KWON_2023_SETTING}), measured on another model and workload than ours, so "
+        "compare the order and the pattern, not the numbers. There, external fragmentation includes whatever else is "
+        f"left over.{lacking}"
     )
     return Drawing("waste", TITLE, caption, figure)
 
@@ -72,7 +73,8 @@ def _draw_published(axes: Axes) -> None:
 
 def _bar(axes: Axes, row: int, left: float, share: float, fill: Fill) -> float:
     if share:
-        axes.barh(row, share, left=left, height=0.72, color=fill.colour, hatch=fill.hatch, edgecolor="white", lw=0.5)
+        edge = "#666666" if fill is UNDIVIDED else "white"
+        axes.barh(row, share, left=left, height=0.72, color=fill.colour, hatch=fill.hatch, edgecolor=edge, lw=0.5)
     if share >= MIN_WRITTEN:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.15"}
         axes.text(left + share / 2, row, f"{100 * share:.1f}", size=8, ha="center", va="center", bbox=box)
