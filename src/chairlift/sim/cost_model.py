@@ -15,7 +15,8 @@ class StepShape(NamedTuple):
         num_seqs: rows: requests in the batch.
         num_sampled: rows that go through the LM head.
         num_context: tokens whose K and V are read: the sum over the rows of their length after the step.
-        num_pairs: (query, key) pairs: the sum over the rows of what its queries see, causally. Padding sees nothing.
+        num_pairs: (query, key) pairs: the sum over the rows of what its queries see, causally. The padding of a row
+            that has nothing else sees what the row holds; left padding sees nothing.
     """
 
     num_tokens: int
@@ -40,13 +41,23 @@ def num_causal_pairs(start: int, count: int) -> int:
     return count * start + count * (count + 1) // 2
 
 
+def num_padding_pairs(length: int, count: int) -> int:
+    """Pairs of `count` queries of padding in a row that holds `length` tokens and computes none: the last query sees
+    all of them."""
+    return num_causal_pairs(max(0, length - count), min(length, count))
+
+
 def shape_of(step: Step) -> StepShape:
     """The shape of a recorded step."""
-    rows = list(zip(step.num_computed, step.num_scheduled, strict=True))
+    padding = step.num_padding or [0] * len(step.request_ids)
+    rows = list(zip(step.num_computed, step.num_scheduled, padding, strict=True))
     return StepShape(
-        num_tokens=sum(step.num_scheduled) + sum(step.num_padding),
+        num_tokens=sum(step.num_scheduled) + sum(padding),
         num_seqs=len(rows),
         num_sampled=sum(map(bool, step.num_new)),
-        num_context=sum(start + count for start, count in rows if count),
-        num_pairs=sum(num_causal_pairs(start, count) for start, count in rows),
+        num_context=sum(start + count for start, count, _ in rows),
+        num_pairs=sum(
+            num_causal_pairs(start, count) if count else num_padding_pairs(start, padded)
+            for start, count, padded in rows
+        ),
     )

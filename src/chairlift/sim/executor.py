@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chairlift.clock import VirtualClock
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
-from chairlift.sim.cost_model import CostModel, StepShape, num_causal_pairs
+from chairlift.sim.cost_model import CostModel, StepShape, num_causal_pairs, num_padding_pairs
 
 Tokens = Callable[[str, int], int]
 """The output token of a request (by id) at an index from 0: a recording to be replayed."""
@@ -84,22 +84,28 @@ class SimExecutor:
         """Lengthen the scheduled rows; the step's shape, and a token for whoever has caught up."""
         scheduled = output.num_scheduled_tokens
         token_ids = dict.fromkeys(scheduled, ZERO)
-        num_tokens = sum(scheduled.values())
-        if output.num_padding_tokens:
-            num_tokens += output.total_num_padding_tokens
-            for request_id in [rid for rid in output.num_padding_tokens if not scheduled[rid]]:
-                del token_ids[request_id]
+        padding = output.num_padding_tokens
+        only_padding = [request_id for request_id in padding if not scheduled[request_id]]
+        for request_id in only_padding:
+            del token_ids[request_id]
+        padded_lengths = {request_id: self._length(request_id) for request_id in only_padding}
         self._ticks += 1
         absent_context = self._hold(token_ids) if len(token_ids) < len(self._births) + len(self._prefills) else 0
         decode_context = len(self._births) * self._ticks - self._births_sum - absent_context
         prefill_context, prefill_pairs = self._prefill(scheduled, token_ids) if self._prefills else (0, 0)
+        padded_pairs = sum(num_padding_pairs(length, padding[rid]) for rid, length in padded_lengths.items())
         return StepShape(
-            num_tokens=num_tokens,
+            num_tokens=sum(scheduled.values()) + sum(padding.values()),
             num_seqs=len(scheduled),
             num_sampled=len(token_ids),
-            num_context=decode_context + prefill_context,
-            num_pairs=decode_context + prefill_pairs,
+            num_context=decode_context + prefill_context + sum(padded_lengths.values()),
+            num_pairs=decode_context + prefill_pairs + padded_pairs,
         ), token_ids
+
+    def _length(self, request_id: str) -> int:
+        """Tokens that a row has computed."""
+        row = self._prefills.get(request_id)
+        return self._ticks - self._births[request_id] if row is None else row.num_computed
 
     def _hold(self, present: dict[str, list[int]]) -> int:
         """Decoding rows that sit this step out keep their length; returns how long they are together."""
@@ -132,5 +138,5 @@ class SimExecutor:
 
     def _recorded(self, token_ids: dict[str, list[int]], tokens: Tokens) -> dict[str, list[int]]:
         """The recording's tokens instead: the row's length is the index of the next one."""
-        lengths = {rid: self._ticks - self._births[rid] for rid in token_ids}
+        lengths = {rid: self._length(rid) for rid in token_ids}
         return {rid: [tokens(rid, length - self._num_prompt_tokens[rid])] for rid, length in lengths.items()}

@@ -57,7 +57,8 @@ class FittedModel:
     error: FitError
 
     def seconds(self, shape: StepShape) -> float:
-        return sum(self.coefficients.get(name, 0.0) * value for name, value in zip(FEATURES, _features(shape), strict=True))
+        features = dict(zip(FEATURES, _features(shape), strict=True))
+        return sum(value * features[name] for name, value in self.coefficients.items())
 
     def describe(self) -> list[tuple[str, str]]:
         error = self.error

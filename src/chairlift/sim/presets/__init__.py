@@ -23,14 +23,14 @@ class PresetOptions:
     """What a user may change; None leaves it to the preset.
 
     Attributes:
-        seed: of the workload; num_prompts: requests in each run.
+        workload_seed: of lengths, tokens and arrivals; num_prompts: requests in each run.
     """
 
-    seed: int | None = None
+    workload_seed: int | None = None
     num_prompts: int | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("seed", 0), ("num_prompts", 1)):
+        for name, low in (("workload_seed", 0), ("num_prompts", 1)):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} must be at least {low}, got {value}")
