@@ -1,6 +1,6 @@
 """What policy costs: microseconds of `schedule` + `update` per running request and step, events off.
 
-    python benchmarks/scheduler_cost.py [--running 10,100,1000] [--waiting 0,100000] [--steps 300] [--repeats 5]
+    python benchmarks/scheduler_cost.py [--running 10,100,1000,10000] [--waiting 0,100000] [--steps 300] [--repeats 5]
 
 A null executor answers every step at once, so nothing but the scheduler runs. Prints a table and one JSON line.
 """
@@ -60,7 +60,7 @@ def microseconds(running: int, waiting: int, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--running", default="10,100,1000")
+    parser.add_argument("--running", default="10,100,1000,10000")
     parser.add_argument("--waiting", default="0,100000")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=5)

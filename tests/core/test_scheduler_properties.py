@@ -49,14 +49,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena: str,
         batching: tuple[str, str],
     ) -> None:
-        max_model_len = 64 if kv != "max" else block_size * ARENAS[arena](num_blocks).largest_piece
+        self.kv = kv
+        self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
+        self.max_model_len = 64 if kv != "max" else max(2, block_size * self.largest_piece)
         self.must_be_forced = kv in ("pow2", "oracle") or batching[1] == "global"
         self.core, self.manager, self.executor, self.events = make_engine(
             num_blocks=num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_budget,
-            max_model_len=max(2, max_model_len),
+            max_model_len=self.max_model_len,
             scheduling_policy=policy,
             enable_prefix_caching=caching,
             steps_ahead=steps_ahead,
@@ -96,10 +98,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.core.add(request)
             self.expected[name] = expected_tokens(prompt, output_len or max_tokens, stop)
         except RequestError:
-            block_size, num_blocks = self.manager.block_size, self.manager.num_blocks
-            could_be_rounded_to = 2 * (len(prompt) + 2 * max_tokens) + 2 * block_size
-            assert could_be_rounded_to > num_blocks * block_size or len(prompt) + max_tokens > block_size
+            assert self.can_never_fit(len(prompt), max_tokens, output_len)
+        else:
+            assert not self.can_never_fit(len(prompt), max_tokens, output_len)
         return name
+
+    def can_never_fit(self, num_prompt_tokens: int, max_tokens: int, output_len: int | None) -> bool:
+        slots = {
+            "paged": num_prompt_tokens + max_tokens - 1,
+            "exact": num_prompt_tokens + max_tokens - 1,
+            "max": self.max_model_len,
+            "pow2": min(num_prompt_tokens + (1 << ((output_len or 1) - 1).bit_length()), self.max_model_len) - 1,
+            "oracle": num_prompt_tokens + (output_len or 1) - 1,
+        }[self.kv]
+        blocks = -(-slots // self.manager.block_size)
+        return num_prompt_tokens + max_tokens > self.max_model_len or blocks > self.largest_piece
 
     @rule(prompt=PROMPTS, max_tokens=st.integers(1, 12), priority=st.integers(0, 2), stop_at=st.integers(0, 20))
     def arrive(self, prompt: list[int], max_tokens: int, priority: int, stop_at: int) -> None:
