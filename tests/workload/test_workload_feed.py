@@ -89,7 +89,7 @@ def test_lengths_with_histories() -> None:
         request("x", after="t1"),
     ]
     assert full_prompt_lens(conversation) == {"t1": 10, "t2": 13, "x": 1, "t3": 21}
-    assert ids(in_order(conversation)) == ["t1", "t2", "x", "t3"]
+    assert ids(in_order(conversation)) == ["t1", "t2", "t3", "x"]
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +68,7 @@ def followers_by_id(requests: Sequence[WorkloadRequest]) -> dict[str, list[Workl
 
 
 def in_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """The same requests, each behind the one it comes after.
+    """The same requests, each behind the one it comes after, and before the next that comes after none.
 
     Raises:
         ConfigError: two have the same id, or `after` names no request or leads in a circle.
@@ -81,10 +81,10 @@ def in_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
             raise ConfigError(f"workload request {request.request_id!r}: `after` names no request: {request.after!r}")
     followers = followers_by_id(requests)
     ordered: list[WorkloadRequest] = []
-    reached = deque(request for request in requests if request.after is None)
+    reached = [request for request in reversed(requests) if request.after is None]
     while reached:
-        ordered.append(reached.popleft())
-        reached += followers.pop(ordered[-1].request_id, ())
+        ordered.append(reached.pop())
+        reached += reversed(followers.pop(ordered[-1].request_id, []))
     if followers:
         raise ConfigError(f"workload request {next(iter(followers))!r} can never arrive: its `after` leads in a circle")
     return ordered
