@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
@@ -69,25 +69,35 @@ def _engine_options() -> dict[str, inspect.Parameter]:
 ENGINE_OPTIONS = _engine_options()
 
 
+def takes_options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command some of the engine's options; it receives them as one `config`, whose other fields have their
+    defaults. The command's `model` parameter is the model."""
+    engine_options = {name: ENGINE_OPTIONS[name] for name in names}
+
+    def takes(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> None:
+            options = {name: given.pop(name) for name in engine_options}
+            if options.get("kv_cache_memory") is not None:
+                from chairlift.worker.memory import parse_memory
+
+                options["kv_cache_memory"] = parse_memory(options["kv_cache_memory"])
+            command(config=EngineConfig(model=given.pop("model"), **options), **given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        signature = inspect.signature(command, eval_str=True)
+        own = [p.replace(kind=keyword) for name, p in signature.parameters.items() if name != "config"]
+        parameters = [*own, *engine_options.values()]
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapped
+
+    return takes
+
+
 def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the engine's options; it receives them as one `config`. Its `model` parameter is the model."""
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> None:
-        options = {name: given.pop(name) for name in ENGINE_OPTIONS}
-        if options["kv_cache_memory"] is not None:
-            from chairlift.worker.memory import parse_memory
-
-            options["kv_cache_memory"] = parse_memory(options["kv_cache_memory"])
-        command(config=EngineConfig(model=given.pop("model"), **options), **given)
-
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    signature = inspect.signature(command, eval_str=True)
-    own = [p.replace(kind=keyword) for name, p in signature.parameters.items() if name != "config"]
-    parameters = [*own, *ENGINE_OPTIONS.values()]
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapped
+    """Give a command all of the engine's options."""
+    return takes_options(ENGINE_OPTIONS)(command)
 
 
 ModelArgument = Annotated[
