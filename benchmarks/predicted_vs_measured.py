@@ -1,0 +1,138 @@
+"""How well a fitted cost model predicts a run that it was not fitted to.
+
+    python benchmarks/predicted_vs_measured.py [--rounds 3] [--num-prompts 48] [--model MODEL]
+
+In each round the engine serves one workload, from whose step events a cost model is fitted, and then others with other
+seeds, lengths and arrivals. Those are simulated with the fitted model, and throughput and latency compared. The fit and
+its tests alternate, because machines drift. Prints a table and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from chairlift.bench.driver import drive
+from chairlift.bench.machine import machine_facts
+from chairlift.config import EngineConfig
+from chairlift.engine.factory import Engine, build_engine
+from chairlift.events import EventList
+from chairlift.metrics.percentile import Summary
+from chairlift.metrics.run import RunMetrics, summarize
+from chairlift.sim.fitted import FittedModel, evaluate, fit_cost_model
+from chairlift.sim.simulator import SimConfig, simulate
+from chairlift.workload.arrivals import arrival_process
+from chairlift.workload.lengths import parse_lengths
+from chairlift.workload.request import WorkloadRequest
+from chairlift.workload.synthetic import make_workload
+
+
+@dataclass(frozen=True)
+class Load:
+    """Lengths and arrivals of a run."""
+
+    name: str
+    prompt: str
+    output: str
+    rate: float | None = None
+
+    def requests(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
+        prompt, output = parse_lengths(self.prompt), parse_lengths(self.output)
+        return make_workload(seed, count, prompt, output, arrival_process(self.rate), vocab_size, token_round=seed)
+
+
+FITTED_ON = Load("fit: a burst, then a trickle", "lognormal:96,0.7,16..512", "exp:64,8..256")
+HELD_OUT = (
+    Load("burst, longer outputs", "lognormal:64,0.5,16..256", "exp:96,8..384"),
+    Load("burst, longer prompts", "uniform:128..384", "fixed:48"),
+    Load("Poisson, 2 requests/s", "lognormal:96,0.7,16..512", "exp:64,8..256", rate=2.0),
+)
+
+
+def p(percent: int) -> Callable[[RunMetrics], float]:
+    def value(run: RunMetrics) -> float:
+        summary = run.e2e_latency
+        assert isinstance(summary, Summary)
+        return float(getattr(summary, f"p{percent}"))
+
+    return value
+
+
+FIGURES: dict[str, Callable[[RunMetrics], float]] = {
+    "output tokens/s": lambda run: run.output_tokens_per_s,
+    "E2E latency p50 s": p(50),
+    "E2E latency p99 s": p(99),
+}
+
+
+def measured(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+    del log.events[1:]
+    drive(engine, workload)
+    return summarize(log.events)
+
+
+def predicted(engine: Engine, model: FittedModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+    config = SimConfig(engine.scheduler_config, engine.kv_cache_plan.num_blocks, engine.kv_cache_plan.block_size)
+    events = EventList()
+    simulate(workload, config, model, events)
+    return summarize(events.events)
+
+
+def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedModel:
+    """Fitted to a burst, where batches are large, and to a trickle, where they are small."""
+    vocab_size = engine.model_config.vocab_size
+    measured(engine, log, FITTED_ON.requests(seed, count, vocab_size))
+    steps = list(log.events)
+    trickle = Load("trickle", FITTED_ON.prompt, "fixed:24", rate=1.5)
+    measured(engine, log, trickle.requests(seed + 1, count // 3, vocab_size))
+    return fit_cost_model([*steps, *log.events[1:]], "a burst and a trickle on this machine")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--num-prompts", type=int, default=48)
+    parser.add_argument("--model", default=None)
+    options = parser.parse_args()
+    log = EventList()
+    config = EngineConfig(model=options.model, skip_tokenizer_init=True, max_num_seqs=32, enable_prefix_caching=False)
+    engine = build_engine(config, events=log)
+    machine = machine_facts()
+    print(f"{machine.cpu}, {machine.num_threads} threads; {engine.model_name}; {options.num_prompts} requests a run")
+    errors: dict[str, dict[str, list[float]]] = {load.name: {name: [] for name in FIGURES} for load in HELD_OUT}
+    step_errors: list[float] = []
+    for number in range(options.rounds):
+        model = fitted(engine, log, 10 * number, options.num_prompts)
+        for index, load in enumerate(HELD_OUT):
+            workload = load.requests(1000 + 10 * number + index, options.num_prompts, engine.model_config.vocab_size)
+            run, simulated = measured(engine, log, workload), predicted(engine, model, workload)
+            step_errors.append(evaluate(model, log.events).median)
+            for name, value in FIGURES.items():
+                error = value(simulated) / value(run) - 1
+                errors[load.name][name].append(error)
+                print(
+                    f"  {load.name:24} {name:18} measured {value(run):8.2f} predicted {value(simulated):8.2f}  {error:+.1%}"
+                )
+    rows = [
+        {"held_out": load, "figure": name, "median_error": median(values), "worst_error": max(values, key=abs)}
+        for load, figures in errors.items()
+        for name, values in figures.items()
+    ]
+    print(f"\n{'held-out run':24} {'figure':18} median error  worst")
+    for row in rows:
+        print(f"{row['held_out']:24} {row['figure']:18} {row['median_error']:+11.1%}  {row['worst_error']:+.1%}")
+    print(f"single steps of held-out runs: median error {median(step_errors):.1%}")
+    result = {
+        "benchmark": "predicted_vs_measured",
+        "machine": machine.to_dict(),
+        "rounds": options.rounds,
+        "rows": rows,
+    }
+    print(json.dumps({**result, "median_step_error": median(step_errors)}))
+
+
+if __name__ == "__main__":
+    main()
