@@ -11,6 +11,7 @@ from chairlift import __version__
 from chairlift.commands.bench import bench
 from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
 from chairlift.commands.report import report
+from chairlift.commands.simulate import simulate
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.command()(report)
+app.command()(simulate)
 
 
 @app.command()

@@ -1,0 +1,249 @@
+"""A load on an engine that is simulated: `chairlift simulate` without a preset."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.bench.load import LoadOptions
+from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
+from chairlift.config import EngineConfig
+from chairlift.core.kv_policies import max_request_slots
+from chairlift.errors import ConfigError
+from chairlift.events import EngineStarted, Event, EventFile, EventSink, read_events
+from chairlift.metrics.figures import FIGURES
+from chairlift.metrics.run import RunMetrics, RunTally
+from chairlift.sim.cost_model import CostModel
+from chairlift.sim.devices import Device, find_device
+from chairlift.sim.fitted import fit_cost_model
+from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
+from chairlift.sim.presets.show import print_constants
+from chairlift.sim.roofline import Roofline
+from chairlift.sim.simulator import SimConfig, SimResult, simulate
+from chairlift.workload.feed import Feed
+
+DEFAULT_MODEL = "opt-13b"
+DEFAULT_DEVICE = "A100-40GB"
+MEMORY_SHARE = 0.9
+"""Of a device's memory, for weights, K and V where the pool's size was not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """What takes the place of a model on a device.
+
+    Attributes:
+        device: a name of `sim.devices`, or a file that a calibration wrote.
+        tensor_parallel_size: devices that share the model.
+        fitted_to: an event log; steps then take what its steps took, and the device says only how large the pool is.
+
+    Raises:
+        ConfigError: both of the last two are given.
+    """
+
+    device: str = DEFAULT_DEVICE
+    tensor_parallel_size: int = 1
+    fitted_to: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.fitted_to is not None and self.tensor_parallel_size != 1:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size} enters the roofline, and with fitted_to steps take "
+                f"what was recorded: leave one of them out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What was simulated, with which constants, and what came out."""
+
+    engine: EngineStarted
+    load: LoadOptions
+    constants: list[tuple[str, str]]
+    run: RunMetrics
+    result: SimResult
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; seconds and shares, whatever the units of the table."""
+        return {
+            "benchmark": "simulate",
+            "engine": asdict(self.engine),
+            "workload": asdict(self.load),
+            "constants": dict(self.constants),
+            "results": self.run.to_dict(),
+            "num_steps": self.result.num_steps,
+            "simulated_seconds": self.result.seconds,
+            "wall_seconds": self.result.wall_seconds,
+            "steps_per_wall_second": self.result.steps_per_wall_second,
+            "refused": self.result.refused,
+        }
+
+
+def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationOptions) -> SimulationResult:
+    """Simulate the load on the engine that `config` describes.
+
+    Raises:
+        ConfigError: an option that cannot be honoured, with the arithmetic; a file that is not what it should be.
+        ModelLoadError: the model's configuration cannot be had.
+    """
+    device = find_device(options.device)
+    model = find_model(config.model, device)
+    cost_model = _cost_model(model, device, options)
+    sim = sim_config(config, model, device, options.tensor_parallel_size)
+    tally = RunTally()
+    file = _event_file(config)
+    feed = Feed(load.workload(model.vocab_size, token_round=0), load.max_concurrency)
+    try:
+        result = simulate(feed, sim, cost_model, tally if file is None else _Both(tally, file))
+    finally:
+        if file is not None:
+            file.close()
+    return SimulationResult(sim.started(), load, cost_model.describe(), tally.result(), result)
+
+
+def find_model(name: str | None, device: Device) -> ModelShape:
+    """A shape by name, or that of a model's files, in the type that the device computes in.
+
+    Raises:
+        ModelLoadError: there is no such model.
+    """
+    name = name or DEFAULT_MODEL
+    if name in MODEL_SHAPES:
+        return replace(
+            MODEL_SHAPES[name], bytes_per_weight=device.bytes_per_value, bytes_per_kv_value=device.bytes_per_value
+        )
+    from chairlift.loading.resolve import load_config, resolve_model
+
+    files = resolve_model(name)
+    return ModelShape.from_config(load_config(files), files.name, device.bytes_per_value)
+
+
+def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devices: int = 1) -> SimConfig:
+    """The engine's limits, as its factory settles them.
+
+    Raises:
+        ConfigError: the weights leave no memory for a pool, or max_model_len is more than model or pool can serve.
+    """
+    num_blocks = config.num_kv_blocks or _pool_bytes(config, model, device, num_devices) // (
+        model.kv_bytes_per_slot * config.block_size
+    )
+    if num_blocks < 1:
+        raise ConfigError(f"kv_cache_memory={config.kv_cache_memory} bytes do not hold one block of {model.name}")
+    slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=config.block_size, arena=config.kv_arena)
+    context = model.max_position_embeddings
+    max_model_len = min(context, slots) if config.max_model_len is None else config.max_model_len
+    if max_model_len > min(context, slots):
+        raise ConfigError(
+            f"max_model_len={max_model_len} exceeds the context of {model.name} ({context} tokens) or what the KV pool "
+            f"of {num_blocks} blocks x {config.block_size} can give to one request under kv={config.kv} ({slots}): "
+            f"lower the one or enlarge the other"
+        )
+    return SimConfig(
+        scheduler=config.scheduler_config(max_model_len),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        kv=config.kv,
+        kv_arena=config.kv_arena,
+        enable_prefix_caching=config.enable_prefix_caching,
+        model=model,
+    )
+
+
+def _pool_bytes(config: EngineConfig, model: ModelShape, device: Device, num_devices: int) -> int:
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    total = int(MEMORY_SHARE * device.memory_bytes * num_devices)
+    if model.weight_bytes >= total:
+        raise ConfigError(
+            f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) leave no memory for K and V in "
+            f"{MEMORY_SHARE:.0%} of {num_devices} x {device.name} ({total / 1e9:.1f} GB): give --num-kv-blocks or "
+            f"--kv-cache-memory, or a larger --tensor-parallel-size"
+        )
+    return total - model.weight_bytes
+
+
+def _cost_model(model: ModelShape, device: Device, options: SimulationOptions) -> CostModel:
+    if options.fitted_to is None:
+        return Roofline(model, device, options.tensor_parallel_size)
+    try:
+        return fit_cost_model(read_events(options.fitted_to), str(options.fitted_to))
+    except OSError as error:
+        raise ConfigError(f"fitted_to={options.fitted_to}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"fitted_to={options.fitted_to}: {error}") from None
+
+
+def _event_file(config: EngineConfig) -> EventFile | None:
+    if config.event_log is None:
+        return None
+    try:
+        return EventFile(config.event_log)
+    except OSError as error:
+        raise ConfigError(f"event_log={config.event_log}: {error.strerror}") from None
+
+
+class _Both:
+    """Hands every event to two listeners."""
+
+    def __init__(self, first: EventSink, second: EventSink) -> None:
+        self._first = first
+        self._second = second
+
+    def emit(self, event: Event) -> None:
+        self._first.emit(event)
+        self._second.emit(event)
+
+
+def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:
+    """The constants first, then the figures, and the JSON line, to `file` (standard output if None)."""
+    out = file or sys.stdout
+    print_constants([*result.constants, *_limits(result.engine)], out)
+    console = Console(file=out)
+    console.print(_table(result))
+    if result.result.refused:
+        console.print(_refusals(result.result.refused), markup=False, highlight=False)
+    out.write(json_line(result.to_dict()))
+
+
+def _limits(engine: EngineStarted) -> list[tuple[str, str]]:
+    batching = engine.batching
+    if engine.static_batch_size is not None:
+        batching = f"static, {engine.static_batch_size} requests, run to {engine.static_run_to}"
+    kv = engine.kv if engine.kv_arena is None else f"{engine.kv}, {engine.kv_arena} arena"
+    cache = "on" if engine.enable_prefix_caching else "off"
+    return [
+        ("batching", batching),
+        ("kv", f"{kv}, prefix cache {cache}"),
+        ("KV pool", f"{engine.num_blocks:,} blocks of {engine.block_size} = {engine.num_blocks * engine.block_size:,}"),
+        ("max_num_seqs", f"{engine.max_num_seqs:,}"),
+        ("max_num_batched_tokens", f"{engine.max_num_batched_tokens:,}"),
+        ("max_model_len", f"{engine.max_model_len:,}"),
+    ]
+
+
+def _table(result: SimulationResult) -> Table:
+    run, sim = result.run, result.result
+    table = Table(
+        title=f"{result.engine.model}, simulated: {run.num_requests} requests {load_arrivals(result.load)}",
+        caption=f"{load_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
+        f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("")
+    table.add_column("simulated", justify="right")
+    table.add_column("unit")
+    for figure in FIGURES:
+        if (value := figure.value(run)) is not None:
+            table.add_row(figure.label, number(value * figure.scale), figure.unit)
+    return table
+
+
+def _refusals(refused: Sequence[tuple[str, str]]) -> str:
+    return f"{len(refused)} requests can never fit and were refused; the first: {refused[0][1]}"
