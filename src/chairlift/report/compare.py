@@ -19,7 +19,7 @@ CDF_POINTS = 200
 
 def cdf(values: Sequence[float], num_points: int = CDF_POINTS) -> tuple[list[float], list[float]]:
     """Values in rising order, from the lowest at 0, and the share of all that is at most as large; percentiles if
-    are many."""
+    there are many."""
     ordered = sorted(values)
     if len(values) <= num_points:
         return [ordered[0], *ordered], [rank / len(values) for rank in range(len(values) + 1)]
@@ -58,10 +58,11 @@ def variation(values: Sequence[float]) -> float | None:
     return pstdev(values) / mean
 
 
-def by_policy(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group_by(runs: Sequence[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    """The runs by what `key` says of them, in the order in which it says so first."""
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.policy].append(run)
+        groups[key(run)].append(run)
     return dict(groups)
 
 

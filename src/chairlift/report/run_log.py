@@ -119,7 +119,9 @@ def _with_distinct_labels(runs: Sequence[Run], fixed: set[str]) -> list[Run]:
     """Runs that would be called alike get the name of their file besides, and then a number."""
     alike = Counter(run.label for run in runs)
     named = [
-        run if run.label in fixed or alike[run.label] == 1 else replace(run, label=f"{run.label} ({run.source})")
+        run
+        if run.label in fixed or alike[run.label] == 1
+        else replace(run, label=f"{run.label} ({Path(run.source).stem})")
         for run in runs
     ]
     seen: Counter[str] = Counter()

@@ -172,13 +172,21 @@ class _Tracer:
             self._close(self._left_before(step), position)
             self._close([rid for rid in step.preempted if rid in self._open], position)
         for request_id in step.admitted:
-            self._close([request_id] if request_id in self._open else [], position)
-            stay = Stay(self._latest[request_id], position, position)
-            self._open[request_id] = stay
-            self._stays.append(stay)
+            self._admit(request_id, position)
         for request_id, block_ids in step.new_blocks.items():
             self._open[request_id].blocks.append((position, block_ids))
         self._take_rows(step, position)
+
+    def _admit(self, request_id: str, position: int) -> None:
+        """Whoever got all its tokens in its first step has finished by now: that is told before the step is."""
+        if request_id in self._open:
+            self._close([request_id], position)
+        stay = Stay(self._latest[request_id], position, position)
+        self._open[request_id] = stay
+        self._stays.append(stay)
+        if stay.request.finished is not None:
+            stay.left_at = stay.request.finished.time
+            self._leaving.append(request_id)
 
     def _left_before(self, step: Step) -> list[str]:
         """Who had finished when the step was planned. A step that was planned ahead may still compute a row of one that

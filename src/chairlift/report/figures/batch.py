@@ -28,6 +28,7 @@ from chairlift.report.trace import Floats, RowKind
 MAX_CELLS = 2000
 """With more, lanes become an image of COLUMNS columns, each with the mean of its colours."""
 COLUMNS = 1600
+MAX_EDGED = 150
 MAX_NUMBERS = 60
 LANE, GAP = 0.84, 0.16
 
@@ -41,6 +42,7 @@ def draw(runs: Sequence[Run]) -> Drawing:
     for axes, run, of_run, num_lanes in zip(panels, shown, cells, lanes, strict=True):
         _draw_run(axes, run, of_run, num_lanes, duration)
     panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
+    figure.align_ylabels(panels)
     legend_above(figure, [*ROW_FILLS.values(), EMPTY_SEAT])
     caption = (
         "Each lane is a seat of the batch; a request takes the lowest free one when it is admitted and gives it back "
@@ -89,7 +91,7 @@ def _draw_cells(axes: Axes, cells: Sequence[LaneCell], duration: float) -> None:
             ]
             for c in of_kind
         ]
-        edge = {"edgecolors": "white", "linewidths": 0.3} if len(cells) <= MAX_CELLS // 4 else {"linewidths": 0}
+        edge = {"edgecolors": "white", "linewidths": 0.3} if len(cells) <= MAX_EDGED else {"linewidths": 0}
         axes.add_collection(PolyCollection(corners, facecolors=ROW_FILLS[kind].colour, **edge))
     if len({cell.request for cell in cells}) <= MAX_NUMBERS:
         _write_numbers(axes, cells, duration)

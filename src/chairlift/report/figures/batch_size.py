@@ -6,10 +6,20 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from chairlift.report.compare import BatchSizePoint, batch_size_point, by_policy, has_several
-from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above, point_style
+from chairlift.report.compare import BatchSizePoint, batch_size_point, group_by, has_several
+from chairlift.report.figures.drawing import (
+    GREY,
+    WIDTH,
+    Drawing,
+    LeftOut,
+    line_style,
+    lines_above,
+    point_style,
+    start_at_zero,
+)
 from chairlift.report.run_log import Run
 
 KEY, TITLE = "batch-size", "What the batch size does"
@@ -24,7 +34,11 @@ PANELS: dict[str, Value] = {
 
 
 def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
-    groups = {policy: of_policy for policy, of_policy in by_policy(runs).items() if has_several(of_policy, _size)}
+    groups = {
+        policy: of_policy
+        for policy, of_policy in group_by(runs, lambda run: run.policy).items()
+        if has_several(of_policy, _size)
+    }
     if not groups:
         return LeftOut(
             KEY,
@@ -38,7 +52,8 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
         for axes, value in zip(panels, PANELS.values(), strict=True):
             _draw_points(axes, points, value, index, policy)
     for axes, title in zip(panels, PANELS, strict=True):
-        axes.set(title=title, xscale="log", ylim=(0, None))
+        axes.set(title=title, xscale="log")
+        start_at_zero(axes)
         axes.grid(True, color="#DDDDDD", linewidth=0.5)
     _scale(figure, panels, {run.num_seats for of_policy in groups.values() for run in of_policy})
     return Drawing(KEY, TITLE, CAPTION, figure)
@@ -75,11 +90,12 @@ def _memory_limit(points: Sequence[BatchSizePoint]) -> float | None:
 
 
 def _scale(figure: Figure, panels: Sequence[Axes], sizes: set[int]) -> None:
-    panels[1].yaxis.set_major_formatter(EngFormatter(unit="s"))
-    panels[2].yaxis.set_major_formatter(EngFormatter(unit="B"))
+    panels[1].yaxis.set_major_formatter(EngFormatter(unit="s", sep=""))
+    panels[2].yaxis.set_major_formatter(EngFormatter(unit="B", sep=""))
     panels[3].yaxis.set_major_formatter(PercentFormatter(1))
     for axes in panels[2:]:
         axes.set_xlabel("seats (static_batch_size or max_num_seqs)")
         axes.set_xticks(sorted(sizes), labels=[str(size) for size in sorted(sizes)])
         axes.minorticks_off()
-    lines_above(figure, panels[0])
+    limit = Line2D([], [], color=GREY, marker="|", markersize=11, linestyle="none", label="memory limit")
+    lines_above(figure, panels[0], limit)

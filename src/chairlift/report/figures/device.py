@@ -45,8 +45,8 @@ def draw(runs: Sequence[Run]) -> Drawing:
     panels[num_runs].legend(loc="upper right", ncols=3, handlelength=3)
     if has_weights:
         _draw_lines(panels[-1], shown, duration, _weight_bytes)
-        panels[-1].set_title("weights read from memory, bytes/s")
-        panels[-1].yaxis.set_major_formatter(EngFormatter(unit="B/s"))
+        panels[-1].set_title("weights read from memory")
+        panels[-1].yaxis.set_major_formatter(EngFormatter(unit="B/s", sep=""))
     unit = time_label(shown)
     panels[-1].set_xlabel(f"{unit} since the run began")
     legend_above(figure, FILLS)

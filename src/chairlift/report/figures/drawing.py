@@ -17,7 +17,7 @@ from chairlift.report.trace import RowKind
 WIDTH: Final = 7.6
 """Inches; text is never smaller than 8 points, and the page never shows a figure smaller than this on paper."""
 
-KEYS_IN_A_LINE: Final = 5
+LETTERS_IN_A_LINE: Final = 88
 MAX_OVER_TIME: Final = 6
 """Runs that figures over time show, one above the other."""
 
@@ -110,21 +110,17 @@ def figure_of(num_rows: int, height: float, **layout: Any) -> tuple[Figure, list
 
 def legend_above(figure: Figure, fills: Sequence[Fill], *lines: Line2D) -> None:
     """Keys over the whole figure, in as many columns as fit."""
-    keys: list[Any] = [fill.patch() for fill in fills]
-    figure.legend(
-        handles=[*keys, *lines],
-        loc="outside upper left",
-        ncols=min(len(keys) + len(lines), KEYS_IN_A_LINE),
-        handlelength=1.8,
-        columnspacing=1.4,
-    )
+    keys: list[Any] = [*(fill.patch() for fill in fills), *lines]
+    fit = sum(len(str(key.get_label())) for key in keys) <= LETTERS_IN_A_LINE
+    ncols = len(keys) if fit else -(-len(keys) // 2)
+    figure.legend(handles=keys, loc="outside upper left", ncols=ncols, handlelength=1.8, columnspacing=1.4)
 
 
-def lines_above(figure: Figure, axes: Axes) -> None:
+def lines_above(figure: Figure, axes: Axes, *others: Line2D) -> None:
     """The lines of one panel, over the whole figure."""
-    handles, labels = axes.get_legend_handles_labels()
-    longest = max(map(len, labels), default=0)
-    figure.legend(handles, labels, loc="outside upper left", ncols=3 if longest <= 30 else 2, handlelength=3)
+    keys: list[Any] = [*axes.get_legend_handles_labels()[0], *others]
+    longest = max((len(str(key.get_label())) for key in keys), default=0)
+    figure.legend(handles=keys, loc="outside upper left", ncols=3 if longest <= 30 else 2, handlelength=3)
 
 
 def time_label(runs: Sequence[Run]) -> str:
@@ -149,6 +145,11 @@ NO_KINDS: Final = (
     "the logs do not say how KV memory was used (schema version 1, or an engine without a pool); "
     "record them again with this version."
 )
+
+
+def start_at_zero(axes: Axes) -> None:
+    """Values upwards from 0, with room above the largest."""
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1 or 1)
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from chairlift.report.compare import cdf
 from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above
@@ -27,10 +27,10 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     panels[0].set_ylabel("share of requests at most as slow")
     lines_above(figure, panels[0])
     caption = (
-        "Cumulative distributions: at height 0.5 is the median, at 0.99 the slowest hundredth. Left is better; axes "
-        "are logarithmic. TTFT is the time from arrival to the first token, ITL the gap between tokens (here the "
-        "height is a share of gaps), E2E the time to the last token. Static batching answers when the whole batch has "
-        "ended: its first token comes with the last, and it has no ITL."
+        "Cumulative distributions: at height 0.5 is the median, at 0.99 the slowest hundredth. Left is better; an "
+        "axis that spans much is logarithmic. TTFT is the time from arrival to the first token, ITL the gap between "
+        "tokens (here the height is a share of gaps), E2E the time to the last token. Static batching answers when "
+        "the whole batch has ended: its first token comes with the last, and it has no ITL."
     )
     return Drawing(KEY, TITLE, caption, figure)
 
@@ -55,8 +55,18 @@ def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> 
         label = f"{run.label}, {run.arrivals}"
         if of_run := values(run):
             axes.plot(*cdf(of_run), drawstyle="steps-post", label=label, linewidth=1.3, **line_style(index))
-    axes.set(title=title, xlabel="seconds", xscale="log", ylim=(0, 1.01))
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.minorticks_off()
+    axes.set(title=title, ylim=(0, 1.01))
+    _scale(axes)
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
+
+
+def _scale(axes: Axes) -> None:
+    """Logarithmic, with ticks as far apart as their labels are wide; linear over less than half a decade."""
+    low, high = axes.dataLim.intervalx
+    if low > 0 and high / low > 10**0.5:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="s", sep=""))
+    axes.minorticks_off()

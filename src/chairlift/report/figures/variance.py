@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.report.compare import by_policy, has_several, variation
-from chairlift.report.figures.drawing import Drawing, LeftOut, figure_of, point_style
-from chairlift.report.run_log import Run
+from chairlift.report.compare import group_by, has_several, variation
+from chairlift.report.figures.drawing import Drawing, LeftOut, figure_of, point_style, start_at_zero
+from chairlift.report.run_log import Run, default_label
 
 KEY, TITLE = "variance", "Throughput against variance of output lengths"
 
@@ -19,14 +19,15 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
             "needs at least two runs whose output lengths vary differently, such as --output-len fixed:64 and exp:64.",
         )
     figure, (axes,) = figure_of(1, 3.0)
-    for index, (policy, of_policy) in enumerate(by_policy(runs).items()):
+    groups = group_by(runs, lambda run: f"{default_label(run.started)}, {run.arrivals}")
+    for index, (name, of_group) in enumerate(groups.items()):
         points = sorted(
-            (cv, run.metrics.output_tokens_per_s) for run in of_policy if (cv := _variation(run)) is not None
+            (cv, run.metrics.output_tokens_per_s) for run in of_group if (cv := _variation(run)) is not None
         )
-        axes.plot(*zip(*points, strict=True), label=policy, linewidth=1.2, **point_style(index))
+        axes.plot(*zip(*points, strict=True), label=name, linewidth=1.2, clip_on=False, **point_style(index))
     axes.set(xlabel="coefficient of variation of output lengths (standard deviation / mean)", ylabel="output tokens/s")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    start_at_zero(axes)
     axes.legend()
     caption = (
         "Every run is a point. To the right, lengths differ more from request to request. A static batch waits for "
