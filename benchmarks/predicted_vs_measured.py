@@ -113,9 +113,8 @@ def main() -> None:
             for name, value in FIGURES.items():
                 error = value(simulated) / value(run) - 1
                 errors[load.name][name].append(error)
-                print(
-                    f"  {load.name:24} {name:18} measured {value(run):8.2f} predicted {value(simulated):8.2f}  {error:+.1%}"
-                )
+                pair = f"measured {value(run):8.2f} predicted {value(simulated):8.2f}"
+                print(f"  {load.name:24} {name:18} {pair}  {error:+.1%}")
     rows = [
         {"held_out": load, "figure": name, "median_error": median(values), "worst_error": max(values, key=abs)}
         for load, figures in errors.items()

@@ -101,6 +101,8 @@ class EngineConfig:
         seed: of the streams of requests that bring no seed of their own.
         num_threads: of the CPU; None is all.
         event_log: a file that receives every event as a JSON line.
+        record_trace: a file that receives every request that ended as a JSON line of lengths, times and keyed hashes of
+            its prompt's blocks: a workload to be served again, without its contents.
     """
 
     model: str | None = None
@@ -125,12 +127,14 @@ class EngineConfig:
     seed: int | None = None
     num_threads: int | None = None
     event_log: Path | None = None
+    record_trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.device != "cpu" and self.device.split(":")[0] != "cuda":
             raise ConfigError(f"device must be cpu or cuda, got {self.device!r}")
-        if self.event_log is not None:
-            object.__setattr__(self, "event_log", Path(self.event_log))
+        for name in ("event_log", "record_trace"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, Path(getattr(self, name)))
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         for name in ("static_batch_size", "static_run_to"):

@@ -45,6 +45,7 @@ HELP = {
     "seed": "Of the random streams of requests without a seed of their own.",
     "num_threads": "CPU threads; all if not given.",
     "event_log": "Write every event to this file, as JSON lines.",
+    "record_trace": "Write lengths, times and keyed prefix hashes of all requests to this file, to serve them again.",
 }
 
 

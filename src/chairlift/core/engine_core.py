@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from chairlift.clock import Clock
@@ -19,13 +20,22 @@ class EngineCore:
     Args:
         steps_ahead: how many steps may be submitted before the oldest one's result is taken; 1 keeps a device busy
             while the host plans, 0 is right where `submit` computes.
+        on_add: told of every request that was taken in.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, steps_ahead: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        steps_ahead: int = 0,
+        on_add: Callable[[Request], None] | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._steps_ahead = steps_ahead
+        self._on_add = on_add
         self._handles: deque[Any] = deque()
         self._broken_by: BaseException | None = None
 
@@ -40,6 +50,8 @@ class EngineCore:
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError if it can never fit."""
         self.scheduler.add(request)
+        if self._on_add is not None:
+            self._on_add(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request; it gives no further output. False if there is no such request."""

@@ -15,6 +15,7 @@ from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.kv_policies import make_kv_cache_manager, max_request_slots
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.recording import EngineRecorder
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventFile, EventSink
 from chairlift.layers.weights import Weights
@@ -27,6 +28,7 @@ from chairlift.models.registry import build_model
 from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes, plan_kv_cache
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
+from chairlift.workload.recorder import TraceRecorder
 
 logger = logging.getLogger("chairlift")
 
@@ -46,11 +48,14 @@ class Engine:
     kv_cache_plan: KVCachePlan
     model_name: str
     event_file: EventFile | None = None
+    recorder: EngineRecorder | None = None
 
     def close(self) -> None:
-        """Write out the event log."""
+        """Write out the event log and the trace."""
         if self.event_file is not None:
             self.event_file.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 class _EventFan:
@@ -93,7 +98,8 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
     runner = _runner(model, model_config, scheduler_config, plan, device)
     clock = clock or MonotonicClock()
     event_file = _event_file(config)
-    sinks = [sink for sink in (event_file, events) if sink is not None]
+    recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+    sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
     sink = _EventFan(sinks) if sinks else None
     if sink is not None:
         sink.emit(_started(config, files.name, scheduler_config, plan, clock.now()))
@@ -102,7 +108,7 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
     limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
     _say(files, model_config, scheduler_config, plan, device, dtype)
     return Engine(
-        core=EngineCore(scheduler, runner, clock, STEPS_AHEAD[device.type]),
+        core=EngineCore(scheduler, runner, clock, STEPS_AHEAD[device.type], recorder.on_add if recorder else None),
         tokenizer=tokenizer,
         input_processor=InputProcessor(model_config, tokenizer, limits, config.seed),
         model_config=model_config,
@@ -110,6 +116,7 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
         kv_cache_plan=plan,
         model_name=files.name,
         event_file=event_file,
+        recorder=recorder,
     )
 
 
