@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,8 +104,21 @@ def load_runs(arguments: Sequence[str]) -> list[Run]:
     labels = [label for label, _ in given if label is not None]
     if repeated := [label for label, count in Counter(labels).items() if count > 1]:
         raise ConfigError(f"label {repeated[0]!r} is given to several event logs; give each its own as LABEL=PATH")
-    runs = [run_of(read_log(path), label, path.name) for label, path in given]
+    with _uncollected():
+        runs = [run_of(read_log(path), label, path.name) for label, path in given]
     return _with_distinct_labels(runs, set(labels))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A log becomes millions of objects and no garbage, which the collector would search again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _split(argument: str) -> tuple[str | None, Path]:

@@ -23,6 +23,7 @@ from chairlift.report.figures.drawing import (
 )
 from chairlift.report.lanes import LaneCell, lane_cells, lane_shares
 from chairlift.report.run_log import Run
+from chairlift.report.tables import number
 from chairlift.report.trace import Floats, RowKind
 
 MAX_CELLS = 2000
@@ -56,7 +57,7 @@ def draw(runs: Sequence[Run]) -> Drawing:
 
 def _draw_run(axes: Axes, run: Run, cells: Sequence[LaneCell], num_lanes: int, duration: float) -> None:
     end = run.trace.duration
-    axes.fill_between([0, end], 0, num_lanes, color=EMPTY_SEAT.colour, linewidth=0)
+    axes.fill_between([0, end], 0, num_lanes, color=EMPTY_SEAT.colour, linewidth=0, zorder=-1)
     if len(cells) > MAX_CELLS:
         _draw_image(axes, cells, num_lanes, end)
     else:
@@ -72,7 +73,7 @@ def _draw_run(axes: Axes, run: Run, cells: Sequence[LaneCell], num_lanes: int, d
 def _end(run: Run) -> str:
     if not run.trace.is_timed:
         return f"{len(run.trace.steps):,} steps"
-    return f"{run.trace.duration:.3g} s, {run.metrics.output_tokens_per_s:,.0f} output tokens/s"
+    return f"{number(run.trace.duration)} s, {number(run.metrics.output_tokens_per_s)} output tokens/s"
 
 
 def _lane_ticks(num_lanes: int) -> Floats:

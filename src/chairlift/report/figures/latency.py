@@ -56,7 +56,11 @@ def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> 
         if of_run := values(run):
             axes.plot(*cdf(of_run), drawstyle="steps-post", label=label, linewidth=1.3, **line_style(index))
     axes.set(title=title, ylim=(0, 1.01))
-    _scale(axes)
+    if axes.lines:
+        _scale(axes)
+    else:
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color="#444444")
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
 
 
