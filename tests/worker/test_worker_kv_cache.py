@@ -6,33 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.models.config import ModelConfig
 from chairlift.worker import kv_cache
 from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="llama",
-    vocab_size=100,
-    hidden_size=32,
-    intermediate_size=64,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    max_position_embeddings=512,
-    norm_eps=1e-5,
-    sliding_windows=(None, None, None),
-)
+CONTEXT = 512
 SLOT_BYTES = 3 * 2 * 2 * 8 * 4
 BLOCK_BYTES = 16 * SLOT_BYTES
 
 
 def _plan(memory_bytes: int, max_num_seqs: int = 8, max_model_len: int | None = None) -> KVCachePlan:
     return plan_kv_cache(
-        CONFIG,
+        slot_bytes=SLOT_BYTES,
+        context=CONTEXT,
         block_size=16,
-        dtype=torch.float32,
         memory_bytes=memory_bytes,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
@@ -51,7 +37,9 @@ def test_no_more_than_can_be_used() -> None:
 
 
 def test_half_the_bytes_twice_the_blocks() -> None:
-    plan = plan_kv_cache(CONFIG, block_size=16, dtype=torch.bfloat16, memory_bytes=10 * BLOCK_BYTES, max_num_seqs=8)
+    plan = plan_kv_cache(
+        slot_bytes=SLOT_BYTES // 2, context=CONTEXT, block_size=16, memory_bytes=10 * BLOCK_BYTES, max_num_seqs=8
+    )
     assert plan.num_blocks == 19
 
 

@@ -181,13 +181,13 @@ def _plan_pool(
     config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> KVCachePlan:
     """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
+    slot_bytes = model_config.kv_values_per_token * dtype.itemsize
     if config.num_kv_blocks is not None:
-        block_bytes = model_config.kv_values_per_token * dtype.itemsize * config.block_size
-        return KVCachePlan(config.num_kv_blocks, config.block_size, block_bytes, "num_kv_blocks")
+        return KVCachePlan(config.num_kv_blocks, config.block_size, slot_bytes * config.block_size, "num_kv_blocks")
     return plan_kv_cache(
-        model_config,
+        slot_bytes=slot_bytes,
+        context=model_config.max_position_embeddings,
         block_size=config.block_size,
-        dtype=dtype,
         memory_bytes=config.kv_cache_memory or default_memory_bytes(device),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,

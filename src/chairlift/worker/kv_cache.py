@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from chairlift.errors import ConfigError
-from chairlift.models.config import ModelConfig
 from chairlift.worker.memory import available_memory, format_memory
+
+if TYPE_CHECKING:
+    import torch
 
 FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """Share of the free memory that KV takes by default. On a CPU the rest is for activations and everybody else on the
@@ -50,10 +51,10 @@ def default_memory_bytes(device: torch.device) -> int:
 
 
 def plan_kv_cache(
-    config: ModelConfig,
     *,
+    slot_bytes: int,
+    context: int,
     block_size: int,
-    dtype: torch.dtype,
     memory_bytes: int,
     max_num_seqs: int,
     max_model_len: int | None = None,
@@ -61,9 +62,9 @@ def plan_kv_cache(
     """As many blocks as the budget holds, and no more than `max_num_seqs` sequences of full length can use.
 
     Args:
-        config: of the model.
+        slot_bytes: K and V of one token, over all layers.
+        context: tokens that the model can reach at most.
         block_size: slots a block.
-        dtype: of K and V.
         memory_bytes: the budget.
         max_num_seqs: sequences that may run at once.
         max_model_len: tokens that one sequence must be able to reach. None: the model's context bounds a sequence,
@@ -72,9 +73,9 @@ def plan_kv_cache(
     Raises:
         ConfigError: the budget does not hold one block, or not one sequence of `max_model_len` tokens.
     """
-    block_bytes = config.kv_values_per_token * dtype.itemsize * block_size
+    block_bytes = slot_bytes * block_size
     affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
-    longest = config.max_position_embeddings if max_model_len is None else max_model_len
+    longest = context if max_model_len is None else max_model_len
     blocks_per_seq = -(-longest // block_size)
     needed = 1 if max_model_len is None else blocks_per_seq
     if affordable < needed:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import torch
 
 from chairlift.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 UNITS = {
     "B": 1,
@@ -57,8 +60,15 @@ def available_memory(device: torch.device) -> int:
     On the CPU the smaller of what the system has and of what is left in this process's control groups.
     """
     if device.type == "cuda":
+        import torch
+
         free, _total = torch.cuda.mem_get_info(device)
         return free
+    return available_host_memory()
+
+
+def available_host_memory() -> int:
+    """`available_memory` of the CPU, without torch."""
     system = int(psutil.virtual_memory().available)
     limit = cgroup_available()
     return system if limit is None else min(system, limit)
