@@ -243,3 +243,43 @@ def test_closing_ends_streams_in_flight(make_llm: Make) -> None:
             await job
 
     asyncio.run(run())
+
+
+def test_a_static_batch_answers_when_it_is_over_even_if_a_member_leaves(make_llm: Make) -> None:
+    async def run(**options: Any) -> list[RequestOutput]:
+        llm = make_llm(**options)
+        leaving = asyncio.create_task(answer(llm, [9, 9], forced(100)))
+        jobs = [asyncio.create_task(answer(llm, [5 + i, 6, 7], forced(count))) for i, count in enumerate((3, 12, 6))]
+        await asyncio.sleep(0.02)
+        leaving.cancel()
+        outputs = await asyncio.gather(*jobs)
+        await until_idle(llm)
+        llm.close()
+        return outputs
+
+    static = asyncio.run(
+        run(batching="static", static_batch_size=4, kv="exact", num_kv_blocks=80, kv_arena="first-fit")
+    )
+    continuous = asyncio.run(run())
+    tokens = [[output.outputs[0].token_ids for output in outputs] for outputs in (static, continuous)]
+    assert tokens[0] == tokens[1]
+    for output in static:
+        assert output.times is not None
+        assert output.times.first_token == output.times.finished
+        assert output.times.queue_time is not None
+
+
+def test_what_a_request_waited_for_and_held_is_told_with_its_answer(make_llm: Make) -> None:
+    async def run() -> list[RequestOutput]:
+        llm = make_llm(max_num_seqs=1)
+        outputs = await asyncio.gather(answer(llm, [5, 6, 7], forced(8)), answer(llm, [8, 9], forced(4, n=2)))
+        llm.close()
+        return outputs
+
+    first, second = asyncio.run(run())
+    assert first.stats is not None
+    assert second.stats is not None
+    assert first.stats.steps_waited == {}
+    assert second.stats.steps_waited["seats"] > 0
+    assert "sibling_prefill" in second.stats.steps_waited
+    assert 0 < first.stats.kv_slot_seconds_used < first.stats.kv_slot_seconds_held
