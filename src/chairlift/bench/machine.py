@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-import torch
 
 import chairlift
 
@@ -28,45 +27,64 @@ VECTOR_FLAGS: Final = (
 """Of /proc/cpuinfo's flags, those that decide how fast matrix products are."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
-    """The machine and the software.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """The machine and what every process of ours runs on.
 
     Attributes:
         vector_flags: those of VECTOR_FLAGS that the CPU has; empty where the system does not tell.
-        num_cores: logical cores that this process may use; num_threads: that torch uses.
+        num_cores: logical cores that this process may use.
         memory_bytes: of the whole machine.
-        accelerator: name of the CUDA device, if there is one.
     """
 
     cpu: str
     vector_flags: list[str]
     num_cores: int
-    num_threads: int
     memory_bytes: int
-    accelerator: str | None
     system: str
     chairlift: str
     python: str
-    torch: str
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def machine_facts() -> MachineFacts:
-    """The facts about where this process runs now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts(HostFacts):
+    """Where an engine runs.
+
+    Attributes:
+        num_threads: that torch uses.
+        accelerator: name of the CUDA device, if there is one.
+    """
+
+    num_threads: int
+    accelerator: str | None
+    torch: str
+
+
+def host_facts() -> HostFacts:
+    """The facts about where this process runs now, without torch."""
     model, flags = _cpu(Path("/proc/cpuinfo"))
-    return MachineFacts(
+    return HostFacts(
         cpu=model,
         vector_flags=flags,
         num_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        num_threads=torch.get_num_threads(),
         memory_bytes=int(psutil.virtual_memory().total),
-        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         system=platform.platform(),
         chairlift=chairlift.__version__,
         python=platform.python_version(),
+    )
+
+
+def machine_facts() -> MachineFacts:
+    """The facts about where this process runs now."""
+    import torch
+
+    return MachineFacts(
+        **host_facts().to_dict(),
+        num_threads=torch.get_num_threads(),
+        accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         torch=torch.__version__,
     )
 

@@ -9,6 +9,7 @@ import typer
 
 from chairlift.commands.options import ModelOption, log_to_stderr, takes_engine_options
 from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
 
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 
@@ -114,3 +115,81 @@ def latency(
         seed=workload_seed,
     )
     print_latency(run_latency(config, options))
+
+
+@bench.command()
+def serve(
+    more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
+    endpoint_type: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
+    model: Annotated[str | None, typer.Option(help="As the server calls it; the server is asked if not given.")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as the bearer token.")] = None,
+    num_prompts: NumPrompts = None,
+    seed: LoadSeed = 0,
+    prompt_len: PromptLen = None,
+    output_len: OutputLen = None,
+    max_tokens: MaxTokens = None,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = 1.0,
+    max_concurrency: MaxConcurrency = None,
+    trace: Trace = None,
+    vocab_size: Annotated[int, typer.Option(help="Prompt tokens are below it.", rich_help_panel=LOAD)] = 32000,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="Force the output lengths (an extension that vLLM has too).", rich_help_panel=LOAD)
+    ] = True,
+    num_warmups: Annotated[int, typer.Option(help="Requests before the load, not measured.")] = 0,
+    goodput: Annotated[
+        list[str] | None, typer.Option(help="Objectives in milliseconds: --goodput ttft:500 tpot:50 e2el:5000.")
+    ] = None,
+    percentile_metrics: Annotated[str, typer.Option(help="Latencies to report.")] = "ttft,tpot,itl,e2el",
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles of each.")] = "90,99",
+    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a request has failed.")] = 600.0,
+    save_result: Annotated[Path | None, typer.Option(help="Write the result and every request, as JSON.")] = None,
+) -> None:
+    """Latency, throughput and goodput of a server under a seeded load, over HTTP: tables, then one JSON line."""
+    log_to_stderr()
+    from chairlift.bench.serve import ServeOptions, run_serve
+    from chairlift.bench.serve_tables import print_serve, save
+
+    if more_goodput and not goodput:
+        raise ConfigError(f"unexpected argument {more_goodput[0]!r}: only --goodput takes several values")
+    options = ServeOptions(
+        num_prompts=num_prompts,
+        seed=seed,
+        prompt_len=prompt_len,
+        output_len=output_len,
+        max_tokens=max_tokens,
+        request_rate=request_rate,
+        burstiness=burstiness,
+        max_concurrency=max_concurrency,
+        trace=trace,
+        base_url=base_url,
+        endpoint_type=endpoint_type,
+        model=model,
+        vocab_size=vocab_size,
+        ignore_eos=ignore_eos,
+        num_warmups=num_warmups,
+        goodput=(*(goodput or ()), *(more_goodput or ())),
+        percentile_metrics=tuple(_parts(percentile_metrics)),
+        metric_percentiles=tuple(_numbers("metric_percentiles", metric_percentiles)),
+        timeout=timeout,
+    )
+    if save_result is not None and not save_result.parent.is_dir():
+        raise ConfigError(f"save_result={save_result}: there is no folder {save_result.parent}")
+    result = run_serve(options, api_key)
+    print_serve(result)
+    if save_result is not None:
+        save(result, save_result)
+    if not result.metrics.completed:
+        raise typer.Exit(1)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in _parts(text)]
+    except ValueError:
+        raise ConfigError(f"{name} must be numbers with commas between them, got {text!r}") from None
