@@ -15,7 +15,7 @@ from chairlift.bench.load import LoadOptions
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
 from chairlift.core.kv_policies import max_request_slots
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventFile, EventSink, read_events
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
@@ -120,7 +120,10 @@ def find_model(name: str | None, device: Device) -> ModelShape:
         )
     from chairlift.loading.resolve import load_config, resolve_model
 
-    files = resolve_model(name)
+    try:
+        files = resolve_model(name)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{error}; or a shape: {', '.join(MODEL_SHAPES)}") from None
     return ModelShape.from_config(load_config(files), files.name, device.bytes_per_value)
 
 

@@ -108,9 +108,9 @@ def read_device(path: Path) -> Device:
     kinds = {field.name: str(field.type) for field in fields(Device)}
     if unknown := sorted(record.keys() - kinds.keys()):
         raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; known are {', '.join(kinds)}")
+    types = {"str": (str,), "int": (int,), "float": (int, float)}
     for name, value in record.items():
-        is_right = isinstance(value, str) if kinds[name] == "str" else type(value) in (int, float)
-        if not is_right:
+        if type(value) not in types[kinds[name]]:
             raise ConfigError(f"device file {path}: {name} must be of type {kinds[name]}, got {value!r}")
     try:
         return Device(**record)
