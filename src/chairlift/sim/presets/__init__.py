@@ -13,6 +13,7 @@ from typing import Any, Final
 from chairlift.errors import ConfigError
 
 MODULES: Final = {
+    "anyscale": "anyscale",
     "vllm-fig3": "vllm_fig3",
 }
 """Name of a preset -> its module in this package."""
