@@ -74,6 +74,8 @@ def _size(run: Run) -> int:
 
 def _draw_points(axes: Axes, points: Sequence[BatchSizePoint], value: Value, index: int, policy: str) -> None:
     known = [(point, y) for point in points if (y := value(point)) is not None]
+    if not known:
+        return
     style = point_style(index)
     axes.plot([point.batch_size for point, _ in known], [y for _, y in known], label=policy, linewidth=1.2, **style)
     hollow = [(point.batch_size, y) for point, y in known if point.peak < point.batch_size]

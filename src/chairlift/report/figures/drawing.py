@@ -148,8 +148,18 @@ NO_KINDS: Final = (
 
 
 def start_at_zero(axes: Axes) -> None:
-    """Values upwards from 0, with room above the largest."""
-    axes.set_ylim(0, 1.08 * axes.dataLim.y1 or 1)
+    """Values upwards from 0, with room above the largest; says so if there are none."""
+    if axes.lines:
+        axes.set_ylim(0, 1.08 * axes.dataLim.y1 or 1)
+    else:
+        say_none(axes)
+
+
+def say_none(axes: Axes) -> None:
+    """The panel has nothing to show."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color="#444444")
 
 
 def line_style(index: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from chairlift.report.compare import cdf
-from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above
+from chairlift.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above, say_none
 from chairlift.report.run_log import Run
 
 KEY, TITLE = "latency", "Latency of requests"
@@ -59,8 +59,7 @@ def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> 
     if axes.lines:
         _scale(axes)
     else:
-        axes.set_xticks([])
-        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color="#444444")
+        say_none(axes)
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
 
 
