@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
-
-import torch
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
@@ -15,16 +12,12 @@ from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.kv_policies import make_kv_cache_manager, max_request_slots
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventFile, EventSink
-from chairlift.layers.weights import Weights
-from chairlift.loading.random_weights import RandomWeights
-from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.models.model import Model
-from chairlift.models.registry import build_model
 from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes, plan_kv_cache
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
@@ -69,10 +62,18 @@ class _EventFan:
             sink.emit(event)
 
 
-def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: EventSink | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    *,
+    loaded: LoadedModel | None = None,
+    clock: Clock | None = None,
+    events: EventSink | None = None,
+) -> Engine:
     """Load the model, size the pool, join scheduler and runner.
 
     Args:
+        loaded: a model that `load_model` loaded for this configuration; it is loaded now if None. Engines that are to
+            be compared over one model must be given `num_kv_blocks`: what is free differs from one to the next.
         clock: the engine's time; the machine's monotonic clock if None.
         events: a listener besides `config.event_log`.
 
@@ -80,41 +81,39 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, events: Ev
         ModelLoadError: the model cannot be had, read or run; says what would work.
         ConfigError: an option that this model or this machine cannot honour, with the arithmetic.
     """
-    device = _device(config.device)
-    _set_threads(config.num_threads)
-    files = resolve_model(config.model)
-    model_config = load_config(files)
-    dtype = _dtype(config.dtype, device, model_config)
-    tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
-    weights = _weights(config, files, model_config, dtype, device)
-    model = build_model(model_config, weights, dtype=dtype, device=device, attention_backend=config.attention_backend)
-    plan = _plan_pool(config, model_config, dtype, device)
+    says = loaded is None
+    loaded = loaded or load_model(config)
+    assert loaded.serves(config), "the model was loaded for another configuration"
+    model_config = loaded.config
+    plan = _plan_pool(config, loaded)
     max_slots = max_request_slots(
         config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
     scheduler_config = config.scheduler_config(_max_model_len(config, model_config, plan, max_slots))
     manager = _manager(config, plan, scheduler_config)
-    model.allocate_kv_cache(plan.num_blocks, plan.block_size)
-    runner = _runner(model, model_config, scheduler_config, plan, device)
+    loaded.provide_kv_cache(plan)
+    runner = _runner(loaded, scheduler_config, plan)
     clock = clock or MonotonicClock()
     event_file = _event_file(config)
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
     sink = _EventFan(sinks) if sinks else None
     if sink is not None:
-        sink.emit(_started(config, files.name, scheduler_config, plan, clock.now()))
+        sink.emit(_started(config, loaded.name, scheduler_config, plan, clock.now()))
     scheduler = Scheduler(scheduler_config, manager, sink)
     takes_priority = scheduler_config.scheduling_policy == "priority"
     limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
-    _say(files, model_config, scheduler_config, plan, device, dtype)
+    if says:
+        _say(scheduler_config, plan)
+    steps_ahead = STEPS_AHEAD[loaded.device.type]
     return Engine(
-        core=EngineCore(scheduler, runner, clock, STEPS_AHEAD[device.type], recorder.on_add if recorder else None),
-        tokenizer=tokenizer,
-        input_processor=InputProcessor(model_config, tokenizer, limits, config.seed),
+        core=EngineCore(scheduler, runner, clock, steps_ahead, recorder.on_add if recorder else None),
+        tokenizer=loaded.tokenizer,
+        input_processor=InputProcessor(model_config, loaded.tokenizer, limits, config.seed),
         model_config=model_config,
         scheduler_config=scheduler_config,
         kv_cache_plan=plan,
-        model_name=files.name,
+        model_name=loaded.name,
         event_file=event_file,
         recorder=recorder,
     )
@@ -131,64 +130,28 @@ def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: Schedule
     )
 
 
-def _runner(
-    model: Model,
-    model_config: ModelConfig,
-    scheduler_config: SchedulerConfig,
-    plan: KVCachePlan,
-    device: torch.device,
-) -> ModelRunner:
+def _runner(loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan) -> ModelRunner:
     return ModelRunner(
-        model,
-        model.plan,
-        vocab_size=model_config.vocab_size,
+        loaded.model,
+        loaded.model.plan,
+        vocab_size=loaded.config.vocab_size,
         max_num_seqs=scheduler_config.max_num_seqs,
         max_model_len=scheduler_config.max_model_len,
         block_size=plan.block_size,
-        device=device,
+        device=loaded.device,
     )
 
 
-def _device(name: str) -> torch.device:
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) sees no CUDA device; use cpu")
-    return torch.device(name)
-
-
-def _set_threads(num_threads: int | None) -> None:
-    if num_threads is None:
-        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(num_threads)
-
-
-def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else config.dtype
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _weights(
-    config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> Weights:
-    if config.random_weights:
-        return RandomWeights(model_config, dtype, device)
-    return open_weights(files, model_config, dtype, device)
-
-
-def _plan_pool(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> KVCachePlan:
+def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
     """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
-    slot_bytes = model_config.kv_values_per_token * dtype.itemsize
+    slot_bytes = loaded.config.kv_values_per_token * loaded.dtype.itemsize
     if config.num_kv_blocks is not None:
         return KVCachePlan(config.num_kv_blocks, config.block_size, slot_bytes * config.block_size, "num_kv_blocks")
     return plan_kv_cache(
         slot_bytes=slot_bytes,
-        context=model_config.max_position_embeddings,
+        context=loaded.config.max_position_embeddings,
         block_size=config.block_size,
-        memory_bytes=config.kv_cache_memory or default_memory_bytes(device),
+        memory_bytes=config.kv_cache_memory or default_memory_bytes(loaded.device),
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
     )
@@ -242,15 +205,7 @@ def _started(
     )
 
 
-def _say(
-    files: ModelFiles,
-    model_config: ModelConfig,
-    scheduler_config: SchedulerConfig,
-    plan: KVCachePlan,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    logger.info("%s (%s, %d layers) on %s in %s", files.name, model_config.name, model_config.num_layers, device, dtype)
+def _say(scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
     logger.info(
         "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len %d, max_num_seqs %d, "
         "max_num_batched_tokens %d",

@@ -1,0 +1,114 @@
+"""A model on its device, with its KV memory: what engines stand on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from chairlift.config import EngineConfig
+from chairlift.engine.input_processor import NoTokenizer
+from chairlift.errors import ConfigError
+from chairlift.layers.weights import Weights
+from chairlift.loading.random_weights import RandomWeights
+from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.models.model import Model
+from chairlift.models.registry import build_model
+from chairlift.worker.kv_cache import KVCachePlan
+
+logger = logging.getLogger("chairlift")
+
+LOADING_OPTIONS: Final = (
+    "model",
+    "device",
+    "dtype",
+    "attention_backend",
+    "random_weights",
+    "skip_tokenizer_init",
+    "num_threads",
+)
+"""The fields of EngineConfig that are settled once a model is loaded."""
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """Weights, tokenizer and KV memory. Engines over one loaded model share all of it, so only one of them may have
+    unfinished requests, and what an earlier one has cached in KV memory is lost.
+
+    Attributes:
+        engine_config: the one it was loaded for.
+        kv_cache_plan: of the KV memory; None before the first engine.
+    """
+
+    engine_config: EngineConfig
+    name: str
+    config: ModelConfig
+    model: Model
+    tokenizer: Tokenizer | NoTokenizer
+    device: torch.device
+    dtype: torch.dtype
+    kv_cache_plan: KVCachePlan | None = None
+
+    def serves(self, config: EngineConfig) -> bool:
+        """Whether the model would be loaded in the same way for `config`."""
+        return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
+
+    def provide_kv_cache(self, plan: KVCachePlan) -> None:
+        """KV memory for all block ids of the pool: what is there, if it has blocks of that size and enough of them."""
+        held = self.kv_cache_plan
+        if held is not None and held.block_size == plan.block_size and held.num_blocks >= plan.num_blocks:
+            return
+        self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
+        self.kv_cache_plan = plan
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Find, read and build the model; no KV memory yet.
+
+    Raises:
+        ModelLoadError: the model cannot be had, read or run; says what would work.
+        ConfigError: a device, dtype or backend that this machine does not have.
+    """
+    device = _device(config.device)
+    _set_threads(config.num_threads)
+    files = resolve_model(config.model)
+    model_config = load_config(files)
+    dtype = _dtype(config.dtype, device, model_config)
+    tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
+    weights = _weights(config, files, model_config, dtype, device)
+    model = build_model(model_config, weights, dtype=dtype, device=device, attention_backend=config.attention_backend)
+    logger.info("%s (%s, %d layers) on %s in %s", files.name, model_config.name, model_config.num_layers, device, dtype)
+    return LoadedModel(config, files.name, model_config, model, tokenizer, device, dtype)
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) sees no CUDA device; use cpu")
+    return torch.device(name)
+
+
+def _set_threads(num_threads: int | None) -> None:
+    if num_threads is None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(num_threads)
+
+
+def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else config.dtype
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _weights(
+    config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    if config.random_weights:
+        return RandomWeights(model_config, dtype, device)
+    return open_weights(files, model_config, dtype, device)
