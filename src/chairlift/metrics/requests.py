@@ -170,8 +170,7 @@ class RequestTally:
                 track.num_preemptions += 1
         if self._is_streamed:
             for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
-                track = tracks.get(request_id) if num_new else None
-                if track is not None and track.first_scheduled is not None:
+                if num_new and (track := tracks.get(request_id)) is not None and track.first_scheduled is not None:
                     track.token_times += (time,) * num_new
         for request_id in step.finished:
             if (track := tracks.get(request_id)) is not None:
