@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.workload.anyscale import CAPS, STATIC_BATCH_SIZES, TOKEN_BUDGETS, latency_workload, throughput_workload
+from chairlift.workload.lengths import parse_lengths
 
 PUBLISHED_SUMS = {32: 15_610, 128: 54_331, 512: 122_108, 1536: 129_570}
 
@@ -66,3 +69,36 @@ def test_bad_numbers() -> None:
         latency_workload(-1)
     with pytest.raises(ConfigError, match=r"prompt_len must be \(shortest, longest\), got \(9, 8\)"):
         latency_workload(1.0, prompt_len=(9, 8))
+
+
+def draw(text: str, count: int) -> list[int]:
+    return parse_lengths(text).sample(np.random.default_rng(0), count)
+
+
+def test_the_output_lengths_as_a_distribution() -> None:
+    published = [request.output_len for request in throughput_workload(1536)]
+    assert draw("anyscale:1536", 1000) == published
+    assert draw("anyscale:1536/4", 128) == [math.ceil(length / 4) for length in published[:128]]
+    assert str(parse_lengths("anyscale:1536/4")) == "anyscale:1536/4"
+    assert str(parse_lengths("anyscale:32/1")) == "anyscale:32"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("anyscale", "CAP is missing; write anyscale:CAP"),
+        ("anyscale:x/2", "CAP must be an integer, got 'x'"),
+        ("anyscale:32/", "DIVISOR must be an integer, got ''"),
+        ("anyscale:32/0", "DIVISOR must be at least 1, got 0"),
+        ("anyscale:0", "CAP must be at least 1, got 0"),
+        ("anyscale:32,8..16", "'8..16' is one too many"),
+    ],
+)
+def test_a_distribution_that_is_not_one(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_lengths(text)
+
+
+def test_more_requests_than_were_published() -> None:
+    with pytest.raises(ConfigError, match="has 1000 requests, and 1001 are wanted"):
+        draw("anyscale:32", 1001)

@@ -9,7 +9,9 @@ cap; end-of-sequence tokens are ignored. The longest pair, 512 and 1536, just fi
 from __future__ import annotations
 
 import random
-from typing import Final
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from chairlift.errors import ConfigError
 from chairlift.workload.request import WorkloadRequest
 
 SEED: Final = 0xCADE
+NUM_REQUESTS: Final = 1000
+PROMPT_LEN: Final = 512
 OPT_VOCAB_SIZE: Final = 50272
 MEAN_OUTPUT_LEN: Final = 128
 CAPS: Final = (32, 128, 512, 1536)
@@ -29,7 +33,7 @@ TOKEN_BUDGETS: Final = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 """By cap: the token budgets of the continuous systems."""
 
 
-def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int = 1000) -> list[WorkloadRequest]:
+def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int = NUM_REQUESTS) -> list[WorkloadRequest]:
     """The requests of the throughput figure: all at once, 512 prompt tokens each.
 
     Args:
@@ -40,8 +44,36 @@ def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int =
     Raises:
         ConfigError: cap, vocab_size or count is less than 1.
     """
-    prompts, state = _prompts(count, 512, 512, vocab_size)
+    prompts, state = _prompts(count, PROMPT_LEN, PROMPT_LEN, vocab_size)
     return _requests(prompts, _output_lens(state, cap, count), [0.0] * count)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyscaleOutputs:
+    """The output lengths of the throughput figure as a `LengthDistribution` that draws nothing: always the first ones,
+    divided by `divisor` and rounded up, for machines and models that are as much smaller."""
+
+    syntax: ClassVar[str] = "anyscale:CAP[/DIVISOR]"
+    cap: int
+    divisor: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("CAP", self.cap), ("DIVISOR", self.divisor)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
+        if count > NUM_REQUESTS:
+            raise ConfigError(f"{self}: the published workload has {NUM_REQUESTS} requests, and {count} are wanted")
+        return [-(-length // self.divisor) for length in _published_output_lens(self.cap)[:count]]
+
+    def __str__(self) -> str:
+        return f"anyscale:{self.cap}" + (f"/{self.divisor}" if self.divisor > 1 else "")
+
+
+@cache
+def _published_output_lens(cap: int) -> tuple[int, ...]:
+    return tuple(item.output_len for item in throughput_workload(cap))
 
 
 def latency_workload(

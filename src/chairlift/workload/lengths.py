@@ -6,6 +6,7 @@ lognormal:96,0.7,16..512     median 96, sigma 0.7 of the logarithm; outside 16..
 exp:96,8..384                mean 96; outside 8..384 moved to the nearer bound
 exp:128,1..32,reject         outside 1..32 drawn again
 hist:sharegpt-input          a bin of that histogram by its count, then anywhere in the bin (see `histograms`)
+anyscale:1536/4              the published output lengths at cap 1536, a quarter of each (see `anyscale`)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ConfigError
+from chairlift.workload.anyscale import AnyscaleOutputs
 from chairlift.workload.histograms import load_histogram
 
 LONGEST: Final = 1 << 30
@@ -183,6 +185,7 @@ SYNTAX: Final = {
     "lognormal": LogNormal.syntax,
     "exp": Exponential.syntax,
     "hist": Histogram.syntax,
+    "anyscale": AnyscaleOutputs.syntax,
 }
 
 
@@ -234,6 +237,8 @@ def _build(kind: str, arguments: _Arguments) -> LengthDistribution:
         distribution = LogNormal(arguments.number("MEDIAN"), arguments.number("SIGMA"), arguments.length_range())
     elif kind == "exp":
         distribution = Exponential(arguments.number("MEAN"), arguments.length_range())
+    elif kind == "anyscale":
+        distribution = AnyscaleOutputs(*arguments.ratio("CAP", "DIVISOR"))
     else:
         distribution = Histogram.load(arguments.text("NAME"), arguments.length_range())
     arguments.finish()
@@ -270,6 +275,10 @@ class _Arguments:
         if not dots:
             raise ConfigError(f"LOW..HIGH must be two integers with .. between them, got {part!r}")
         return self._to_int("LOW", low), self._to_int("HIGH", high)
+
+    def ratio(self, name: str, divisor: str) -> tuple[int, int]:
+        part, slash, rest = self._take(name).partition("/")
+        return self._to_int(name, part), self._to_int(divisor, rest) if slash else 1
 
     def length_range(self) -> LengthRange:
         low, high = self.bounds() if self._parts and ".." in self._parts[0] else (1, LONGEST)
