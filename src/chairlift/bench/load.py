@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,10 @@ from chairlift.workload.arrivals import arrival_process
 from chairlift.workload.lengths import parse_lengths
 from chairlift.workload.request import WorkloadRequest
 from chairlift.workload.synthetic import make_workload
+from chairlift.workload.traces import TraceOptions, read_trace
+from chairlift.workload.transform import with_arrivals
+
+Tokenize = Callable[[str], Sequence[int]]
 
 DEFAULT_NUM_PROMPTS = 64
 DEFAULT_PROMPT_LEN = "lognormal:96,0.7,16..512"
@@ -66,17 +71,20 @@ class LoadOptions:
             at_least(name, getattr(self, name), low)
         arrival_process(self.request_rate, self.burstiness)
 
-    def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
+    def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
         """The requests of one round; the rounds differ in their tokens alone.
 
+        Args:
+            tokenize: token ids of a text, for a trace that holds texts.
+
         Raises:
-            ConfigError: max_tokens is less than an output length, or the trace does not fit the vocabulary or cannot
-                be read; says which request or line.
+            ConfigError: max_tokens is less than an output length, or the trace cannot be read or does not fit the
+                vocabulary; says which request or line.
         """
         if self.trace is None:
             workload = self._synthetic(vocab_size, token_round)
         else:
-            workload = self._recorded(vocab_size, token_round)
+            workload = self._recorded(self.trace, vocab_size, token_round, tokenize)
         if self.max_tokens is None:
             return workload
         return [replace(item, max_tokens=self.max_tokens) for item in workload]
@@ -95,21 +103,31 @@ class LoadOptions:
             token_round=token_round,
         )
 
-    def _recorded(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        from chairlift.workload.traces import read_trace
-
-        assert self.trace is not None
-        workload = first_requests(read_trace(self.trace), self.num_prompts)
+    def _recorded(
+        self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
+    ) -> list[WorkloadRequest]:
+        options = TraceOptions(limit=self.num_prompts, vocab_size=vocab_size, tokenize=tokenize)
+        workload = read_trace(trace, options=options)
         if self.request_rate is not None:
-            workload = self._with_new_arrivals(workload)
+            arrivals = arrival_process(self.request_rate, self.burstiness)
+            workload = with_arrivals(workload, arrivals, np.random.default_rng(self.seed))
         return redraw_tokens(workload, self.seed, token_round, vocab_size)
 
-    def _with_new_arrivals(self, workload: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-        """Followers keep the time after their predecessor."""
-        free = sum(item.after is None for item in workload)
-        rng = np.random.default_rng(self.seed)
-        times = iter(arrival_process(self.request_rate, self.burstiness).times(rng, free))
-        return [replace(item, arrival=next(times)) if item.after is None else item for item in workload]
+
+def text_tokenizer(model: str | None) -> Tokenize:
+    """The tokenizer of a model (see `EngineConfig.model`), loaded when it is first called; without special tokens.
+
+    Raises:
+        ModelLoadError: when called, if it cannot be had.
+    """
+
+    @cache
+    def encode() -> Callable[..., list[int]]:
+        from chairlift.loading.resolve import load_tokenizer, resolve_model
+
+        return load_tokenizer(resolve_model(model)).encode
+
+    return lambda text: encode()(text, add_special_tokens=False)
 
 
 def at_least(name: str, value: int | None, low: int) -> None:
@@ -150,7 +168,8 @@ def redraw_tokens(
         ids = np.asarray(list(tokens), dtype=np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise ConfigError(
-                f"workload request {item.request_id!r} holds a token id outside 0..{vocab_size - 1}, the vocabulary"
+                f"workload request {item.request_id!r} holds token id {ids.max()}, outside the vocabulary of "
+                f"vocab_size={vocab_size}"
             )
         redrawn.append(replace(item, prompt_token_ids=permutation[ids].tolist()))
     return redrawn

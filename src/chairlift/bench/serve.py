@@ -11,7 +11,7 @@ import httpx
 
 from chairlift.bench.goodput import Objectives
 from chairlift.bench.http_client import PATHS, ApiClient, Call, open_http, served_models
-from chairlift.bench.load import LoadOptions, at_least, first_requests
+from chairlift.bench.load import LoadOptions, Tokenize, at_least, first_requests, text_tokenizer
 from chairlift.bench.machine import HostFacts, host_facts
 from chairlift.bench.progress import progress_bar
 from chairlift.bench.prompts import ChatPrompts, IdPrompts, Prompts, TextPrompts
@@ -21,11 +21,15 @@ from chairlift.clock import MonotonicClock
 from chairlift.errors import ConfigError
 from chairlift.workload.feed import Feed
 from chairlift.workload.request import WorkloadRequest
+from chairlift.workload.traces.reading import detect_format
 
 WARM_UP_ROUND, MEASURED_ROUND = 0, 1
 PROBE_TOKENS = 8
 UNTAKEN_PROMPT = ("http 400", "http 422")
 """How servers refuse a prompt of token ids."""
+
+TEXT_FORMATS = ("sharegpt", "custom")
+"""Traces whose lengths depend on a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class ServeOptions(LoadOptions):
             sends conversations.
         model: None asks the server.
         vocab_size: prompt tokens are below it.
+        tokenizer: the model (see `EngineConfig.model`) whose tokenizer says how long the texts of a trace are.
         ignore_eos: forces the output lengths; an extension to OpenAI's API that vLLM has too. Without it a length is
             only the `max_tokens` of its request.
         num_warmups: requests before the load, not measured; one more always comes first, to see whether the server
@@ -54,6 +59,7 @@ class ServeOptions(LoadOptions):
     endpoint_type: str = "openai"
     model: str | None = None
     vocab_size: int = 32000
+    tokenizer: str | None = None
     ignore_eos: bool = True
     num_warmups: int = 0
     goodput: tuple[str, ...] = ()
@@ -67,6 +73,8 @@ class ServeOptions(LoadOptions):
             raise ConfigError(f"endpoint_type must be one of {', '.join(PATHS)}, got {self.endpoint_type!r}")
         at_least("vocab_size", self.vocab_size, 1)
         at_least("num_warmups", self.num_warmups, 0)
+        if self.tokenizer is not None and self.trace is None:
+            raise ConfigError(f"tokenizer={self.tokenizer} is for the texts of a trace: give a trace, or leave it out")
         if self.ignore_eos and self.max_tokens is not None:
             raise ConfigError(
                 f"max_tokens={self.max_tokens} needs ignore_eos=False: with it an answer is as long as max_tokens allow"
@@ -125,8 +133,9 @@ def run_serve(options: ServeOptions, api_key: str | None = None) -> ServeResult:
 
 
 async def _run(options: ServeOptions, api_key: str | None) -> ServeResult:
-    warm_up = options.workload(options.vocab_size, WARM_UP_ROUND)
-    workload = options.workload(options.vocab_size, MEASURED_ROUND)
+    tokenize = _tokenize(options)
+    warm_up = options.workload(options.vocab_size, WARM_UP_ROUND, tokenize)
+    workload = options.workload(options.vocab_size, MEASURED_ROUND, tokenize)
     async with open_http(options.base_url, api_key, options.timeout) as http:
         session = _Session(options, http, options.model or await _only_model(http))
         prompt_format = await session.probe(warm_up[0])
@@ -195,6 +204,16 @@ class _Session:
             **({"ignore_eos": True} if options.ignore_eos else {}),
             **({"priority": request.priority} if request.priority else {}),
         }
+
+
+def _tokenize(options: ServeOptions) -> Tokenize | None:
+    if options.tokenizer is None or options.trace is None:
+        return None
+    if (found := detect_format(options.trace)) not in TEXT_FORMATS:
+        raise ConfigError(
+            f"tokenizer={options.tokenizer}: {options.trace} is a {found} trace, without texts: leave it out"
+        )
+    return text_tokenizer(options.tokenizer)
 
 
 def _prompts(prompt_format: str, workload: Sequence[WorkloadRequest]) -> Prompts:

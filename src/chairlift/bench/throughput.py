@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from chairlift.bench.driver import drive, drive_all_at_once, forced_requests
-from chairlift.bench.load import LoadOptions, at_least, first_requests
+from chairlift.bench.load import LoadOptions, Tokenize, at_least, first_requests, text_tokenizer
 from chairlift.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.config import EngineConfig
 from chairlift.engine.factory import Engine, build_engine
@@ -93,19 +93,24 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
     try:
         started = log.events[0]
         assert isinstance(started, EngineStarted)
-        vocab_size = engine.model_config.vocab_size
-        workloads = [options.workload(vocab_size, WARM_UP_ROUND + i) for i in range(options.repeats + 1)]
-        for workload in workloads:
-            forced_requests(engine, workload)
-        drive_all_at_once(engine, first_requests(workloads[0], options.num_warmup))
+        vocab_size, tokenize = engine.model_config.vocab_size, _tokenize(config)
+        warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
+        forced_requests(engine, warm_up)
+        drive_all_at_once(engine, first_requests(warm_up, options.num_warmup))
         runs: list[RunMetrics] = []
-        for number, workload in enumerate(workloads[1:], start=1):
+        for number in range(1, options.repeats + 1):
+            workload = options.workload(vocab_size, WARM_UP_ROUND + number, tokenize)
             runs.append(_run(engine, log, workload, options.max_concurrency))
             speed = runs[-1].output_tokens_per_s
             logger.info("run %d of %d: %.1f output tokens/s", number, options.repeats, speed)
     finally:
         engine.close()
     return ThroughputResult(machine_facts(), started, options, runs, peak_rss_bytes())
+
+
+def _tokenize(config: EngineConfig) -> Tokenize | None:
+    """The engine computes on token ids; only a trace of texts needs the tokenizer."""
+    return None if config.skip_tokenizer_init else text_tokenizer(config.model)
 
 
 def _run(

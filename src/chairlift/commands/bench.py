@@ -134,6 +134,9 @@ def serve(
     max_concurrency: MaxConcurrency = None,
     trace: Trace = None,
     vocab_size: Annotated[int, typer.Option(help="Prompt tokens are below it.", rich_help_panel=LOAD)] = 32000,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="The model whose tokenizer measures the texts of a trace.", rich_help_panel=LOAD)
+    ] = None,
     ignore_eos: Annotated[
         bool, typer.Option(help="Force the output lengths (an extension that vLLM has too).", rich_help_panel=LOAD)
     ] = True,
@@ -167,6 +170,7 @@ def serve(
         endpoint_type=endpoint_type,
         model=model,
         vocab_size=vocab_size,
+        tokenizer=tokenizer,
         ignore_eos=ignore_eos,
         num_warmups=num_warmups,
         goodput=(*(goodput or ()), *(more_goodput or ())),
