@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.bench.latency import LatencyResult
+from chairlift.bench.machine import MachineFacts
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.bench.throughput import Spread, ThroughputResult
 from chairlift.metrics.figures import FIGURES, Figure
@@ -77,13 +78,20 @@ def _title(result: ThroughputResult) -> str:
     )
 
 
-def _caption(result: ThroughputResult | LatencyResult) -> str:
-    machine, engine = result.machine, result.engine
+def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
+    """Two lines: the machine, the versions."""
     memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
-    rss = "" if result.peak_rss_bytes is None else f", peak RSS {result.peak_rss_bytes / (1 << 20):,.0f} MiB"
+    rss = "" if peak_rss_bytes is None else f", peak RSS {peak_rss_bytes / (1 << 20):,.0f} MiB"
     return (
         f"{machine.cpu}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
-        f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}\n"
+        f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}"
+    )
+
+
+def _caption(result: ThroughputResult | LatencyResult) -> str:
+    engine = result.engine
+    return (
+        f"{machine_caption(result.machine, result.peak_rss_bytes)}\n"
         f"{engine.batching} batching, kv {engine.kv}, KV pool {engine.num_blocks} blocks of {engine.block_size}, "
         f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
         f"max_model_len {engine.max_model_len}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}\n"

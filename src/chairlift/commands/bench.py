@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chairlift.commands.options import ModelOption, log_to_stderr, takes_engine_options
+from chairlift.commands.options import ENGINE_OPTIONS, ModelOption, log_to_stderr, takes_engine_options, takes_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -115,6 +115,85 @@ def latency(
         seed=workload_seed,
     )
     print_latency(run_latency(config, options))
+
+
+DECIDED_BY_POLICIES = {"batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace"}
+"""Options of an engine that `compare` has in another form, or one run has and several cannot share."""
+
+
+@bench.command()
+@takes_options(name for name in ENGINE_OPTIONS if name not in DECIDED_BY_POLICIES)
+def compare(
+    policies: Annotated[
+        str,
+        typer.Option(
+            help="The first is what the others are compared with. paged, exact, max, pow2, oracle: continuous batching "
+            "over that memory; static, static-global (run to the longest output of all): over max; or BATCHING/KV, "
+            "such as static/paged."
+        ),
+    ] = "static,exact,max,paged",
+    model: ModelOption = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="anyscale:CAP[/DIVISOR]: published output lengths, divided; prompts of 512 tokens, divided, unless "
+            "--prompt-len is given.",
+            rich_help_panel=LOAD,
+        ),
+    ] = None,
+    num_prompts: NumPrompts = None,
+    workload_seed: LoadSeed = 0,
+    prompt_len: PromptLen = None,
+    output_len: OutputLen = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="What every request declares at most; what fits --max-model-len if not given.", rich_help_panel=LOAD
+        ),
+    ] = None,
+    request_rate: RequestRate = None,
+    burstiness: Burstiness = 1.0,
+    max_concurrency: MaxConcurrency = None,
+    trace: Trace = None,
+    static_batch_size: Annotated[int | None, typer.Option(help="Members of a static batch at most.")] = None,
+    kv_arena: Annotated[str | None, typer.Option(help="Where reservations come from: buddy, first-fit.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds: each policy serves the same requests once.")] = 3,
+    num_warmup: Annotated[int, typer.Option(help="Requests under every policy before them, not measured.")] = 4,
+    save_events: Annotated[
+        Path | None, typer.Option(help="A folder for one event log a policy, of the first round: chairlift report.")
+    ] = None,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Batching and KV policies at equal memory on one loaded model, in turns: tables, then one JSON line."""
+    log_to_stderr()
+    from chairlift.bench.compare import CompareOptions, published_lengths, run_compare
+    from chairlift.bench.compare_tables import print_compare
+    from chairlift.bench.policies import parse_policies
+
+    if workload is not None:
+        prompt_len, output_len = published_lengths(workload, prompt_len, output_len, trace)
+    options = CompareOptions(
+        num_prompts=num_prompts,
+        seed=workload_seed,
+        prompt_len=prompt_len,
+        output_len=output_len,
+        max_tokens=max_tokens,
+        request_rate=request_rate,
+        burstiness=burstiness,
+        max_concurrency=max_concurrency,
+        trace=trace,
+        policies=parse_policies(policies),
+        static_batch_size=static_batch_size,
+        kv_arena=kv_arena,
+        repeats=repeats,
+        num_warmup=num_warmup,
+        save_events=save_events,
+    )
+    result = run_compare(config, options)
+    print_compare(result)
+    if not result.is_sound:
+        raise typer.Exit(1)
 
 
 @bench.command()
