@@ -171,3 +171,9 @@ def test_a_request_keeps_its_colour() -> None:
     colours = owner_colours(spans, 8, 3)
     assert colours.keys() == {0, 1, 2}
     assert colours[2] != colours[0]
+
+
+def test_a_block_is_shared_in_exactly_the_common_steps() -> None:
+    spans = [BlockSpan(0, 4, 0, 3, 0), BlockSpan(1, 2, 3, 5, 1), BlockSpan(2, 1, 5, 9, 2), BlockSpan(3, 1, 4, 9, 3)]
+    shared = [BlockSpan(1, 1, 3, 3, 1), BlockSpan(2, 1, 3, 3, 1), BlockSpan(2, 1, 5, 5, 2)]
+    assert shared_spans(spans) == shared
