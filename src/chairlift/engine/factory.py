@@ -18,7 +18,10 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventFile, EventSink
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes, plan_kv_cache
+from chairlift.models.held_bytes import held_bytes
+from chairlift.sim.model_shape import ModelShape
+from chairlift.sim.plan_engine import plan_pool, settle_max_model_len, startup_lines
+from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 from chairlift.workload.recorder import TraceRecorder
@@ -89,7 +92,8 @@ def build_engine(
     max_slots = max_request_slots(
         config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
-    scheduler_config = config.scheduler_config(_max_model_len(config, model_config, plan, max_slots))
+    max_model_len = settle_max_model_len(config, model_config.max_position_embeddings, plan.num_blocks, max_slots)
+    scheduler_config = config.scheduler_config(max_model_len)
     manager = _manager(config, plan, scheduler_config)
     loaded.provide_kv_cache(plan)
     runner = _runner(loaded, scheduler_config, plan)
@@ -99,12 +103,12 @@ def build_engine(
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
     sink = _EventFan(sinks) if sinks else None
     if sink is not None:
-        sink.emit(_started(config, loaded.name, scheduler_config, plan, clock.now()))
+        sink.emit(_started(config, loaded, scheduler_config, plan, clock.now()))
     scheduler = Scheduler(scheduler_config, manager, sink)
     takes_priority = scheduler_config.scheduling_policy == "priority"
     limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
     if says:
-        _say(scheduler_config, plan)
+        _say(config, loaded, scheduler_config, plan)
     steps_ahead = STEPS_AHEAD[loaded.device.type]
     return Engine(
         core=EngineCore(scheduler, runner, clock, steps_ahead, recorder.on_add if recorder else None),
@@ -145,32 +149,7 @@ def _runner(loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCach
 def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
     """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
     slot_bytes = loaded.config.kv_values_per_token * loaded.dtype.itemsize
-    if config.num_kv_blocks is not None:
-        return KVCachePlan(config.num_kv_blocks, config.block_size, slot_bytes * config.block_size, "num_kv_blocks")
-    return plan_kv_cache(
-        slot_bytes=slot_bytes,
-        context=loaded.config.max_position_embeddings,
-        block_size=config.block_size,
-        memory_bytes=config.kv_cache_memory or default_memory_bytes(loaded.device),
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-    )
-
-
-def _max_model_len(config: EngineConfig, model_config: ModelConfig, plan: KVCachePlan, max_slots: int) -> int:
-    """The smaller of the model's context and what the pool can give to one request, unless asked for less."""
-    context = model_config.max_position_embeddings
-    if config.max_model_len is None:
-        return min(context, max_slots)
-    if config.max_model_len > context:
-        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
-    if config.max_model_len > max_slots:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the {max_slots} slots that the KV pool of "
-            f"{plan.num_blocks} blocks x {plan.block_size} can give to one request under kv={config.kv}: lower the "
-            "one or enlarge the other"
-        )
-    return config.max_model_len
+    return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
 
 
 def _event_file(config: EngineConfig) -> EventFile | None:
@@ -183,12 +162,12 @@ def _event_file(config: EngineConfig) -> EventFile | None:
 
 
 def _started(
-    config: EngineConfig, name: str, scheduler_config: SchedulerConfig, plan: KVCachePlan, now: float
+    config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan, now: float
 ) -> EngineStarted:
     is_static = scheduler_config.batching == "static"
     return EngineStarted(
         time=now,
-        model=name,
+        model=loaded.name,
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         max_num_seqs=scheduler_config.max_num_seqs,
@@ -201,11 +180,12 @@ def _started(
         static_batch_size=scheduler_config.static_batch_size if is_static else None,
         static_run_to=scheduler_config.static_run_to if is_static else None,
         kv_arena=None if config.kv == "paged" else config.kv_arena,
+        weight_bytes=ModelShape.from_config(loaded.config, loaded.name, loaded.dtype.itemsize).weight_bytes,
         kv_bytes_per_slot=plan.block_bytes // plan.block_size,
     )
 
 
-def _say(scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
+def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
     logger.info(
         "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len %d, max_num_seqs %d, "
         "max_num_batched_tokens %d",
@@ -217,3 +197,7 @@ def _say(scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
         scheduler_config.max_num_seqs,
         scheduler_config.max_num_batched_tokens,
     )
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    for line in startup_lines(loaded.config, config, scheduler_config, plan, held_bytes(loaded.model)):
+        logger.info("%s", line)

@@ -19,6 +19,7 @@ from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
+from chairlift.sim.plan_memory import compute_dtype
 from chairlift.worker.kv_cache import KVCachePlan
 
 logger = logging.getLogger("chairlift")
@@ -99,9 +100,7 @@ def _set_threads(num_threads: int | None) -> None:
 
 
 def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else config.dtype
-    dtype = getattr(torch, name)
+    dtype = getattr(torch, compute_dtype(name, device.type, config))
     assert isinstance(dtype, torch.dtype)
     return dtype
 

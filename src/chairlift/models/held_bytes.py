@@ -1,0 +1,54 @@
+"""How much memory a model's parameters really take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from chairlift.kernels.backend import KVCache
+
+
+def held_bytes(model: object) -> int:
+    """Bytes of all float tensors that an object of this package leads to, each storage once; K and V are left out.
+
+    It asks the objects and not the architecture, so it counts what is there: copies that a kernel packed, and no table
+    twice that two layers share. A packed matrix counts its values, without what oneDNN pads it with.
+    """
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    to_visit = [model]
+    while to_visit:
+        item = to_visit.pop()
+        if id(item) in seen or isinstance(item, KVCache):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor):
+            storages.update(_storage(item))
+        else:
+            to_visit.extend(_parts(item))
+    return sum(storages.values())
+
+
+def _storage(tensor: torch.Tensor) -> dict[int, int]:
+    if not tensor.is_floating_point():
+        return {}
+    if tensor.layout != torch.strided:
+        return {id(tensor): tensor.numel() * tensor.element_size()}
+    storage = tensor.untyped_storage()
+    return {storage.data_ptr(): storage.nbytes()}
+
+
+def _parts(item: Any) -> Iterator[Any]:
+    if isinstance(item, dict):
+        yield from item.values()
+    elif isinstance(item, list | tuple):
+        yield from item
+    elif isinstance(item, partial):
+        yield from (item.args, item.keywords)
+    elif type(item).__module__.startswith("chairlift."):
+        yield from vars(item).values() if hasattr(item, "__dict__") else ()
+        slots = (slot for kind in type(item).__mro__ for slot in getattr(kind, "__slots__", ()))
+        yield from (getattr(item, slot) for slot in slots if hasattr(item, slot))

@@ -1,0 +1,274 @@
+"""What an engine will hold and how fast it will be, before anything is loaded.
+
+    memory  =  weights  +  activations  +  KV pool  =  blocks x block bytes
+
+The blocks are those of the engine, not an estimate: both take them from `plan_kv_cache`, and the requests that fit are
+counted with the engine's own KV managers.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
+from chairlift.errors import ConfigError
+from chairlift.models.config import ModelConfig
+from chairlift.sim.cost_model import CostModel
+from chairlift.sim.model_shape import ModelShape
+from chairlift.sim.plan_engine import plan_pool, pool_of
+from chairlift.sim.plan_fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
+from chairlift.sim.plan_memory import (
+    DTYPE_BYTES,
+    Amount,
+    StepLimits,
+    compute_dtype,
+    plan_activations,
+    plan_weights,
+    total,
+)
+from chairlift.sim.plan_speed import Speed, plan_speed, take_load
+from chairlift.sim.simulator import SimConfig
+from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.memory import format_memory
+from chairlift.workload.lengths import LengthDistribution
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model before it is loaded.
+
+    Attributes:
+        name: for people; argument: what `chairlift serve` takes.
+        file_bytes: of a quantized file, which takes more in memory; None for other models.
+    """
+
+    name: str
+    argument: str
+    config: ModelConfig
+    file_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The requests that are planned for.
+
+    Attributes:
+        max_tokens: what they ask for; their true output lengths if None.
+        request_rate: Poisson arrivals a second in the simulation; None: all at once.
+    """
+
+    prompt_len: LengthDistribution
+    output_len: LengthDistribution
+    max_tokens: LengthDistribution | None = None
+    request_rate: float | None = None
+    seed: int = 0
+
+    def lengths(self, max_model_len: int) -> Iterator[Lengths]:
+        """As `draw_lengths`."""
+        return draw_lengths(self.prompt_len, self.output_len, self.max_tokens, max_model_len, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the bytes go.
+
+    Attributes:
+        memory_bytes: of everything; None if the pool's own size was given.
+        kv_bytes: for the pool; None if it was given in blocks.
+        max_model_len: as the engine settles it.
+    """
+
+    dtype: str
+    memory_bytes: int | None
+    weights: list[Amount]
+    activations: list[Amount]
+    slot_bytes: int
+    kv_bytes: int | None
+    pool: KVCachePlan
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `make_plan` found; `fits` is `fit` under every policy, over the same blocks and lengths."""
+
+    model: PlannedModel
+    config: EngineConfig
+    memory: MemoryPlan
+    fit: Fit
+    fits: list[Fit]
+    speed: Speed | None
+    serve: str
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, but for infinities; bytes and seconds."""
+        memory = self.memory
+        return {
+            "model": self.model.name,
+            "dtype": memory.dtype,
+            "memory_bytes": memory.memory_bytes,
+            "weight_bytes": total(memory.weights),
+            "activation_bytes": total(memory.activations),
+            "kv_bytes": memory.pool.num_bytes,
+            "kv_bytes_per_slot": memory.slot_bytes,
+            "num_kv_blocks": memory.pool.num_blocks,
+            "block_size": memory.pool.block_size,
+            "limited_by": memory.pool.limited_by,
+            "max_model_len": memory.max_model_len,
+            "fit": asdict(self.fit),
+            "fits": [asdict(fit) for fit in self.fits],
+            "speed": None if self.speed is None else self.speed.to_dict(),
+            "serve": self.serve,
+            "notes": self.notes,
+        }
+
+
+def make_plan(
+    model: PlannedModel,
+    config: EngineConfig,
+    load: Load,
+    *,
+    memory_bytes: int | None = None,
+    free_share: float = 1.0,
+    cost_model: CostModel | None = None,
+) -> Plan:
+    """Plan an engine.
+
+    Args:
+        config: as `chairlift serve` would get it; `model` in it is not looked at.
+        memory_bytes: for weights, activations and K and V together; not with `config.num_kv_blocks` or
+            `config.kv_cache_memory`, and needed without them.
+        free_share: of what weights and activations leave, the share that K and V get.
+        cost_model: of the device, in the type that is computed in; without one no time is predicted.
+
+    Raises:
+        ConfigError: the memory is too small, or an option cannot be honoured, with the arithmetic.
+    """
+    memory = plan_memory(model.config, config, memory_bytes, free_share)
+    context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
+    pool = pool_of(config, context, num_blocks)
+    limits = config.scheduler_config(pool.max_model_len)
+    fit = count_fit(pool, limits, load.lengths(pool.max_model_len))
+    fits = [
+        _fit_under(other, context, num_blocks, limits, load.lengths(pool.max_model_len))
+        for other in every_policy(config)
+    ]
+    speed = None
+    if cost_model is not None and fit.num_running:
+        speed = _speed(cost_model, model, memory, pool, limits, fit, load)
+    return Plan(
+        model, config, memory, fit, fits, speed, serve_command(model, config, memory), _notes(model, config, fit)
+    )
+
+
+def plan_memory(
+    model_config: ModelConfig, config: EngineConfig, memory_bytes: int | None, free_share: float = 1.0
+) -> MemoryPlan:
+    """The memory's share of `make_plan`."""
+    device = config.device.split(":")[0]
+    dtype = compute_dtype(config.dtype, device, model_config)
+    context = model_config.max_position_embeddings
+    limits = StepLimits(
+        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len or context, config.block_size
+    )
+    weights = plan_weights(model_config, dtype, device, config.attention_backend)
+    activations = plan_activations(model_config, limits, dtype, device)
+    kv_bytes = config.kv_cache_memory
+    if config.num_kv_blocks is None and kv_bytes is None:
+        kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
+    elif memory_bytes is not None:
+        raise ConfigError("memory is what the KV pool is cut from: give memory, kv_cache_memory or num_kv_blocks")
+    slot_bytes = model_config.kv_values_per_token * DTYPE_BYTES[dtype]
+    pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
+    max_model_len = pool_of(config, context, pool.num_blocks).max_model_len
+    return MemoryPlan(dtype, memory_bytes, weights, activations, slot_bytes, kv_bytes, pool, max_model_len)
+
+
+def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_share: float) -> int:
+    if memory_bytes is None:
+        raise ConfigError("how much memory there is must be known: give memory, kv_cache_memory or num_kv_blocks")
+    left = int((memory_bytes - weights - activations) * free_share)
+    if left <= 0:
+        raise ConfigError(
+            f"memory={format_memory(memory_bytes)} leaves nothing for K and V: the weights take "
+            f"{format_memory(weights)} and the activations of a step up to {format_memory(activations)}. Give more, "
+            f"choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
+        )
+    return left
+
+
+def every_policy(config: EngineConfig) -> list[EngineConfig]:
+    """The same engine under every policy, reservations out of every arena."""
+    return [
+        replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None)
+        for kv in KV_POLICIES
+        for arena in (("buddy",) if kv == "paged" else KV_ARENAS)
+    ]
+
+
+def _fit_under(
+    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, lengths: Iterator[Lengths]
+) -> Fit:
+    try:
+        pool = pool_of(config, context, num_blocks)
+    except ConfigError as error:
+        pool = Pool(num_blocks, config.block_size, limits.max_model_len, config.kv, config.kv_arena)
+        return Fit(pool, 0, 0, "memory", why_none=str(error))
+    return count_fit(pool, limits, lengths)
+
+
+def _speed(
+    cost_model: CostModel,
+    model: PlannedModel,
+    memory: MemoryPlan,
+    pool: Pool,
+    limits: SchedulerConfig,
+    fit: Fit,
+    load: Load,
+) -> Speed:
+    shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.dtype])
+    sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
+    lengths = take_load(accepted(pool, load.lengths(pool.max_model_len)), fit.num_running)
+    return plan_speed(cost_model, sim, lengths, fit.num_running, load.request_rate, load.seed)
+
+
+def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
+    """The command that starts the planned engine: it has exactly the planned blocks."""
+    options: dict[str, object] = {
+        "device": config.device,
+        "dtype": memory.dtype,
+        "max-model-len": memory.max_model_len,
+        "block-size": config.block_size,
+        "num-kv-blocks": memory.pool.num_blocks,
+        "max-num-seqs": config.max_num_seqs,
+        "max-num-batched-tokens": config.max_num_batched_tokens,
+        "batching": config.batching,
+        "kv": config.kv,
+    }
+    if config.kv != "paged":
+        options["kv-arena"] = config.kv_arena
+    if config.batching == "static":
+        options["static-batch-size"] = config.scheduler_config(memory.max_model_len).static_batch_size
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["chairlift", "serve", model.argument, *words])
+
+
+def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
+    notes = []
+    if model.file_bytes is not None:
+        notes.append(
+            f"The file has {format_memory(model.file_bytes)}; its tensors are brought to the compute type when they "
+            f"are loaded, so memory holds what is planned here."
+        )
+    if fit.limited_by != "memory":
+        notes.append(
+            f"The pool holds {fit.num_fit} such requests, and {fit.limited_by}={fit.num_running} is what limits the "
+            f"batch: raise it to use the memory."
+        )
+    if config.kv in ("pow2", "oracle"):
+        notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
+    return notes
