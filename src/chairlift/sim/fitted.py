@@ -25,6 +25,7 @@ FEATURES: Final = ("constant", *StepShape._fields, *(f"min(num_tokens, {knee})" 
 """Names of the features, in the order of `_features`."""
 
 MIN_STEPS: Final = 2 * len(FEATURES)
+NUM_REWEIGHTINGS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,12 @@ def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:
 
 
 def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> FittedModel:
-    """Fit the coefficients to a run, by least squares of the relative errors of its steps: a step of many milliseconds
-    counts no more than a short one, and a long disturbance no more than its share.
+    """Fit the coefficients to a run.
+
+    Errors count relative to what is predicted, as for a quantity whose deviation grows with its mean, so that the sum
+    of many steps comes out right; errors of more than the prediction itself (a machine that was busy with something
+    else) count linearly instead of squared (Huber, 1964). Both need a prediction first: least squares with weights,
+    repeated.
 
     Raises:
         ConfigError: fewer steps than a fit can be made of.
@@ -122,10 +127,21 @@ def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> F
         raise ConfigError(f"{source} has {len(timed)} steps, and a cost model is fitted to at least {MIN_STEPS}")
     features = np.array([_features(shape) for shape, _ in timed], dtype=np.float64)
     seconds = np.array([duration for _, duration in timed])
-    scale = features.max(axis=0).clip(min=1.0)
-    solution = non_negative_least_squares(features / scale / seconds[:, None], np.ones(len(timed))) / scale
+    solution = _weighted(features, seconds, 1 / seconds)
+    for _ in range(NUM_REWEIGHTINGS):
+        predicted = features @ solution
+        error = np.abs(seconds - predicted) / predicted
+        solution = _weighted(features, seconds, 1 / predicted / np.sqrt(error.clip(min=1.0)))
     coefficients = {name: float(value) for name, value in zip(FEATURES, solution, strict=True) if value > 0}
     return FittedModel(coefficients, source, _error(features @ solution, seconds))
+
+
+def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
+    """The coefficients, from columns that were scaled to be alike."""
+    matrix = features * weights[:, None]
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    return non_negative_least_squares(matrix / scale, seconds * weights) / scale
 
 
 def evaluate(model: FittedModel, events: Iterable[Event]) -> FitError:
