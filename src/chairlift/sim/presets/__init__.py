@@ -14,7 +14,9 @@ from chairlift.errors import ConfigError
 
 MODULES: Final = {
     "anyscale": "anyscale",
+    "vllm-fig2": "vllm_fig2",
     "vllm-fig3": "vllm_fig3",
+    "vllm-fig13": "vllm_fig13",
 }
 """Name of a preset -> its module in this package."""
 
