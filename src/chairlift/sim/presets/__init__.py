@@ -14,6 +14,7 @@ from chairlift.errors import ConfigError
 
 MODULES: Final = {
     "anyscale": "anyscale",
+    "orca": "orca",
     "vllm-fig2": "vllm_fig2",
     "vllm-fig3": "vllm_fig3",
     "vllm-fig13": "vllm_fig13",

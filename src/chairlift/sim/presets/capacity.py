@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from chairlift.events import Event
@@ -84,3 +85,8 @@ def highest_rate(holds: Callable[[float], bool], start: float, tolerance: float 
         else:
             high = rate
     return low
+
+
+def at_rate(requests: Sequence[WorkloadRequest], rate: float) -> list[WorkloadRequest]:
+    """Requests that arrive once a second on average, `rate` times as fast: the same draws at every rate."""
+    return [replace(request, arrival=request.arrival / rate) for request in requests]
