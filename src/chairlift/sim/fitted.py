@@ -129,7 +129,7 @@ def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> F
     seconds = np.array([duration for _, duration in timed])
     solution = _weighted(features, seconds, 1 / seconds)
     for _ in range(NUM_REWEIGHTINGS):
-        predicted = features @ solution
+        predicted = np.maximum(features @ solution, 0.1 * seconds)
         error = np.abs(seconds - predicted) / predicted
         solution = _weighted(features, seconds, 1 / predicted / np.sqrt(error.clip(min=1.0)))
     coefficients = {name: float(value) for name, value in zip(FEATURES, solution, strict=True) if value > 0}
@@ -141,7 +141,8 @@ def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
     matrix = features * weights[:, None]
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    return non_negative_least_squares(matrix / scale, seconds * weights) / scale
+    solution: Array = non_negative_least_squares(matrix / scale, seconds * weights) / scale
+    return solution
 
 
 def evaluate(model: FittedModel, events: Iterable[Event]) -> FitError:
