@@ -235,17 +235,22 @@ class Scheduler:
         tokens = result.token_ids[request_id]
         if len(tokens) > 1 or tokens[0] in request.stop_token_ids:
             tokens = _until_stop(request, tokens)
-        request.token_ids += tokens
+        token_ids = request.token_ids
+        token_ids += tokens
+        num_known = len(token_ids)
         request.num_pending_tokens -= 1
-        request.num_tokens = len(request.token_ids) + request.num_pending_tokens
-        logprobs = result.logprobs[request_id][: len(tokens)] if request_id in result.logprobs else None
-        output = EngineCoreOutput(request_id, tokens, logprobs=logprobs, num_preemptions=request.num_preemptions)
+        request.num_tokens = num_known + request.num_pending_tokens
+        logprobs = result.logprobs.get(request_id) if result.logprobs else None
+        if logprobs is not None:
+            logprobs = logprobs[: len(tokens)]
+        # By position: names would cost as much again.
+        output = EngineCoreOutput(request_id, tokens, None, None, logprobs, None, 0, request.num_preemptions)
         if request.first_token_time is None:
             request.first_token_time = now
             output = output._replace(num_cached_tokens=request.num_cached_tokens, times=_times(request))
         if request.stop_token_id is not None:
             reason = FinishReason.STOP
-        elif len(request.token_ids) == request.end_total_tokens:
+        elif num_known == request.end_total_tokens:
             reason = FinishReason.LENGTH
         else:
             return output
