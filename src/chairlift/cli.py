@@ -10,6 +10,7 @@ import typer
 from chairlift import __version__
 from chairlift.commands.bench import bench
 from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
+from chairlift.commands.plan import plan
 from chairlift.commands.report import report
 from chairlift.commands.simulate import simulate
 from chairlift.config import EngineConfig
@@ -23,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+app.command()(plan)
 app.command()(report)
 app.command()(simulate)
 

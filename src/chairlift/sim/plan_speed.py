@@ -29,8 +29,9 @@ class Speed:
 
     Attributes:
         constants: of the cost model.
-        batch_size: requests that decode together in the next three.
-        itl: a step of that batch, its requests half way through their outputs; itl_longest: all at their last token.
+        batch_size: requests that decode together in the next four.
+        num_context: tokens whose K and V they read half way through their outputs.
+        itl: a step of that batch then; itl_longest: all at their last token.
         decode_tokens_per_s: output tokens of that batch, prompts not counted.
         ttft_alone: of one request of mean lengths on an idle engine.
         load: in words; run: what the simulated load gave.
@@ -38,6 +39,7 @@ class Speed:
 
     constants: list[tuple[str, str]]
     batch_size: int
+    num_context: int
     itl: float
     itl_longest: float
     decode_tokens_per_s: float
@@ -75,6 +77,7 @@ def plan_speed(
     return Speed(
         constants=cost_model.describe(),
         batch_size=len(batch),
+        num_context=half,
         itl=itl,
         itl_longest=cost_model.seconds(_decode(len(batch), longest)),
         decode_tokens_per_s=len(batch) / itl,

@@ -16,7 +16,7 @@ from typing import Any
 from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.models.config import ModelConfig
-from chairlift.sim.cost_model import CostModel
+from chairlift.sim.devices import Device
 from chairlift.sim.model_shape import ModelShape
 from chairlift.sim.plan_engine import plan_pool, pool_of
 from chairlift.sim.plan_fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
@@ -30,6 +30,7 @@ from chairlift.sim.plan_memory import (
     total,
 )
 from chairlift.sim.plan_speed import Speed, plan_speed, take_load
+from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig
 from chairlift.worker.kv_cache import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -70,6 +71,16 @@ class Load:
         """As `draw_lengths`."""
         return draw_lengths(self.prompt_len, self.output_len, self.max_tokens, max_model_len, self.seed)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "prompt_len": str(self.prompt_len),
+            "output_len": str(self.output_len),
+            "max_tokens": None if self.max_tokens is None else str(self.max_tokens),
+            "request_rate": self.request_rate,
+            "seed": self.seed,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -77,12 +88,16 @@ class MemoryPlan:
 
     Attributes:
         memory_bytes: of everything; None if the pool's own size was given.
+        free_share: of what weights and activations leave of it, the share that K and V get.
         kv_bytes: for the pool; None if it was given in blocks.
+        limits: of the step that activations are planned for.
         max_model_len: as the engine settles it.
     """
 
     dtype: str
     memory_bytes: int | None
+    free_share: float
+    limits: StepLimits
     weights: list[Amount]
     activations: list[Amount]
     slot_bytes: int
@@ -97,6 +112,7 @@ class Plan:
 
     model: PlannedModel
     config: EngineConfig
+    load: Load
     memory: MemoryPlan
     fit: Fit
     fits: list[Fit]
@@ -105,10 +121,11 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, but for infinities; bytes and seconds."""
+        """Ready for JSON; bytes and seconds."""
         memory = self.memory
         return {
             "model": self.model.name,
+            "load": self.load.to_dict(),
             "dtype": memory.dtype,
             "memory_bytes": memory.memory_bytes,
             "weight_bytes": total(memory.weights),
@@ -134,7 +151,7 @@ def make_plan(
     *,
     memory_bytes: int | None = None,
     free_share: float = 1.0,
-    cost_model: CostModel | None = None,
+    hardware: Device | None = None,
 ) -> Plan:
     """Plan an engine.
 
@@ -143,7 +160,7 @@ def make_plan(
         memory_bytes: for weights, activations and K and V together; not with `config.num_kv_blocks` or
             `config.kv_cache_memory`, and needed without them.
         free_share: of what weights and activations leave, the share that K and V get.
-        cost_model: of the device, in the type that is computed in; without one no time is predicted.
+        hardware: that steps are timed on, by its roofline; without it no time is predicted.
 
     Raises:
         ConfigError: the memory is too small, or an option cannot be honoured, with the arithmetic.
@@ -158,10 +175,18 @@ def make_plan(
         for other in every_policy(config)
     ]
     speed = None
-    if cost_model is not None and fit.num_running:
-        speed = _speed(cost_model, model, memory, pool, limits, fit, load)
+    if hardware is not None and fit.num_running:
+        speed = _speed(hardware, model, memory, pool, limits, fit, load)
     return Plan(
-        model, config, memory, fit, fits, speed, serve_command(model, config, memory), _notes(model, config, fit)
+        model=model,
+        config=config,
+        load=load,
+        memory=memory,
+        fit=fit,
+        fits=fits,
+        speed=speed,
+        serve=serve_command(model, config, memory),
+        notes=[*_notes(model, config, fit), *_time_notes(hardware, memory.dtype)],
     )
 
 
@@ -185,7 +210,18 @@ def plan_memory(
     slot_bytes = model_config.kv_values_per_token * DTYPE_BYTES[dtype]
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
     max_model_len = pool_of(config, context, pool.num_blocks).max_model_len
-    return MemoryPlan(dtype, memory_bytes, weights, activations, slot_bytes, kv_bytes, pool, max_model_len)
+    return MemoryPlan(
+        dtype=dtype,
+        memory_bytes=memory_bytes,
+        free_share=free_share,
+        limits=limits,
+        weights=weights,
+        activations=activations,
+        slot_bytes=slot_bytes,
+        kv_bytes=kv_bytes,
+        pool=pool,
+        max_model_len=max_model_len,
+    )
 
 
 def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_share: float) -> int:
@@ -222,7 +258,7 @@ def _fit_under(
 
 
 def _speed(
-    cost_model: CostModel,
+    hardware: Device,
     model: PlannedModel,
     memory: MemoryPlan,
     pool: Pool,
@@ -233,7 +269,7 @@ def _speed(
     shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.dtype])
     sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
     lengths = take_load(accepted(pool, load.lengths(pool.max_model_len)), fit.num_running)
-    return plan_speed(cost_model, sim, lengths, fit.num_running, load.request_rate, load.seed)
+    return plan_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
 
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
@@ -272,3 +308,17 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
     return notes
+
+
+def _time_notes(hardware: Device | None, dtype: str) -> list[str]:
+    if hardware is None:
+        return [
+            "No times: nothing is known of how fast this device is. Measure it with `chairlift simulate --calibrate "
+            "FILE` and give --device FILE, or name one (A100-40GB, ...)."
+        ]
+    if hardware.bytes_per_value != DTYPE_BYTES[dtype]:
+        return [
+            f"The peak of {hardware.name} is for {hardware.bytes_per_value}-byte values, and {dtype} has "
+            f"{DTYPE_BYTES[dtype]}: what is limited by computing will take another time than predicted."
+        ]
+    return []

@@ -1,0 +1,175 @@
+"""`chairlift plan`: what fits, and how fast it will be, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chairlift.commands.bench import LoadSeed, OutputLen, PromptLen
+from chairlift.commands.options import HELP
+from chairlift.config import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    EngineConfig,
+)
+from chairlift.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chairlift.sim.devices import Device
+    from chairlift.sim.planner import Load, PlannedModel
+
+ENGINE = "Engine"
+CPU, CUDA = "cpu", "cuda"
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A folder with config.json, a .gguf file, a name on the hub, or a shape (opt-13b, llama-3-8b, ...); "
+            "the default is SmolLM2-135M-Instruct."
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="For weights, activations, K and V, such as 24GiB; if not given, what serve would take."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
+    ] = CPU,
+    dtype: Annotated[str, typer.Option(help=HELP["dtype"], rich_help_panel=ENGINE)] = "auto",
+    max_model_len: Annotated[int | None, typer.Option(help=HELP["max_model_len"], rich_help_panel=ENGINE)] = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(help=HELP["max_num_seqs"], rich_help_panel=ENGINE)
+    ] = DEFAULT_MAX_NUM_SEQS,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help=HELP["max_num_batched_tokens"], rich_help_panel=ENGINE)
+    ] = DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    batching: Annotated[str, typer.Option(help=HELP["batching"], rich_help_panel=ENGINE)] = "continuous",
+    static_batch_size: Annotated[
+        int | None, typer.Option(help=HELP["static_batch_size"], rich_help_panel=ENGINE)
+    ] = None,
+    kv: Annotated[str, typer.Option(help=HELP["kv"], rich_help_panel=ENGINE)] = "paged",
+    kv_arena: Annotated[str, typer.Option(help=HELP["kv_arena"], rich_help_panel=ENGINE)] = "buddy",
+    block_size: Annotated[int, typer.Option(help=HELP["block_size"], rich_help_panel=ENGINE)] = DEFAULT_BLOCK_SIZE,
+    kv_cache_memory: Annotated[str | None, typer.Option(help=HELP["kv_cache_memory"], rich_help_panel=ENGINE)] = None,
+    num_kv_blocks: Annotated[int | None, typer.Option(help=HELP["num_kv_blocks"], rich_help_panel=ENGINE)] = None,
+    prompt_len: PromptLen = None,
+    output_len: OutputLen = None,
+    max_tokens: Annotated[
+        str | None,
+        typer.Option(
+            help="What requests declare at most, a number or written the same way; their true lengths if not given.",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option(help="Poisson arrivals a second; inf or not given: all at once.", rich_help_panel="Load"),
+    ] = None,
+    workload_seed: LoadSeed = 0,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the arithmetic, line by line.")] = False,
+    only_json: Annotated[bool, typer.Option("--json", help="Print the JSON line alone.")] = False,
+) -> None:
+    """Weights, KV blocks, requests at once under every policy, expected speed, and the command to serve with."""
+    from chairlift.sim.plan_show import print_plan
+    from chairlift.sim.planner import make_plan
+    from chairlift.worker.memory import parse_memory
+
+    kind, hardware = _device(device)
+    config = EngineConfig(
+        device=kind,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        batching=batching,
+        static_batch_size=static_batch_size,
+        kv=kv,
+        kv_arena=kv_arena,
+        block_size=block_size,
+        kv_cache_memory=None if kv_cache_memory is None else parse_memory(kv_cache_memory),
+        num_kv_blocks=num_kv_blocks,
+    )
+    load = _load(prompt_len, output_len, max_tokens, request_rate, workload_seed)
+    memory_bytes, free_share = _memory(memory, config, hardware)
+    planned = make_plan(
+        _model(model), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
+    )
+    print_plan(planned, explained=explain, only_json=only_json)
+
+
+def _device(name: str) -> tuple[str, Device | None]:
+    """Where the engine runs, and what is known of how fast that is. A file describes a CPU, as --calibrate writes it.
+
+    Raises:
+        ConfigError: it is none of those.
+    """
+    from chairlift.sim.devices import DEVICES, find_device
+
+    if name in (CPU, CUDA):
+        return name, None
+    return CUDA if name in DEVICES else CPU, find_device(name)
+
+
+def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> tuple[int | None, float]:
+    """Bytes for all, and the share of what weights and activations leave that K and V get. Memory that was given is the
+    engine's own; of what a machine has, K and V get the share that `chairlift serve` takes.
+
+    Raises:
+        ConfigError: it is not an amount, or it is not known how much there is.
+    """
+    from chairlift.worker.kv_cache import FREE_MEMORY_SHARE
+    from chairlift.worker.memory import available_host_memory, parse_memory
+
+    if text is not None:
+        return parse_memory(text), 1.0
+    if config.num_kv_blocks is not None or config.kv_cache_memory is not None:
+        return None, 1.0
+    if hardware is not None:
+        return hardware.memory_bytes, FREE_MEMORY_SHARE[config.device]
+    if config.device == CPU:
+        return available_host_memory(), FREE_MEMORY_SHARE[CPU]
+    raise ConfigError(
+        "device=cuda says not how much memory there is: give --memory, --kv-cache-memory or --num-kv-blocks, or name "
+        "the device (A100-40GB, ...)"
+    )
+
+
+def _model(name: str | None) -> PlannedModel:
+    """A shape, or a model whose configuration is read and whose weights are not.
+
+    Raises:
+        ModelLoadError: there is no such model.
+    """
+    from chairlift.sim.model_shape import MODEL_SHAPES
+    from chairlift.sim.plan_memory import config_of
+    from chairlift.sim.planner import PlannedModel
+
+    if name in MODEL_SHAPES:
+        return PlannedModel(name, f"FOLDER-OF-{name}", config_of(MODEL_SHAPES[name]))
+    from chairlift.loading.resolve import load_config, resolve_model
+
+    files = resolve_model(name)
+    file_bytes = files.path.stat().st_size if files.kind == "gguf" else None
+    return PlannedModel(files.name, name or files.name, load_config(files), file_bytes)
+
+
+def _load(
+    prompt_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
+) -> Load:
+    from chairlift.bench.load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPT_LEN
+    from chairlift.sim.planner import Load
+    from chairlift.workload.lengths import parse_lengths
+
+    if max_tokens is not None and max_tokens.isdecimal():
+        max_tokens = f"fixed:{max_tokens}"
+    return Load(
+        prompt_len=parse_lengths(prompt_len or DEFAULT_PROMPT_LEN),
+        output_len=parse_lengths(output_len or DEFAULT_OUTPUT_LEN),
+        max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
+        request_rate=request_rate,
+        seed=seed,
+    )

@@ -1,0 +1,118 @@
+"""A plan for people, and as the last line one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from chairlift.metrics.percentile import Summary
+from chairlift.sim.plan_explain import explain
+from chairlift.sim.plan_fit import Fit
+from chairlift.sim.plan_memory import total
+from chairlift.sim.plan_speed import Speed
+from chairlift.sim.planner import Plan
+from chairlift.worker.memory import format_memory
+
+
+def print_plan(plan: Plan, *, explained: bool = False, only_json: bool = False, file: TextIO | None = None) -> None:
+    """Write the arithmetic if asked for, the tables, notes and the command, and then the JSON line, to `file` (standard
+    output if None)."""
+    out = file or sys.stdout
+    if not only_json:
+        _print(plan, explained, Console(file=out))
+    out.write(json.dumps(plan.to_dict(), allow_nan=False) + "\n")
+
+
+def _print(plan: Plan, explained: bool, console: Console) -> None:
+    if explained:
+        for line in explain(plan):
+            console.print(Text(line), soft_wrap=True)
+    console.print(_memory_table(plan))
+    console.print(_fit_table(plan))
+    if plan.speed is not None:
+        console.print(_speed_table(plan.speed))
+    for note in plan.notes:
+        console.print(Text(f"- {note}"), soft_wrap=True)
+    console.print(Text(plan.serve, style="bold"), soft_wrap=True)
+
+
+def _table(title: str, *columns: str, caption: str | None = None) -> Table:
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    return table
+
+
+def _memory_table(plan: Plan) -> Table:
+    memory, pool = plan.memory, plan.memory.pool
+    table = _table(f"{plan.model.name} in {memory.dtype}", "memory", "bytes", "")
+    rows = [
+        ("weights", total(memory.weights)),
+        ("activations of a step, at most", total(memory.activations)),
+        (f"KV pool, {pool.num_blocks:,} blocks of {pool.block_size} = {pool.num_slots:,} slots", pool.num_bytes),
+        ("K and V of a token", memory.slot_bytes),
+    ]
+    for what, num_bytes in rows:
+        table.add_row(what, f"{num_bytes:,}", format_memory(num_bytes))
+    if memory.memory_bytes is not None:
+        table.add_row("memory", f"{memory.memory_bytes:,}", format_memory(memory.memory_bytes))
+    return table
+
+
+def _fit_table(plan: Plan) -> Table:
+    load = plan.load.to_dict()
+    asked = "" if load["max_tokens"] is None else f", max_tokens {load['max_tokens']}"
+    table = _table(
+        f"Requests at once: prompt {load['prompt_len']}, output {load['output_len']}{asked}",
+        "kv",
+        "at full length",
+        "running",
+        "limited by",
+        "refused",
+        "slots written",
+        caption=f"distinct prompts, max_model_len {plan.memory.max_model_len:,}, {plan.config.batching} batching, "
+        f"seed {load['seed']}",
+    )
+    num_slots = plan.memory.pool.num_slots
+    for fit in plan.fits:
+        is_chosen = (fit.pool.kv, fit.pool.kv_arena) == (plan.fit.pool.kv, plan.fit.pool.kv_arena)
+        table.add_row(*_fit_cells(fit, num_slots), style="bold" if is_chosen else "")
+    return table
+
+
+def _fit_cells(fit: Fit, num_slots: int) -> tuple[str, ...]:
+    if fit.why_none is not None:
+        return (fit.pool.name, "0", "0", "none fits", "", "")
+    return (
+        fit.pool.name,
+        f"{fit.num_fit:,}",
+        f"{fit.num_running:,}",
+        fit.limited_by,
+        f"{fit.num_refused:,}",
+        f"{fit.num_slots_written / num_slots:.1%}",
+    )
+
+
+def _speed_table(speed: Speed) -> Table:
+    run = speed.run
+    table = _table("Expected", "", "p50", "p99", "unit", caption=f"under load: {speed.load}, simulated")
+    if speed.ttft_alone is not None:
+        table.add_row("TTFT alone", f"{speed.ttft_alone * 1e3:.4g}", "", "ms")
+    table.add_row(f"ITL of {speed.batch_size} requests", f"{speed.itl * 1e3:.4g}", "", "ms")
+    table.add_row("ITL, all at their last token", f"{speed.itl_longest * 1e3:.4g}", "", "ms")
+    table.add_row("output tokens, decodes alone", f"{speed.decode_tokens_per_s:,.4g}", "", "/s")
+    for label, summary in (("TTFT under load", run.ttft), ("ITL under load", run.itl)):
+        table.add_row(label, *_percentiles(summary), "ms")
+    table.add_row("output tokens under load", f"{run.output_tokens_per_s:,.4g}", "", "/s")
+    table.add_row("batch under load, mean", f"{run.mean_batch_size:.4g}", "", "requests")
+    table.add_row("preemptions under load", f"{run.preemptions:,}", "", "")
+    return table
+
+
+def _percentiles(summary: Summary | None) -> tuple[str, str]:
+    return ("", "") if summary is None else (f"{summary.p50 * 1e3:.4g}", f"{summary.p99 * 1e3:.4g}")
