@@ -124,8 +124,9 @@ def speed_table(speeds: SpeedCheck, policies: list[str]) -> Table:
     """A line a number of rows: those under which most policies, and then most steps, can be compared."""
     chosen = sorted(speeds.speeds, key=lambda num_rows: _weight(speeds.speeds[num_rows]), reverse=True)[:MAX_SPEED_ROWS]
     table = Table(
-        title="Computed tokens/s of decode steps, padding included, by their number of rows",
-        caption=f"medians over at least {MIN_STEPS} steps each; {len(chosen)} of {len(speeds.speeds)} such numbers",
+        title="Decode steps: computed tokens/s",
+        caption="padding included; medians over\n"
+        f"{MIN_STEPS} steps or more; {len(chosen)} of {len(speeds.speeds)}\nnumbers of rows that are shared",
         title_justify="left",
         caption_justify="left",
     )

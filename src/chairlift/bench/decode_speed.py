@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from chairlift.report.trace import Trace
 
-MIN_STEPS: Final = 5
+MIN_STEPS: Final = 10
 """Decode steps with as many rows, before their median says something about a policy."""
 
 TOLERANCE: Final = 0.15
