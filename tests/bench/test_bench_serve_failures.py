@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from bench_servers import Answer, FakeServer, event, stream, text_chunk, usage_chunk, whole_answer
 from starlette.responses import JSONResponse, Response
+from typer.testing import CliRunner
 
 from chairlift.bench.http_client import EventLines, Failure
 from chairlift.bench.serve import ServeOptions, ServeResult, run_serve
 from chairlift.bench.serve_tables import notes
+from chairlift.cli import app
 from chairlift.errors import ConfigError
 
 
@@ -67,6 +70,18 @@ def test_a_failure_is_counted_and_the_others_go_on(kind: str) -> None:
     assert ttft is not None
     assert ttft.count == 4
     assert any(note.startswith(f"failed, {kind}: 2") for note in notes(result))
+
+
+def test_a_load_without_an_answer_ends_with_status_1() -> None:
+    async def answer(index: int, body: dict[str, Any]) -> Response:
+        return whole_answer(body) if index == 0 else error(500, "out of luck")
+
+    with FakeServer(answer).running() as server:
+        command = ["bench", "serve", "--base-url", server.url, "--num-prompts", "3", "--output-len", "fixed:2"]
+        result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "failed, http 500: 3, the first one: out of luck" in result.stdout
+    assert json.loads(result.stdout.splitlines()[-1])["results"]["failures"]["http 500"]["count"] == 3
 
 
 def test_messages_are_those_of_the_server() -> None:

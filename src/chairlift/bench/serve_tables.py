@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.bench.serve import ServeResult
-from chairlift.bench.serve_metrics import LATENCIES
+from chairlift.bench.serve_metrics import LATENCIES, ServeMetrics
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.errors import ConfigError
 
@@ -19,7 +19,11 @@ def print_serve(result: ServeResult, file: TextIO | None = None) -> None:
     """Write the tables, the notes, then the JSON line, to `file` (standard output if None)."""
     out = file or sys.stdout
     console = Console(file=out, markup=False, highlight=False)
-    console.print(_totals_table(result))
+    arrivals = load_arrivals(result.options)
+    console.print(
+        f"{result.model} at {result.options.base_url}: {len(result.calls)} requests {arrivals}", soft_wrap=True
+    )
+    console.print(_totals_table(result.metrics))
     console.print(_latency_table(result))
     for note in notes(result):
         console.print(note, soft_wrap=True)
@@ -38,10 +42,8 @@ def save(result: ServeResult, path: Path) -> None:
         raise ConfigError(f"save_result={path}: {error.strerror}") from None
 
 
-def _totals_table(result: ServeResult) -> Table:
-    options, metrics = result.options, result.metrics
-    title = f"{result.model} at {options.base_url}: {len(result.calls)} requests {load_arrivals(options)}"
-    table = Table(title=title, title_justify="left", show_header=False)
+def _totals_table(metrics: ServeMetrics) -> Table:
+    table = Table(show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
     table.add_column("")
