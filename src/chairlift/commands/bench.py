@@ -136,7 +136,7 @@ def compare(
     workload: Annotated[
         str | None,
         typer.Option(
-            help="anyscale:CAP[/DIVISOR]: published output lengths, divided; prompts of 512 tokens, divided, unless "
+            help="anyscale:CAP\\[/DIVISOR]: published output lengths, divided; prompts of 512 tokens, divided, unless "
             "--prompt-len is given.",
             rich_help_panel=LOAD,
         ),
