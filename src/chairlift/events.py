@@ -185,6 +185,17 @@ class EventList:
         self.events.append(event)
 
 
+class EventFan:
+    """Hands every event to several listeners, in their order."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    def emit(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink.emit(event)
+
+
 def to_json(event: Event) -> str:
     """One line, without the newline."""
     return json.dumps({"type": event.type, **asdict(event)}, separators=(",", ":"))

@@ -16,7 +16,7 @@ from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
 from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, Event, EventFile, EventSink, read_events
+from chairlift.events import EngineStarted, EventFan, EventFile, read_events
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
 from chairlift.sim.cost_model import CostModel
@@ -100,7 +100,7 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
     file = _event_file(config)
     feed = Feed(load.workload(model.vocab_size, token_round=0), load.max_concurrency)
     try:
-        result = simulate(feed, sim, cost_model, tally if file is None else _Both(tally, file))
+        result = simulate(feed, sim, cost_model, tally if file is None else EventFan(tally, file))
     finally:
         if file is not None:
             file.close()
@@ -189,18 +189,6 @@ def _event_file(config: EngineConfig) -> EventFile | None:
         return EventFile(config.event_log)
     except OSError as error:
         raise ConfigError(f"event_log={config.event_log}: {error.strerror}") from None
-
-
-class _Both:
-    """Hands every event to two listeners."""
-
-    def __init__(self, first: EventSink, second: EventSink) -> None:
-        self._first = first
-        self._second = second
-
-    def emit(self, event: Event) -> None:
-        self._first.emit(event)
-        self._second.emit(event)
 
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:

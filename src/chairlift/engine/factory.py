@@ -15,7 +15,7 @@ from chairlift.engine.input_processor import InputProcessor, NoTokenizer, Reques
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, Event, EventFile, EventSink
+from chairlift.events import EngineStarted, EventFan, EventFile, EventSink
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes
@@ -54,17 +54,6 @@ class Engine:
             self.recorder.close()
 
 
-class _EventFan:
-    """Hands every event to several listeners."""
-
-    def __init__(self, sinks: list[EventSink]) -> None:
-        self._sinks = sinks
-
-    def emit(self, event: Event) -> None:
-        for sink in self._sinks:
-            sink.emit(event)
-
-
 def build_engine(
     config: EngineConfig,
     *,
@@ -101,7 +90,7 @@ def build_engine(
     event_file = _event_file(config)
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-    sink = _EventFan(sinks) if sinks else None
+    sink = EventFan(*sinks) if sinks else None
     if sink is not None:
         sink.emit(_started(config, loaded, scheduler_config, plan, clock.now()))
     scheduler = Scheduler(scheduler_config, manager, sink)
