@@ -19,6 +19,9 @@ from chairlift.workload.lengths import LengthDistribution, paired_lengths
 ROUND: Final = 1000
 """Lengths drawn at a time; so many in a row that never fit end the count."""
 
+FORCED: Final = SamplingParams(temperature=0, ignore_eos=True)
+"""Of all requests: policies look at a request's own lengths."""
+
 
 class Lengths(NamedTuple):
     """A request: prompt tokens, output tokens that there will be, and how many it asks for; all at least 1."""
@@ -101,9 +104,10 @@ def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -
     A static batch sets aside what its members ask for, paged as well.
     """
     try:
-        counted = _count(pool, limits.batching == "static", lengths)
+        manager = _manager(pool)
     except ConfigError as error:
-        counted = _Counted(why_none=str(error))
+        return Fit(pool, 0, 0, "memory", why_none=str(error))
+    counted = _count(pool, manager, limits.batching == "static", lengths)
     running, limited_by = counted.num_fit, "memory"
     if limits.max_num_seqs < running:
         running, limited_by = limits.max_num_seqs, "max_num_seqs"
@@ -135,8 +139,7 @@ class _Counted:
         self.num_slots_held += num_slots_held
 
 
-def _count(pool: Pool, is_static: bool, lengths: Iterable[Lengths]) -> _Counted:
-    manager = _manager(pool)
+def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterable[Lengths]) -> _Counted:
     counted = _Counted()
     worst_case = num_refused = 0
     for length in lengths:
@@ -189,5 +192,4 @@ def _refusal(request: Request, pool: Pool, manager: KVCacheManager) -> str | Non
 
 
 def _request(index: int, length: Lengths) -> Request:
-    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=length.max_tokens)
-    return Request(str(index), [0] * length.prompt, params, length.max_tokens, output_len=length.output)
+    return Request(str(index), [0] * length.prompt, FORCED, length.max_tokens, output_len=length.output)

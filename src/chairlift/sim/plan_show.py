@@ -12,10 +12,9 @@ from rich.text import Text
 
 from chairlift.metrics.percentile import Summary
 from chairlift.sim.plan_explain import explain
-from chairlift.sim.plan_fit import Fit
 from chairlift.sim.plan_memory import total
 from chairlift.sim.plan_speed import Speed
-from chairlift.sim.planner import Plan
+from chairlift.sim.planner import Plan, PolicyFit
 from chairlift.worker.memory import format_memory
 
 
@@ -36,7 +35,7 @@ def _print(plan: Plan, explained: bool, console: Console) -> None:
     console.print(_fit_table(plan))
     if plan.speed is not None:
         console.print(_speed_table(plan.speed))
-    for note in plan.notes:
+    for note in [*_refusals(plan), *plan.notes]:
         console.print(Text(f"- {note}"), soft_wrap=True)
     console.print(Text(plan.serve, style="bold"), soft_wrap=True)
 
@@ -44,7 +43,7 @@ def _print(plan: Plan, explained: bool, console: Console) -> None:
 def _table(title: str, *columns: str, caption: str | None = None) -> Table:
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
     return table
 
 
@@ -60,59 +59,70 @@ def _memory_table(plan: Plan) -> Table:
     for what, num_bytes in rows:
         table.add_row(what, f"{num_bytes:,}", format_memory(num_bytes))
     if memory.memory_bytes is not None:
-        table.add_row("memory", f"{memory.memory_bytes:,}", format_memory(memory.memory_bytes))
+        share = "" if memory.free_share == 1 else f"; K and V get {memory.free_share:.0%} of what is left"
+        table.add_row(f"memory{share}", f"{memory.memory_bytes:,}", format_memory(memory.memory_bytes))
     return table
 
 
 def _fit_table(plan: Plan) -> Table:
     load = plan.load.to_dict()
     asked = "" if load["max_tokens"] is None else f", max_tokens {load['max_tokens']}"
+    has_refused = any(each.fit.num_refused for each in plan.policies)
     table = _table(
         f"Requests at once: prompt {load['prompt_len']}, output {load['output_len']}{asked}",
-        "kv",
-        "at full length",
-        "running",
-        "limited by",
-        "refused",
-        "slots written",
-        caption=f"distinct prompts, max_model_len {plan.memory.max_model_len:,}, {plan.config.batching} batching, "
+        *("kv", "fit (other draws)", "run", "limited by", "written"),
+        *(["refused"] if has_refused else []),
+        caption=f"fit: all at their full length; run: within the seats; written: of all slots\n"
+        f"distinct prompts, max_model_len {plan.memory.max_model_len:,}, {plan.config.batching} batching, "
         f"seed {load['seed']}",
     )
-    num_slots = plan.memory.pool.num_slots
-    for fit in plan.fits:
-        is_chosen = (fit.pool.kv, fit.pool.kv_arena) == (plan.fit.pool.kv, plan.fit.pool.kv_arena)
-        table.add_row(*_fit_cells(fit, num_slots), style="bold" if is_chosen else "")
+    for each in plan.policies:
+        pool = each.fit.pool
+        cells = _fit_cells(each, plan.memory.pool.num_slots)
+        is_chosen = (pool.kv, pool.kv_arena) == (plan.config.kv, plan.config.kv_arena)
+        table.add_row(*cells, *([f"{each.fit.num_refused:,}"] * has_refused), style="bold" if is_chosen else "")
     return table
 
 
-def _fit_cells(fit: Fit, num_slots: int) -> tuple[str, ...]:
+def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
+    fit, draws = policy.fit, policy.draws
     if fit.why_none is not None:
-        return (fit.pool.name, "0", "0", "none fits", "", "")
-    return (
-        fit.pool.name,
-        f"{fit.num_fit:,}",
-        f"{fit.num_running:,}",
-        fit.limited_by,
-        f"{fit.num_refused:,}",
-        f"{fit.num_slots_written / num_slots:.1%}",
-    )
+        return (fit.pool.name, "0", "0", "see below", "")
+    spread = f" ({min(draws):,}..{max(draws):,})" if len(draws) > 1 else ""
+    written = f"{fit.num_slots_written / num_slots:.1%}"
+    return (fit.pool.name, f"{fit.num_fit:,}{spread}", f"{fit.num_running:,}", fit.limited_by, written)
+
+
+def _refusals(plan: Plan) -> list[str]:
+    """Why nothing fits, where nothing does."""
+    fits = [each.fit for each in plan.policies]
+    return [f"{fit.pool.name}: {fit.why_none}" for fit in fits if fit.why_none is not None]
 
 
 def _speed_table(speed: Speed) -> Table:
     run = speed.run
     table = _table("Expected", "", "p50", "p99", "unit", caption=f"under load: {speed.load}, simulated")
     if speed.ttft_alone is not None:
-        table.add_row("TTFT alone", f"{speed.ttft_alone * 1e3:.4g}", "", "ms")
-    table.add_row(f"ITL of {speed.batch_size} requests", f"{speed.itl * 1e3:.4g}", "", "ms")
-    table.add_row("ITL, all at their last token", f"{speed.itl_longest * 1e3:.4g}", "", "ms")
-    table.add_row("output tokens, decodes alone", f"{speed.decode_tokens_per_s:,.4g}", "", "/s")
+        table.add_row("TTFT alone", _ms(speed.ttft_alone), "", "ms")
+    table.add_row(f"ITL of {speed.batch_size} requests", _ms(speed.itl), "", "ms")
+    table.add_row("ITL, all at their last token", _ms(speed.itl_longest), "", "ms")
+    table.add_row("output tokens, decodes alone", _number(speed.decode_tokens_per_s), "", "/s")
     for label, summary in (("TTFT under load", run.ttft), ("ITL under load", run.itl)):
         table.add_row(label, *_percentiles(summary), "ms")
-    table.add_row("output tokens under load", f"{run.output_tokens_per_s:,.4g}", "", "/s")
+    table.add_row("output tokens under load", _number(run.output_tokens_per_s), "", "/s")
     table.add_row("batch under load, mean", f"{run.mean_batch_size:.4g}", "", "requests")
     table.add_row("preemptions under load", f"{run.preemptions:,}", "", "")
     return table
 
 
 def _percentiles(summary: Summary | None) -> tuple[str, str]:
-    return ("", "") if summary is None else (f"{summary.p50 * 1e3:.4g}", f"{summary.p99 * 1e3:.4g}")
+    return ("", "") if summary is None else (_ms(summary.p50), _ms(summary.p99))
+
+
+def _ms(seconds: float) -> str:
+    return _number(seconds * 1e3)
+
+
+def _number(value: float) -> str:
+    """Four significant digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -82,8 +81,7 @@ def plan_speed(
         itl_longest=cost_model.seconds(_decode(len(batch), longest)),
         decode_tokens_per_s=len(batch) / itl,
         ttft_alone=_ttft_alone(cost_model, config, lengths),
-        load=f"{len(lengths)} requests "
-        + ("at once" if request_rate in (None, math.inf) else f"at {request_rate:g}/s"),
+        load=f"{len(lengths)} requests " + ("at once" if request_rate is None else f"at {request_rate:g}/s"),
         run=_run(cost_model, config, lengths, request_rate, seed),
     )
 

@@ -8,10 +8,11 @@ counted with the engine's own KV managers.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.errors import ConfigError
@@ -34,7 +35,12 @@ from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig
 from chairlift.worker.kv_cache import KVCachePlan
 from chairlift.worker.memory import format_memory
+from chairlift.workload.arrivals import arrival_process
 from chairlift.workload.lengths import LengthDistribution
+
+MAX_DRAWS: Final = 20
+MAX_COUNTED: Final = 10_000
+"""How often requests that fit are counted under a policy, and how many of them in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,9 @@ class Load:
     Attributes:
         max_tokens: what they ask for; their true output lengths if None.
         request_rate: Poisson arrivals a second in the simulation; None: all at once.
+
+    Raises:
+        ConfigError: request_rate is not positive.
     """
 
     prompt_len: LengthDistribution
@@ -66,6 +75,13 @@ class Load:
     max_tokens: LengthDistribution | None = None
     request_rate: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.request_rate == math.inf:
+            object.__setattr__(self, "request_rate", None)
+        arrival_process(self.request_rate)
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}")
 
     def lengths(self, max_model_len: int) -> Iterator[Lengths]:
         """As `draw_lengths`."""
@@ -107,15 +123,27 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyFit:
+    """What fits under one policy.
+
+    Attributes:
+        draws: `fit.num_fit`, and the same for other draws of lengths, as many as take little time.
+    """
+
+    fit: Fit
+    draws: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What `make_plan` found; `fits` is `fit` under every policy, over the same blocks and lengths."""
+    """What `make_plan` found; `policies` has every policy over the same blocks and lengths, that of `fit` included."""
 
     model: PlannedModel
     config: EngineConfig
     load: Load
     memory: MemoryPlan
     fit: Fit
-    fits: list[Fit]
+    policies: list[PolicyFit]
     speed: Speed | None
     serve: str
     notes: list[str] = field(default_factory=list)
@@ -137,7 +165,7 @@ class Plan:
             "limited_by": memory.pool.limited_by,
             "max_model_len": memory.max_model_len,
             "fit": asdict(self.fit),
-            "fits": [asdict(fit) for fit in self.fits],
+            "policies": [{**asdict(each.fit), "draws": each.draws} for each in self.policies],
             "speed": None if self.speed is None else self.speed.to_dict(),
             "serve": self.serve,
             "notes": self.notes,
@@ -165,15 +193,16 @@ def make_plan(
     Raises:
         ConfigError: the memory is too small, or an option cannot be honoured, with the arithmetic.
     """
+    if hardware is None and load.request_rate is not None:
+        raise ConfigError(
+            f"request_rate={load.request_rate:g} is simulated on a device, and none is known: give device"
+        )
     memory = plan_memory(model.config, config, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
     pool = pool_of(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
     fit = count_fit(pool, limits, load.lengths(pool.max_model_len))
-    fits = [
-        _fit_under(other, context, num_blocks, limits, load.lengths(pool.max_model_len))
-        for other in every_policy(config)
-    ]
+    policies = [_under_policy(other, context, num_blocks, limits, load) for other in every_policy(config)]
     speed = None
     if hardware is not None and fit.num_running:
         speed = _speed(hardware, model, memory, pool, limits, fit, load)
@@ -183,7 +212,7 @@ def make_plan(
         load=load,
         memory=memory,
         fit=fit,
-        fits=fits,
+        policies=policies,
         speed=speed,
         serve=serve_command(model, config, memory),
         notes=[*_notes(model, config, fit), *_time_notes(hardware, memory.dtype)],
@@ -246,15 +275,22 @@ def every_policy(config: EngineConfig) -> list[EngineConfig]:
     ]
 
 
-def _fit_under(
-    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, lengths: Iterator[Lengths]
-) -> Fit:
+def _under_policy(
+    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: Load
+) -> PolicyFit:
+    """The same lengths under each policy, whatever `max_model_len` it would settle on."""
     try:
         pool = pool_of(config, context, num_blocks)
     except ConfigError as error:
         pool = Pool(num_blocks, config.block_size, limits.max_model_len, config.kv, config.kv_arena)
-        return Fit(pool, 0, 0, "memory", why_none=str(error))
-    return count_fit(pool, limits, lengths)
+        return PolicyFit(Fit(pool, 0, 0, "memory", why_none=str(error)), [0])
+
+    def count(seed: int) -> Fit:
+        return count_fit(pool, limits, replace(load, seed=seed).lengths(limits.max_model_len))
+
+    fit = count(load.seed)
+    num_draws = min(MAX_DRAWS, max(1, MAX_COUNTED // max(1, fit.num_fit)))
+    return PolicyFit(fit, [fit.num_fit, *(count(load.seed + i).num_fit for i in range(1, num_draws))])
 
 
 def _speed(
