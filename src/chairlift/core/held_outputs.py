@@ -4,38 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chairlift.outputs import EngineCoreOutput, TokenLogprobs
+from chairlift.outputs import EngineCoreOutput
 
 
 class HeldOutputs:
-    """One output a request, which grows with every step."""
+    """Outputs by request, in the order of their steps; joined once, when they are told."""
 
     def __init__(self) -> None:
-        self._outputs: dict[str, EngineCoreOutput] = {}
+        self._parts: dict[str, list[EngineCoreOutput]] = {}
 
     def hold(self, outputs: Iterable[EngineCoreOutput]) -> None:
         for output in outputs:
-            held = self._outputs.get(output.request_id)
-            self._outputs[output.request_id] = output if held is None else _join(held, output)
+            self._parts.setdefault(output.request_id, []).append(output)
 
     def release(self, request_id: str) -> EngineCoreOutput:
-        """All that was held for the request; empty if there was nothing."""
-        return self._outputs.pop(request_id, None) or EngineCoreOutput(request_id, [])
+        """All that was held for the request; empty if there was nothing.
 
-
-def _join(first: EngineCoreOutput, then: EngineCoreOutput) -> EngineCoreOutput:
-    return first._replace(
-        new_token_ids=first.new_token_ids + then.new_token_ids,
-        logprobs=None if first.logprobs is None else first.logprobs + (then.logprobs or []),
-        prompt_logprobs=_join_prompt_logprobs(first.prompt_logprobs, then.prompt_logprobs),
-        num_cached_tokens=first.num_cached_tokens or then.num_cached_tokens,
-    )
-
-
-def _join_prompt_logprobs(
-    first: tuple[int, list[TokenLogprobs]] | None, then: tuple[int, list[TokenLogprobs]] | None
-) -> tuple[int, list[TokenLogprobs]] | None:
-    """Chunks follow one another, since nobody in a closed batch is preempted."""
-    if first is None or then is None:
-        return first or then
-    return first[0], first[1] + then[1]
+        The chunks of its prompt logprobs follow one another, since nobody in a closed batch is preempted; a chunk that
+        does not reach the prompt's end has no token and no logprobs of one.
+        """
+        parts = self._parts.pop(request_id, [])
+        logprobs = [entry for part in parts for entry in part.logprobs or ()]
+        chunks = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+        return EngineCoreOutput(
+            request_id,
+            [token for part in parts for token in part.new_token_ids],
+            logprobs=logprobs or None,
+            prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
+            num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
+        )
