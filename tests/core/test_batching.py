@@ -164,6 +164,17 @@ def test_both_batchings_give_the_same_tokens_under_every_policy(kv: str) -> None
     assert len(answers[0]) == 12
 
 
+@pytest.mark.parametrize("batching", ["continuous", "static"])
+def test_a_sibling_waits_in_every_step_that_computes_its_leaders_prompt(batching: str) -> None:
+    core, _, _, events = make_engine(batching=batching, max_num_seqs=1, max_num_batched_tokens=4)
+    core.add(make_request("leader", list(range(9)), 2))
+    core.add(make_request("behind", [7], 1))
+    core.add(make_request("sibling", list(range(9)), 2, leader_id="leader"))
+    run_to_end(core)
+    waited = {e.request_id: e.steps_waited for e in events.events if isinstance(e, RequestFinished)}
+    assert waited == {"leader": {}, "behind": {"seats": 4}, "sibling": {"sibling_prefill": 3, "seats": 2}}
+
+
 def test_slot_seconds_are_what_a_sum_over_time_gives() -> None:
     core, _, _, events = make_engine(num_blocks=9, block_size=2, max_num_batched_tokens=9, max_num_seqs=3)
     clock: Any = core._clock

@@ -179,13 +179,13 @@ class Scheduler:
         self._batch.drop_finished()
         plan = StepPlan(SchedulerOutput(self._step, {}), now)
         self._batching.fill(plan)
-        for request in plan.prefilled:
-            if request in self._siblings:
-                self._release_siblings(request)
         if not plan.output.num_scheduled_tokens:
             return None
         self._batch.end_step(plan)
         self._waits.count_step(plan.wait_reason)
+        for request in plan.prefilled:
+            if request in self._siblings:
+                self._release_siblings(request)
         self._step += 1
         self._in_flight.append(plan)
         if self._events is not None:

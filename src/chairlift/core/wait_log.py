@@ -21,7 +21,10 @@ class WaitLog:
         self._num_steps = 0
 
     def count_step(self, reason: WaitReason | None) -> None:
-        """A step begins; `reason` is why the head of the queue is not in it, None if nobody waits."""
+        """A step is planned; `reason` is why the head of the queue is not in it, None if nobody waits.
+
+        Whoever joined the step has left by now, and whoever may queue because of it has not joined yet.
+        """
         self._num_steps += 1
         if reason is not None:
             self._queue_steps[reason.value] = self._queue_steps.get(reason.value, 0) + 1
