@@ -128,6 +128,17 @@ def test_an_aborted_member_keeps_its_row_and_a_batch_of_aborted_members_ends() -
     assert run_to_end(core) == {"next": expected_tokens([9], 1)}
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_global_computes_nothing_more_for_a_batch_that_nobody_wants(steps_ahead: int) -> None:
+    core, executor, _ = static(static_batch_size=1, static_run_to="global", steps_ahead=steps_ahead)
+    core.add(make_request("gone", [1], 9, output_len=9))
+    core.add(make_request("next", [2], 9, output_len=9))
+    core.step()
+    core.abort("gone")
+    assert run_to_end(core) == {"next": expected_tokens([2], 9)}
+    assert len(executor.outputs) == 1 + steps_ahead + 9
+
+
 def test_those_who_were_done_are_told_when_their_last_companion_is_aborted() -> None:
     core, _, _ = static(static_batch_size=2)
     core.add(make_request("done", [1], 1))

@@ -138,10 +138,7 @@ class StaticBatching:
     @property
     def is_over(self) -> bool:
         members = self._batch.running
-        if not members or any(member.finish_reason is None for member in members):
-            return False
-        is_wanted = any(member.finish_reason is not FinishReason.ABORT for member in members)
-        return not (is_wanted and self._owes_columns)
+        return bool(members) and all(member.finish_reason is not None for member in members) and not self._owes_columns
 
     def check(self, request: Request) -> None:
         if not self._runs_to_global:
@@ -212,7 +209,10 @@ class StaticBatching:
 
     @property
     def _owes_columns(self) -> bool:
-        return self._runs_to_global and self._num_output_columns < self._longest_output
+        """It is not as long as the longest output of all, and somebody waits for it."""
+        if not self._runs_to_global or self._num_output_columns >= self._longest_output:
+            return False
+        return any(member.finish_reason is not FinishReason.ABORT for member in self._batch.running)
 
 
 def _num_lacking(member: Request) -> int:
