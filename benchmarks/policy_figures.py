@@ -1,0 +1,224 @@
+"""The figures and numbers of docs/policies: the same requests under every way of batching and every KV policy.
+
+    python benchmarks/policy_figures.py [--model MODEL] [--output docs/images/policies]
+
+24 requests, all there at the start, with forced lengths and a `max_tokens` that is larger, run on the default model in
+a pool of 56 blocks. The engine's clock stands still, so figures and means count steps, and are the same on every
+machine and after every change that leaves the decisions alone. What is claimed is read from the events; that the
+answers are the same under every policy is checked too, and the exit status is 1 if they are not.
+
+Writes one PNG a figure, and prints the table of docs/policies/README.md and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+
+from chairlift.bench.driver import drive_all_at_once
+from chairlift.clock import VirtualClock
+from chairlift.config import EngineConfig
+from chairlift.engine.factory import build_engine
+from chairlift.engine.loaded_model import LoadedModel, load_model
+from chairlift.errors import ChairliftError
+from chairlift.events import EventList
+from chairlift.report.build import DOTS_PER_INCH
+from chairlift.report.compare import waste_shares
+from chairlift.report.figures import Draw, batch, kinds, memory_map, waste
+from chairlift.report.figures.drawing import STYLE, Drawing
+from chairlift.report.run_log import Run, run_of
+from chairlift.workload.arrivals import AllAtOnce
+from chairlift.workload.lengths import parse_lengths
+from chairlift.workload.request import WorkloadRequest
+from chairlift.workload.synthetic import make_workload
+
+SEED, NUM_REQUESTS = 1, 24
+PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS = "uniform:16..64", "exp:48,4..128", "uniform:32..160"
+LIMITS: Final[dict[str, Any]] = {"num_kv_blocks": 56, "block_size": 16, "max_model_len": 256, "max_num_batched_tokens": 256}
+FEW_SEATS, MANY_SEATS = 4, 16
+
+POLICIES: Final[dict[str, dict[str, Any]]] = {
+    "continuous/paged": {"max_num_seqs": MANY_SEATS},
+    "continuous/oracle": {"max_num_seqs": MANY_SEATS, "kv": "oracle"},
+    "continuous/pow2": {"max_num_seqs": MANY_SEATS, "kv": "pow2"},
+    "continuous/exact": {"max_num_seqs": MANY_SEATS, "kv": "exact"},
+    "continuous/exact, first fit": {"max_num_seqs": MANY_SEATS, "kv": "exact", "kv_arena": "first-fit"},
+    "continuous/max": {"max_num_seqs": MANY_SEATS, "kv": "max"},
+    "continuous/paged, 4 seats": {"max_num_seqs": FEW_SEATS},
+    "static(4)/paged": {"max_num_seqs": FEW_SEATS, "batching": "static", "static_batch_size": FEW_SEATS},
+    "static(4)/paged, to global": {
+        "max_num_seqs": FEW_SEATS,
+        "batching": "static",
+        "static_batch_size": FEW_SEATS,
+        "static_run_to": "global",
+    },
+}
+"""Label of a run -> the options in which it differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plate:
+    """A figure of these runs, as NAME.png."""
+
+    name: str
+    draw: Draw
+    labels: tuple[str, ...]
+
+
+KV_RUNS: Final[dict[str, tuple[str, ...]]] = {
+    "paged": ("continuous/paged",),
+    "oracle": ("continuous/oracle",),
+    "pow2": ("continuous/pow2",),
+    "exact": ("continuous/exact", "continuous/exact, first fit"),
+    "max": ("continuous/max",),
+}
+"""KV policy -> the runs on its page."""
+
+PLATES: Final = (
+    Plate("waste", waste.draw, tuple(label for labels in KV_RUNS.values() for label in labels)),
+    Plate("continuous-batch", batch.draw, ("continuous/paged, 4 seats", "continuous/paged")),
+    Plate("static-batch", batch.draw, ("continuous/paged, 4 seats", "static(4)/paged", "static(4)/paged, to global")),
+    Plate("static-kinds", kinds.draw, ("continuous/paged, 4 seats", "static(4)/paged")),
+    *(Plate(f"{kv}-map", memory_map.draw, labels) for kv, labels in KV_RUNS.items()),
+    *(Plate(f"{kv}-kinds", kinds.draw, labels) for kv, labels in KV_RUNS.items()),
+)
+
+
+# -- the runs ------------------------------------------------------------------------------------------------------
+
+
+def make_requests(vocab_size: int) -> list[WorkloadRequest]:
+    """The requests of every run."""
+    prompt, output, declared = map(parse_lengths, (PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS))
+    return make_workload(SEED, NUM_REQUESTS, prompt, output, AllAtOnce(), vocab_size, max_tokens=declared)
+
+
+def run_policy(label: str, loaded: LoadedModel) -> tuple[Run, dict[str, list[int]]]:
+    """The run of a label, and the output tokens of each request."""
+    log = EventList()
+    config = replace(loaded.engine_config, **LIMITS, **POLICIES[label])
+    engine = build_engine(config, loaded=loaded, clock=VirtualClock(), events=log)
+    tokens = drive_all_at_once(engine, make_requests(engine.model_config.vocab_size))
+    return run_of(log.events, label), tokens
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A run in numbers.
+
+    Attributes:
+        mean_rows: members of the batch in a step, those that have ended included; peak_rows: the most.
+        tokens_a_step: output tokens, the mean.
+        padding, recomputed: tokens computed for nothing, and once more.
+        token_states and so on: shares of the pool, means over the steps in which somebody waited, by true lengths.
+    """
+
+    label: str
+    steps: int
+    mean_rows: float
+    peak_rows: int
+    tokens_a_step: float
+    padding: int
+    recomputed: int
+    preemptions: int
+    token_states: float
+    reserved: float
+    internal: float
+    external: float
+    free: float
+
+
+def numbers(run: Run) -> Numbers:
+    metrics = run.metrics
+    return Numbers(
+        label=run.label,
+        steps=metrics.num_steps,
+        mean_rows=metrics.mean_batch_size,
+        peak_rows=metrics.peak_batch_size,
+        tokens_a_step=metrics.output_tokens / metrics.num_steps,
+        padding=metrics.padding_tokens,
+        recomputed=metrics.recomputed_tokens,
+        preemptions=metrics.preemptions,
+        **waste_shares(run).shares,
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+COLUMNS: Final[dict[str, Callable[[Numbers], str]]] = {
+    "run": lambda n: n.label,
+    "steps": lambda n: str(n.steps),
+    "rows, mean": lambda n: f"{n.mean_rows:.1f}",
+    "peak": lambda n: str(n.peak_rows),
+    "output tokens a step": lambda n: f"{n.tokens_a_step:.1f}",
+    "padding": lambda n: f"{n.padding:,}",
+    "recomputed": lambda n: f"{n.recomputed:,}",
+    "token states": lambda n: _percent(n.token_states),
+    "reserved": lambda n: _percent(n.reserved),
+    "internal": lambda n: _percent(n.internal),
+    "external": lambda n: _percent(n.external),
+    "free": lambda n: _percent(n.free),
+}
+
+
+def markdown(rows: Sequence[Numbers]) -> str:
+    """The table of docs/policies/README.md."""
+    lines = [list(COLUMNS), ["---", *["---:"] * (len(COLUMNS) - 1)]]
+    lines += [[text(row) for text in COLUMNS.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def draw_plate(plate: Plate, runs: dict[str, Run], folder: Path) -> Path:
+    """Write one figure."""
+    path = folder / f"{plate.name}.png"
+    with mpl.rc_context(STYLE):
+        drawing = plate.draw([runs[label] for label in plate.labels])
+        assert isinstance(drawing, Drawing), "these runs have all that the figure needs"
+        drawing.figure.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="the default model if not given")
+    parser.add_argument("--num-threads", type=int, help="CPU threads; all if not given")
+    default = Path(__file__).parents[1] / "docs" / "images" / "policies"
+    parser.add_argument("--output", type=Path, default=default, help="the folder of the figures")
+    args = parser.parse_args()
+    args.output.mkdir(parents=True, exist_ok=True)
+    loaded = load_model(EngineConfig(model=args.model, skip_tokenizer_init=True, num_threads=args.num_threads))
+    runs: dict[str, Run] = {}
+    answers: list[dict[str, list[int]]] = []
+    for label in POLICIES:
+        runs[label], tokens = run_policy(label, loaded)
+        answers.append(tokens)
+        print(f"{label}: {runs[label].metrics.num_steps} steps", file=sys.stderr)
+    for plate in PLATES:
+        print(draw_plate(plate, runs, args.output), file=sys.stderr)
+    rows = [numbers(run) for run in runs.values()]
+    same = all(tokens == answers[0] for tokens in answers)
+    print(markdown(rows))
+    print(json.dumps({"benchmark": "policies", "same_tokens": same, "runs": [asdict(row) for row in rows]}))
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ChairliftError as error:
+        sys.exit(f"error: {error}")
