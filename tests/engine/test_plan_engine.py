@@ -295,7 +295,7 @@ def peak_bytes(core: EngineCore) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             core.step()
         held = 0
-        for event in recorded.profiler.kineto_results.events():  # type: ignore[union-attr]
+        for event in recorded.profiler.kineto_results.events():
             held += event.nbytes() if event.name() == "[memory]" else 0
             peak = max(peak, held)
     return peak

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from itertools import cycle, islice, repeat
 
 import pytest
@@ -127,7 +130,7 @@ def test_no_more_blocks_than_the_seats_can_use() -> None:
 )
 def test_what_cannot_be_is_refused(memory_bytes: int | None, options: dict[str, int], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        opt_plan(memory_bytes=memory_bytes, **options)
+        opt_plan(FIXED, memory_bytes, **options)
 
 
 def test_a_rate_needs_a_device() -> None:
@@ -147,15 +150,15 @@ def blocks(num_slots: int, block_size: int) -> int:
 
 def fits_by_hand(pool: Pool, lengths: list[Lengths]) -> int:
     """Without an allocator that rounds, requests fit as long as the sum of their blocks does."""
-    slots = {
+    slots: dict[str, Callable[[Lengths], int]] = {
         "paged": lambda n: n.prompt + n.output - 1,
         "oracle": lambda n: n.prompt + n.output - 1,
         "exact": lambda n: n.prompt + n.max_tokens - 1,
         "max": lambda n: pool.max_model_len,
-    }[pool.kv]
+    }
     used = 0
     for count, length in enumerate(lengths):
-        used += blocks(slots(length), pool.block_size)
+        used += blocks(slots[pool.kv](length), pool.block_size)
         if used > pool.num_blocks:
             return count
     raise AssertionError("the lengths do not fill the pool")
@@ -239,6 +242,7 @@ def test_times_are_those_of_the_cost_model() -> None:
     chunks = [StepShape(64, 1, 0, 64, 64 * 65 // 2), StepShape(36, 1, 1, 100, 36 * 64 + 36 * 37 // 2)]
     assert speed.ttft_alone == pytest.approx(sum(map(cost.seconds, chunks)))
     assert speed.run.num_answered == 80
+    assert speed.ttft_alone is not None
     assert speed.run.ttft is not None
     assert speed.run.ttft.p50 > speed.ttft_alone
 
@@ -255,3 +259,8 @@ def test_what_is_not_known_is_not_predicted() -> None:
     assert make_plan(OPT_13B, config, FIXED).speed is None
     notes = make_plan(OPT_13B, config, FIXED, hardware=A100).notes
     assert any("is for 2-byte values, and float32 has 4" in note for note in notes)
+
+
+def test_planning_loads_no_torch() -> None:
+    code = "import sys, chairlift.sim.planner, chairlift.sim.plan_show; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -149,12 +149,22 @@ def _model(name: str | None) -> PlannedModel:
     from chairlift.sim.planner import PlannedModel
 
     if name in MODEL_SHAPES:
-        return PlannedModel(name, f"FOLDER-OF-{name}", config_of(MODEL_SHAPES[name]))
+        argument = f"FOLDER-OF-{name}"
+        note: str | None = (
+            f"{name} is a shape: put the folder of the model, or its name on the hub, in the place of {argument}."
+        )
+        return PlannedModel(name, argument, config_of(MODEL_SHAPES[name]), note)
     from chairlift.loading.resolve import load_config, resolve_model
+    from chairlift.worker.memory import format_memory
 
     files = resolve_model(name)
-    file_bytes = files.path.stat().st_size if files.kind == "gguf" else None
-    return PlannedModel(files.name, name or files.name, load_config(files), file_bytes)
+    note = None
+    if files.kind == "gguf":
+        note = (
+            f"The file has {format_memory(files.path.stat().st_size)}; its tensors are brought to the compute type "
+            f"when they are loaded, so memory holds what is planned here."
+        )
+    return PlannedModel(files.name, name or files.name, load_config(files), note)
 
 
 def _load(

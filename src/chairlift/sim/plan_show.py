@@ -88,7 +88,7 @@ def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
     fit, draws = policy.fit, policy.draws
     if fit.why_none is not None:
         return (fit.pool.name, "0", "0", "see below", "")
-    spread = f" ({min(draws):,}..{max(draws):,})" if len(draws) > 1 else ""
+    spread = f" ({min(draws):,}..{max(draws):,})" if min(draws) < max(draws) else ""
     written = f"{fit.num_slots_written / num_slots:.1%}"
     return (fit.pool.name, f"{fit.num_fit:,}{spread}", f"{fit.num_running:,}", fit.limited_by, written)
 

@@ -48,14 +48,13 @@ class PlannedModel:
     """A model before it is loaded.
 
     Attributes:
-        name: for people; argument: what `chairlift serve` takes.
-        file_bytes: of a quantized file, which takes more in memory; None for other models.
+        name: for people; argument: what `chairlift serve` takes; note: what is to be known of both.
     """
 
     name: str
     argument: str
     config: ModelConfig
-    file_bytes: int | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,12 +329,7 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
 
 
 def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
-    notes = []
-    if model.file_bytes is not None:
-        notes.append(
-            f"The file has {format_memory(model.file_bytes)}; its tensors are brought to the compute type when they "
-            f"are loaded, so memory holds what is planned here."
-        )
+    notes = [] if model.note is None else [model.note]
     if fit.limited_by != "memory":
         notes.append(
             f"The pool holds {fit.num_fit} such requests, and {fit.limited_by}={fit.num_running} is what limits the "
