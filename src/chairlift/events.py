@@ -79,6 +79,8 @@ class RequestWaiting:
 
     Blocks are counted: needed by the request, free in the pool, how many of the free ones are evictable (cached), and
     the largest piece of consecutive ones (of any ones, where blocks need not be consecutive).
+    A request that was left out of a static batch needs its worst case, and free are the blocks that the members leave
+    at their worst.
     """
 
     type: ClassVar[str] = "request_waiting"

@@ -49,10 +49,12 @@ class FinishReason(enum.StrEnum):
 class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
-    SEATS: max_num_seqs are running. MEMORY: too few free blocks. SIBLING_PREFILL: it will share the blocks of a
-    sibling whose prompt is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way
-    from the device. PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: a static
-    batch is running, and it is closed.
+    SEATS: max_num_seqs are running, or a static batch has its static_batch_size. MEMORY: too few free blocks; for a
+    static batch, with all members at their worst. SIBLING_PREFILL: it will share the blocks of a sibling whose prompt
+    is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way from the device.
+    PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: it came, or came to the head
+    of the queue, when a static batch was closed already. Whoever was refused when the batch closed keeps that reason
+    while it runs.
     """
 
     SEATS = "seats"

@@ -92,6 +92,15 @@ def test_members_are_in_order_as_many_as_asked_or_as_fit_at_their_worst(size: in
     assert len(run_to_end(core)) == 3
 
 
+def test_a_refusal_for_memory_is_told_with_the_worst_cases() -> None:
+    core, _, events = static(static_batch_size=8, num_blocks=5, block_size=4)
+    for name in ("a", "b", "c"):
+        core.add(make_request(name, [1, 2, 3], 6))
+    core.step()
+    (waiting,) = (event for event in events.events if isinstance(event, RequestWaiting))
+    assert (waiting.needed_blocks, waiting.free_blocks, waiting.largest_free_piece) == (2, 1, 1)
+
+
 def test_global_decodes_every_batch_to_the_longest_output_of_all() -> None:
     core, executor, events = static(static_batch_size=2, static_run_to="global")
     lengths = [2, 3, 1, 1, 7]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.request_queue import RequestQueue, SchedulingPolicy
 from chairlift.core.step_plan import StepPlan
 from chairlift.core.wait_log import WaitLog
@@ -118,10 +118,10 @@ class Batch:
             )
         )
 
-    def refuse(self, request: Request, reason: WaitReason, plan: StepPlan) -> None:
-        """The head of the queue is not admitted in this step."""
+    def refuse(self, request: Request, reason: WaitReason, plan: StepPlan, demand: MemoryDemand | None = None) -> None:
+        """The head of the queue is not admitted in this step; `demand`: see `WaitLog.note`."""
         plan.wait_reason = reason
-        self._waits.note(request, reason, plan.scheduled_time, len(self.running))
+        self._waits.note(request, reason, plan.scheduled_time, len(self.running), demand)
 
     def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory; False if it cannot be had."""

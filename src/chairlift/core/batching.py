@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.core.batch import Batch
+from chairlift.core.kv_cache_manager import MemoryDemand
 from chairlift.core.step_plan import StepPlan
 from chairlift.errors import RequestError
 from chairlift.request import FinishReason, Request, WaitReason
@@ -111,6 +113,15 @@ class ContinuousBatching:
         return None if self._batch.admit(request) else WaitReason.MEMORY
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The head of the queue when a batch was closed, and why it is no member."""
+
+    request: Request
+    reason: WaitReason
+    demand: MemoryDemand
+
+
 class StaticBatching:
     """The batch is closed when it starts, and answers when its last member is done.
 
@@ -133,7 +144,7 @@ class StaticBatching:
         self._runs_to_global = batch.config.static_run_to == "global"
         self._longest_output = 0
         self._num_output_columns = 0
-        self._refused: tuple[Request, WaitReason] | None = None
+        self._refusal: _Refusal | None = None
 
     @property
     def is_over(self) -> bool:
@@ -156,28 +167,42 @@ class StaticBatching:
         if not self._batch.running:
             self._close(plan)
         if (head := self._batch.waiting.peek()) is not None:
-            reason = WaitReason.BATCH
-            if self._refused is not None and self._refused[0] is head:
-                reason = self._refused[1]
-            self._batch.refuse(head, reason, plan)
+            refusal = self._refusal
+            if refusal is not None and refusal.request is head:
+                self._batch.refuse(head, refusal.reason, plan, refusal.demand)
+            else:
+                self._batch.refuse(head, WaitReason.BATCH, plan)
         if self._batch.running:
             self._compute_columns(plan)
 
     def _close(self, plan: StepPlan) -> None:
         """Choose the members."""
         batch = self._batch
-        num_blocks = 0
+        num_unpromised = batch.kv.num_blocks
         self._num_output_columns = 0
-        self._refused = None
+        self._refusal = None
         while (request := batch.waiting.peek()) is not None:
-            num_blocks += batch.kv.worst_case_blocks(request)
+            needed = batch.kv.worst_case_blocks(request)
+            reason = None
             if len(batch.running) == batch.config.static_batch_size:
-                self._refused = (request, WaitReason.SEATS)
-            elif num_blocks > batch.kv.num_blocks or not batch.admit(request):
-                self._refused = (request, WaitReason.MEMORY)
-            if self._refused is not None:
+                reason = WaitReason.SEATS
+            elif needed > num_unpromised or not batch.admit(request):
+                reason = WaitReason.MEMORY
+            if reason is not None:
+                self._refusal = _Refusal(request, reason, self._worst_case_demand(request, needed, num_unpromised))
                 return
+            num_unpromised -= needed
             batch.introduce(request, plan)
+
+    def _worst_case_demand(self, request: Request, needed: int, num_unpromised: int) -> MemoryDemand:
+        """Of what the members will not take. They take evictable blocks last."""
+        demand = self._batch.kv.demand(request)
+        return MemoryDemand(
+            needed=needed,
+            free=num_unpromised,
+            evictable=min(demand.evictable, num_unpromised),
+            largest=min(demand.largest, num_unpromised),
+        )
 
     def _compute_columns(self, plan: StepPlan) -> None:
         """The next columns of all rows: as many as the token budget allows, at least one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chairlift.core import step_plan
-from chairlift.core.kv_cache_manager import KVCacheManager
+from chairlift.core.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.events import EventSink
 from chairlift.request import Request, WaitReason
 
@@ -29,13 +29,16 @@ class WaitLog:
         if reason is not None:
             self._queue_steps[reason.value] = self._queue_steps.get(reason.value, 0) + 1
 
-    def note(self, request: Request, reason: WaitReason, now: float, num_running: int) -> None:
-        """Tell why a request waits, if that is new."""
+    def note(
+        self, request: Request, reason: WaitReason, now: float, num_running: int, demand: MemoryDemand | None = None
+    ) -> None:
+        """Tell why a request waits, if that is new; `demand` is what admitting it would take now, if None."""
         if request.wait_reason is reason:
             return
         request.wait_reason = reason
         if self._events is not None:
-            self._events.emit(step_plan.waiting(request, reason, self._kv.demand(request), num_running, now))
+            demand = demand or self._kv.demand(request)
+            self._events.emit(step_plan.waiting(request, reason, demand, num_running, now))
 
     def park(self, request: Request) -> None:
         """The request waits outside of the queue."""
