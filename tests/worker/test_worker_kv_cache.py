@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chairlift.core.arena import BuddyArena, power_of_two_above
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache
 from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
@@ -14,7 +17,12 @@ SLOT_BYTES = 3 * 2 * 2 * 8 * 4
 BLOCK_BYTES = 16 * SLOT_BYTES
 
 
-def _plan(memory_bytes: int, max_num_seqs: int = 8, max_model_len: int | None = None) -> KVCachePlan:
+def _plan(
+    memory_bytes: int,
+    max_num_seqs: int = 8,
+    max_model_len: int | None = None,
+    rounded: Callable[[int], int] = int,
+) -> KVCachePlan:
     return plan_kv_cache(
         slot_bytes=SLOT_BYTES,
         context=CONTEXT,
@@ -22,6 +30,7 @@ def _plan(memory_bytes: int, max_num_seqs: int = 8, max_model_len: int | None = 
         memory_bytes=memory_bytes,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
+        rounded=rounded,
     )
 
 
@@ -65,6 +74,14 @@ def test_too_small_for_one_block() -> None:
 def test_too_small_for_one_sequence() -> None:
     with pytest.raises(ConfigError, match=r"holds 4 blocks.*64 tokens.*max_model_len=65 needs 5 blocks.*at most 64"):
         _plan(5 * BLOCK_BYTES, max_model_len=65)
+
+
+def test_blocks_that_an_allocator_rounds_up_are_planned_as_it_takes_them() -> None:
+    plan = _plan(1 << 40, max_num_seqs=3, max_model_len=100, rounded=power_of_two_above)
+    assert plan.num_blocks == 3 * 8, "7 blocks would have 4 as their largest piece"
+    assert BuddyArena(plan.num_blocks).largest_piece >= 8
+    with pytest.raises(ConfigError, match=r"holds 7 blocks.*max_model_len=100 needs 8 blocks.*at most 64"):
+        _plan(8 * BLOCK_BYTES, max_model_len=100, rounded=power_of_two_above)
 
 
 def test_default_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from itertools import repeat
 from typing import Final
 
 from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.arena import ARENAS
 from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError
 from chairlift.models.config import ModelConfig
@@ -36,6 +37,7 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
         memory_bytes=config.kv_cache_memory or memory_bytes,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded,
     )
 
 

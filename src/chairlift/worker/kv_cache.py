@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,7 @@ def plan_kv_cache(
     memory_bytes: int,
     max_num_seqs: int,
     max_model_len: int | None = None,
+    rounded: Callable[[int], int] = int,
 ) -> KVCachePlan:
     """As many blocks as the budget holds, and no more than `max_num_seqs` sequences of full length can use.
 
@@ -69,6 +71,7 @@ def plan_kv_cache(
         max_num_seqs: sequences that may run at once.
         max_model_len: tokens that one sequence must be able to reach. None: the model's context bounds a sequence,
             and a smaller pool is all right (the caller then takes `num_slots` as the limit).
+        rounded: the blocks that an allocator takes for so many.
 
     Raises:
         ConfigError: the budget does not hold one block, or not one sequence of `max_model_len` tokens.
@@ -76,17 +79,24 @@ def plan_kv_cache(
     block_bytes = slot_bytes * block_size
     affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
     longest = context if max_model_len is None else max_model_len
-    blocks_per_seq = -(-longest // block_size)
+    blocks_per_seq = rounded(-(-longest // block_size))
     needed = 1 if max_model_len is None else blocks_per_seq
     if affordable < needed:
-        raise _too_small(block_size, block_bytes, memory_bytes, affordable, needed, max_model_len)
+        reachable = next((blocks for blocks in range(affordable, 0, -1) if rounded(blocks) <= affordable), 0)
+        raise _too_small(block_size, block_bytes, memory_bytes, affordable, needed, max_model_len, reachable)
     usable = max_num_seqs * blocks_per_seq
     limited_by = "memory" if affordable < usable else "demand"
     return KVCachePlan(min(affordable, usable), block_size, block_bytes, limited_by)
 
 
 def _too_small(
-    block_size: int, block_bytes: int, memory_bytes: int, affordable: int, needed: int, max_model_len: int | None
+    block_size: int,
+    block_bytes: int,
+    memory_bytes: int,
+    affordable: int,
+    needed: int,
+    max_model_len: int | None,
+    reachable: int,
 ) -> ConfigError:
     spare = f"besides {SPARE_BLOCKS} spare one, at {format_memory(block_bytes)} a block of {block_size} slots"
     budget = f"the KV memory budget of {format_memory(memory_bytes)} holds {affordable} blocks ({spare})"
@@ -95,8 +105,8 @@ def _too_small(
         return ConfigError(
             f"{budget}, but {needed} are needed, which take {wanted}: give KV that or a smaller block_size"
         )
-    longest = affordable * block_size
+    longest = reachable * block_size
     return ConfigError(
-        f"{budget}, {longest} tokens, but max_model_len={max_model_len} needs {needed} blocks, which take {wanted}: "
-        f"give KV that much memory or set max_model_len to at most {longest}"
+        f"{budget}, {longest} tokens at most for one request, but max_model_len={max_model_len} needs {needed} blocks, "
+        f"which take {wanted}: give KV that much memory or set max_model_len to at most {longest}"
     )
