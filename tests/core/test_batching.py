@@ -168,8 +168,9 @@ def test_an_aborted_request_says_so_when_its_batch_is_over() -> None:
     core.step()
     core.abort("a", FinishReason.ABORT)
     run_to_end(core)
-    finished = {e.request_id: e.finish_reason for e in events.events if isinstance(e, RequestFinished)}
-    assert finished == {"a": "abort", "b": "length"}
+    a, b = (event for event in events.events if isinstance(event, RequestFinished))
+    assert (a.finish_reason, a.first_token_time) == ("abort", None), "its token was never told"
+    assert (b.finish_reason, b.first_token_time) == ("length", b.time)
 
 
 @pytest.mark.parametrize("kv", KV_POLICIES)

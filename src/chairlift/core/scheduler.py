@@ -154,7 +154,7 @@ class Scheduler:
             self._release_siblings(request)
 
     def _disband(self, now: float) -> list[EngineCoreOutput]:
-        """The closed batch is over: everybody leaves, and is told all at once."""
+        """The closed batch is over: everybody leaves, and is told all at once; aborted members never got a token."""
         outputs = []
         for member in list(self._batch.running):
             held = self._held.release(member.request_id)
@@ -163,6 +163,7 @@ class Scheduler:
                 self._leave(member, now)
                 outputs.append(_last(held, member, now))
             else:
+                member.first_token_time = None
                 self._leave(member, now)
         self._batch.drop_finished()
         return outputs
