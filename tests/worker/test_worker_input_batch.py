@@ -1,0 +1,53 @@
+"""What is packed for a step of a static batch: its padding is there, is computed, and is written nowhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from worker_fakes import new_request
+
+from chairlift.worker.input_batch import InputBatch, gather_input_batch
+from chairlift.worker.rows import RequestRows
+
+BLOCK_SIZE = 4
+
+
+def pack(scheduled: dict[str, int], padding: dict[str, int]) -> InputBatch:
+    """Of a request that begins, one that has 3 of its 5 tokens in memory, and one that is done after 6."""
+    rows = RequestRows(3, 16, BLOCK_SIZE, torch.device("cpu"))
+    rows.add(new_request("begins", [10, 11, 12, 13], blocks=[5]))
+    rows.add(new_request("goes on", [20, 21, 22, 23, 24], num_computed=3, blocks=[7, 2]))
+    rows.add(new_request("done", [30, 31, 32, 33, 34, 35, 36], num_computed=6, blocks=[1, 3]))
+    return gather_input_batch(rows, scheduled, padding)
+
+
+def test_padding_stands_before_the_tokens_and_has_no_slot() -> None:
+    batch = pack({"begins": 2, "goes on": 1}, {"begins": 1, "goes on": 2})
+    assert batch.token_ids.tolist() == [10, 10, 11, 20, 20, 23]
+    assert batch.positions.tolist() == [0, 0, 1, 0, 0, 3]
+    assert batch.attention.slot_mapping.tolist() == [-1, 20, 21, -1, -1, 31]
+    assert (batch.token_start.tolist(), batch.token_end.tolist()) == ([1, 5], [3, 6])
+    assert batch.num_scheduled.tolist() == [2, 1]
+
+
+def test_padding_before_tokens_is_a_sequence_that_sees_nothing() -> None:
+    attention = pack({"begins": 2, "goes on": 1}, {"begins": 1, "goes on": 2}).attention
+    assert attention.query_start_loc_host == [0, 1, 3, 5, 6]
+    assert attention.seq_lens_host == [0, 2, 0, 4]
+    assert attention.block_tables[:, 0].tolist() == [5, 5, 7, 7]
+
+
+def test_a_row_of_padding_alone_sees_what_it_holds_and_samples_nothing() -> None:
+    batch = pack({"goes on": 2, "done": 0, "begins": 0}, {"done": 2, "begins": 2})
+    assert batch.attention.query_start_loc_host == [0, 2, 4, 6]
+    assert batch.attention.seq_lens_host == [5, 6, 0]
+    assert batch.attention.slot_mapping.tolist() == [31, 8, -1, -1, -1, -1]
+    assert batch.samples.tolist() == [True, False, False]
+
+
+def test_without_padding_nothing_is_packed_besides() -> None:
+    plain, empty = pack({"begins": 4}, {}), pack({"begins": 4, "goes on": 2}, {"goes on": 1})
+    assert plain.token_ids.tolist() == [10, 11, 12, 13]
+    assert plain.attention.query_start_loc_host == [0, 4]
+    assert empty.attention.query_start_loc_host == [0, 4, 5, 7]
+    assert np.array_equal(plain.samples, [True])
