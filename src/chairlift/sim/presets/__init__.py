@@ -15,9 +15,14 @@ from chairlift.errors import ConfigError
 MODULES: Final = {
     "anyscale": "anyscale",
     "orca": "orca",
+    "sarathi": "sarathi",
     "vllm-fig2": "vllm_fig2",
     "vllm-fig3": "vllm_fig3",
+    "vllm-fig12": "vllm_fig12",
     "vllm-fig13": "vllm_fig13",
+    "vllm-fig15": "vllm_fig15",
+    "vllm-fig16": "vllm_fig16",
+    "vllm-fig18b": "vllm_fig18b",
 }
 """Name of a preset -> its module in this package."""
 

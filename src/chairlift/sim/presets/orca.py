@@ -188,8 +188,8 @@ NOTES: Final = (
     "FasterTransformer is stood in for by static batching with max_model_len reserved. The paper found batches of 1 "
     "and of 8 best for it. Ours of 8 are kinder than the paper's: they pad prompts to the longest and compute them at "
     "once. FasterTransformer's first step took all prompts for as long as the shortest, and the rest of each went "
-    "through the model one token a step; that is the last line of the last table, hardly better than a batch of 1. So the "
-    "published multiple is compared with ours over the batch of 1.",
+    "through the model one token a step; that is the last line of the last table, hardly better than a batch of 1. So "
+    "the published multiple is compared with ours over the batch of 1.",
     "In any static batch a member that has finished waits for the longest, and a newcomer for the whole batch. That "
     "is all that is left of the multiple over static batches of 8.",
     "The two stages of eight devices take turns here. Orca keeps both busy with different batches, for up to twice "
