@@ -135,6 +135,8 @@ class EngineConfig:
         for name in ("event_log", "record_trace"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, Path(getattr(self, name)))
+        if self.event_log is not None and self.event_log == self.record_trace:
+            raise ConfigError(f"event_log and record_trace are both {self.event_log}: give each a file of its own")
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         for name in ("static_batch_size", "static_run_to"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chairlift import LLM, SamplingParams
+from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.workload.traces import read_trace
 
@@ -33,3 +34,8 @@ def test_a_trace_that_cannot_be_written_is_refused(tiny_model_dir: Callable[...,
         LLM(
             str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=50, record_trace=tmp_path / "no" / "t"
         )
+
+
+def test_a_trace_in_the_event_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a file of its own"):
+        EngineConfig(record_trace=tmp_path / "log", event_log=tmp_path / "log")
