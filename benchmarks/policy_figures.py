@@ -41,9 +41,15 @@ from chairlift.workload.synthetic import make_workload
 
 SEED, NUM_REQUESTS = 1, 24
 PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS = "uniform:16..64", "exp:48,4..128", "uniform:32..160"
-LIMITS: Final[dict[str, Any]] = {"num_kv_blocks": 56, "block_size": 16, "max_model_len": 256, "max_num_batched_tokens": 256}
+LIMITS: Final[dict[str, Any]] = {
+    "num_kv_blocks": 56,
+    "block_size": 16,
+    "max_model_len": 256,
+    "max_num_batched_tokens": 256,
+}
 FEW_SEATS, MANY_SEATS = 4, 16
 
+STATIC: Final = {"max_num_seqs": FEW_SEATS, "batching": "static", "static_batch_size": FEW_SEATS}
 POLICIES: Final[dict[str, dict[str, Any]]] = {
     "continuous/paged": {"max_num_seqs": MANY_SEATS},
     "continuous/oracle": {"max_num_seqs": MANY_SEATS, "kv": "oracle"},
@@ -52,13 +58,12 @@ POLICIES: Final[dict[str, dict[str, Any]]] = {
     "continuous/exact, first fit": {"max_num_seqs": MANY_SEATS, "kv": "exact", "kv_arena": "first-fit"},
     "continuous/max": {"max_num_seqs": MANY_SEATS, "kv": "max"},
     "continuous/paged, 4 seats": {"max_num_seqs": FEW_SEATS},
-    "static(4)/paged": {"max_num_seqs": FEW_SEATS, "batching": "static", "static_batch_size": FEW_SEATS},
-    "static(4)/paged, to global": {
-        "max_num_seqs": FEW_SEATS,
-        "batching": "static",
-        "static_batch_size": FEW_SEATS,
-        "static_run_to": "global",
-    },
+    "static(4)/paged": STATIC,
+    "static(4)/oracle": {**STATIC, "kv": "oracle"},
+    "static(4)/pow2": {**STATIC, "kv": "pow2"},
+    "static(4)/exact": {**STATIC, "kv": "exact"},
+    "static(4)/max": {**STATIC, "kv": "max"},
+    "static(4)/paged, to global": {**STATIC, "static_run_to": "global"},
 }
 """Label of a run -> the options in which it differs."""
 
