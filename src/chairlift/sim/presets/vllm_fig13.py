@@ -8,7 +8,7 @@ from chairlift.sim.presets import Preset, PresetOptions, PresetResult, Table
 from chairlift.sim.presets.vllm_setting import DATASETS, POLICIES, RATES, Load, constants
 from chairlift.sim.presets.vllm_steady import NUM_SEEDS, Spread, steady_state
 
-NUM_PROMPTS: Final = {"sharegpt": 1500, "alpaca": 8000}
+NUM_PROMPTS: Final = {"sharegpt": 1200, "alpaca": 12_000}
 
 PUBLISHED: Final = {
     "sharegpt": {"max": 7.00, "pow2": 9.81, "oracle": 13.62, "paged": 30.42},
