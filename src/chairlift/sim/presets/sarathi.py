@@ -175,8 +175,8 @@ NOTES: Final = (
     "are no way of this scheduler, so beside the published multiples over vLLM stand ours over whole prompts.",
     "Lengths follow the published median and 90th percentile, evenly between two of these, prompt and output "
     "independent; no more is known of the data sets here. Rates of the first runs are those of the scripts published "
-    "with the paper, which does not state them. The scripts run chunks of 512, the paper says 1024: the published "
-    "times lie between ours of both.",
+    "with the paper, which does not state them. The scripts run chunks of 512, the paper says 1024; its time "
+    "between tokens lies between ours of both.",
     "Whole prompts stall a step for longer here than published, most of all where two wait for the same step: at these "
     "lengths and rates the simulated machine is busier.",
     "In the roofline small chunks cost little: weights, K and V read again, and a layer's fixed overhead. The paper "
