@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -14,6 +15,7 @@ from chairlift.core.accounting import account
 from chairlift.core.arena import ARENAS
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
+from chairlift.outputs import SchedulerOutput
 from chairlift.request import RequestStatus, WaitReason
 from fakes import collect, expected_tokens, make_engine, make_request
 from slot_census import slot_census
@@ -67,6 +69,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             batching=batching[0],
             static_run_to=batching[1],
         )
+        self.plan_step = self.core.scheduler.schedule
+        self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
+        self.waited: dict[str, Counter[str]] = {}
         self.answers: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
@@ -97,6 +102,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.core.add(request)
             self.expected[name] = expected_tokens(prompt, output_len or max_tokens, stop)
+            self.waited[name] = Counter()
         except RequestError:
             assert self.can_never_fit(len(prompt), max_tokens, output_len)
         else:
@@ -127,6 +133,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         leader = self.add(prompt, max_tokens)
         for _ in range(size - 1):
             self.add(prompt, max_tokens, leader=leader)
+
+    def schedule(self, now: float) -> SchedulerOutput | None:
+        """Plans a step, and counts it for everybody who is not in it."""
+        scheduler = self.core.scheduler
+        parked = set(self.with_status(RequestStatus.PARKED))
+        output = self.plan_step(now)
+        if output is not None:
+            reason = scheduler._in_flight[-1].wait_reason
+            for name in parked:
+                self.waited[name]["sibling_prefill"] += 1
+            for name in set(self.with_status(RequestStatus.WAITING)) - parked:
+                assert reason is not None, "every wait has a reason"
+                self.waited[name][reason.value] += 1
+        return output
+
+    def with_status(self, status: RequestStatus) -> list[str]:
+        requests = map(self.core.scheduler.get, self.core.scheduler.unfinished_ids())
+        return [request.request_id for request in requests if request is not None and request.status is status]
 
     @rule()
     def step(self) -> None:
@@ -191,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         refused = [e.request_id for e in events if isinstance(e, RequestRefused)]
         assert sorted(arrived) == sorted(finished) == sorted(self.expected)
         assert len(arrived) + len(refused) == self.count
+        assert {e.request_id: e.steps_waited for e in events if isinstance(e, RequestFinished)} == self.waited
         log = [e for e in events if isinstance(e, Step)]
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is told with the next step that computes anything; aborts may leave none.
