@@ -182,6 +182,8 @@ NOTES: Final = (
     "In the roofline small chunks cost little: weights, K and V read again, and a layer's fixed overhead. The paper "
     "measures up to 25 % of a prefill for chunks of 512, by tiles and kernels that fill badly. This flatters our "
     "chunked runs under the strict limit.",
+    "Whether a queue stays short over some hundred requests is partly chance: capacities of chunked runs, which end "
+    "there, differ by up to a third between seeds, and gains with them.",
     "Falcon-180B ran as two pipeline stages across nodes. Most of its gain comes from pipeline bubbles, and the cost "
     "model has no pipeline.",
 )
