@@ -88,7 +88,7 @@ class EngineConfig:
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
         batching: "continuous" chooses the batch anew at every step; "static" closes it when it starts, and answers when
             its last member is done.
-        static_batch_size: members of a static batch at most; 8 if None.
+        static_batch_size: members of a static batch at most; the smaller of 8 and max_num_seqs if None.
         static_run_to: "batch", if None, or "global": every static batch is decoded to the longest output of all
             requests, which therefore must be forced.
         kv: when a request gets its memory: "paged" takes blocks on demand; the others reserve at admission: "exact"
@@ -139,6 +139,7 @@ class EngineConfig:
             raise ConfigError(f"event_log and record_trace are both {self.event_log}: give each a file of its own")
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:
                 raise ConfigError(f"{name}={getattr(self, name)} is for batching=static: leave it out")
@@ -149,7 +150,7 @@ class EngineConfig:
         if self.kv == "paged" and self.kv_arena != "buddy":
             raise ConfigError(f"kv_arena={self.kv_arena} is for reservations, and kv=paged has none: leave it out")
         _at_least("block_size", self.block_size, 1)
-        for name in ("num_kv_blocks", "kv_cache_memory", "num_threads"):
+        for name in ("num_kv_blocks", "kv_cache_memory", "num_threads", "static_batch_size"):
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)
@@ -169,6 +170,6 @@ class EngineConfig:
             max_num_batched_tokens=self.max_num_batched_tokens,
             scheduling_policy=self.scheduling_policy,
             batching=self.batching,
-            static_batch_size=(DEFAULT_STATIC_BATCH_SIZE if self.static_batch_size is None else self.static_batch_size),
+            static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
         )

@@ -114,6 +114,14 @@ def test_global_decodes_every_batch_to_the_longest_output_of_all() -> None:
     assert sum(sum(step.num_padding) for step in steps(events)) == padding
 
 
+def test_global_forgets_the_longest_output_when_everybody_has_gone() -> None:
+    core, executor, _ = static(static_run_to="global")
+    for name, length in (("long", 9), ("short", 2)):
+        core.add(make_request(name, [1], 9, output_len=length))
+        run_to_end(core)
+    assert len(executor.outputs) == 9 + 2
+
+
 def test_global_needs_forced_lengths() -> None:
     core, _, _ = static(static_run_to="global")
     with pytest.raises(RequestError, match=r"forced length: ignore_eos.*--static-run-to batch"):
@@ -240,7 +248,7 @@ def test_recomputed_tokens_are_those_that_had_been_computed_before() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batching": "dynamic"}, "batching must be one of continuous, static"),
+        ({"batching": "dynamic", "static_batch_size": 4}, "batching must be one of continuous, static"),
         ({"batching": "static", "static_run_to": "end"}, "static_run_to must be one of batch, global"),
         ({"static_batch_size": 4}, "static_batch_size=4 is for batching=static"),
         ({"static_run_to": "batch"}, "static_run_to=batch is for batching=static"),
@@ -251,6 +259,10 @@ def test_recomputed_tokens_are_those_that_had_been_computed_before() -> None:
 def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**options)
+
+
+def test_the_batch_size_that_nobody_gave_fits_the_seats() -> None:
+    assert EngineConfig(batching="static", max_num_seqs=3).scheduler_config(100).static_batch_size == 3
 
 
 def test_the_schedulers_piece_of_the_configuration() -> None:

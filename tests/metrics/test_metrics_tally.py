@@ -12,6 +12,7 @@ from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinish
 from chairlift.metrics.percentile import Summary
 from chairlift.metrics.requests import RequestMetrics, RequestTally, request_metrics
 from chairlift.metrics.run import MemoryShares, RunTally, summarize
+from fakes import make_engine, make_request, run_to_end
 
 STATIC = EngineStarted(
     0.0, "m", 4, 10, 8, 64, 40, "fcfs", "paged", True, batching="static", static_batch_size=2, static_run_to="batch"
@@ -51,6 +52,19 @@ def test_a_static_batch_delivers_when_it_ends() -> None:
     run = summarize(BATCH)
     assert (run.itl, run.tpot, run.padding_tokens, run.output_tokens) == (None, None, 4, 4)
     assert (run.num_answered, run.num_unfinished) == (2, 1)
+
+
+def test_an_aborted_member_of_a_static_batch_was_told_nothing() -> None:
+    core, _, _, events = make_engine(batching="static", static_batch_size=2)
+    for name in ("gone", "stays"):
+        core.add(make_request(name, [1, 2], 4))
+    core.step()
+    core.abort("gone")
+    run_to_end(core)
+    started = [STATIC, *events.events]
+    gone, stays = request_metrics(started)
+    assert (gone.ttft, gone.token_times, len(stays.token_times)) == (None, [], 4)
+    assert summarize(started).output_tokens == 4
 
 
 def test_memory_is_a_mean_over_time() -> None:

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.sim.cost_model import StepShape
 from chairlift.sim.executor import SimExecutor
 
-COMBINATIONS = [(batching, kv) for batching in BATCHINGS for kv in KV_POLICIES]
+COMBINATIONS = [*product(BATCHINGS, KV_POLICIES), ("static-global", "oracle")]
 NUM_REQUESTS = 200
 BLOCK_SIZE = 4
 NUM_BLOCKS = {"paged": 48, "exact": 128, "max": 128, "pow2": 128, "oracle": 128}
@@ -141,7 +142,8 @@ class OneSecond:
 
 @pytest.mark.parametrize(("batching", "kv"), COMBINATIONS, ids=["-".join(names) for names in COMBINATIONS])
 def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_model_dir: Callable[..., Path]) -> None:
-    options = {"static_batch_size": 8} if batching == "static" else {}
+    batching, _, run_to = batching.partition("-")
+    options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
     config = EngineConfig(
         model=str(tiny_model_dir("llama")),
         skip_tokenizer_init=True,

@@ -26,8 +26,8 @@ class Batching(Protocol):
         """There is a closed batch, and nothing is left to compute for it."""
         ...
 
-    def check(self, request: Request) -> None:
-        """Raise RequestError if the request cannot be batched this way."""
+    def accept(self, request: Request) -> None:
+        """A request arrives; raises RequestError if it cannot be batched this way."""
         ...
 
     def fill(self, plan: StepPlan) -> None:
@@ -48,7 +48,7 @@ class ContinuousBatching:
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
 
-    def check(self, request: Request) -> None:
+    def accept(self, request: Request) -> None:
         """Every request will do."""
 
     def fill(self, plan: StepPlan) -> None:
@@ -133,8 +133,9 @@ class StaticBatching:
     Each step computes some columns of all rows. Members: in the queue's order, as many as `static_batch_size`, and only
     while their worst cases together fit the empty pool, so nobody is ever preempted. A step of a member that is done,
     or was aborted, is one padding token. With `static_run_to` "global" the batch goes on until it has computed as many
-    output columns as the longest output of all requests so far: the baseline of Anyscale's continuous batching
-    benchmark (2023), where a Hugging Face pipeline decoded every batch that far.
+    output columns as the longest output of all requests has, of those that came since the engine was last empty: the
+    baseline of Anyscale's continuous batching benchmark (2023), where a Hugging Face pipeline decoded every batch that
+    far.
     """
 
     is_closed = True
@@ -151,7 +152,7 @@ class StaticBatching:
         members = self._batch.running
         return bool(members) and all(member.finish_reason is not None for member in members) and not self._owes_columns
 
-    def check(self, request: Request) -> None:
+    def accept(self, request: Request) -> None:
         if not self._runs_to_global:
             return
         if request.output_len is None:
@@ -161,6 +162,8 @@ class StaticBatching:
                 f"stop_token_ids. Choose --static-run-to batch to serve others.",
                 "ignore_eos",
             )
+        if not self._batch.running and not self._batch.waiting:
+            self._longest_output = 0
         self._longest_output = max(self._longest_output, request.output_len)
 
     def fill(self, plan: StepPlan) -> None:

@@ -72,12 +72,14 @@ class EngineCore:
             raise
 
     def _step(self) -> list[EngineCoreOutput]:
+        if self.scheduler.has_outbox:
+            return self.scheduler.take_outbox()
         while len(self._handles) <= self._steps_ahead:
             output = self.scheduler.schedule(self._clock.now())
             if output is None:
                 break
             self._handles.append(self._executor.submit(output))
         if not self._handles:
-            return self.scheduler.take_outputs()
+            return []
         result = self._executor.result(self._handles.popleft())
         return self.scheduler.update(result, self._clock.now())

@@ -114,7 +114,7 @@ class Scheduler:
                 "max_tokens",
             )
         self._kv.check_fits(request)
-        self._batching.check(request)
+        self._batching.accept(request)
 
     def abort(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request at once, wherever it is; False if there is no such unfinished request.
@@ -224,9 +224,13 @@ class Scheduler:
         self._batch.drop_finished()
         if self._events is not None:
             self._events.emit(plan.event(result, finished, now))
-        return self.take_outputs() + outputs if self._outbox else outputs
+        return outputs
 
-    def take_outputs(self) -> list[EngineCoreOutput]:
+    @property
+    def has_outbox(self) -> bool:
+        return bool(self._outbox)
+
+    def take_outbox(self) -> list[EngineCoreOutput]:
         """What is to be told without a step: members of a closed batch whose last companion was aborted."""
         outputs, self._outbox = self._outbox, []
         return outputs

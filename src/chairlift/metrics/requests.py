@@ -96,17 +96,24 @@ class _Track:
     @property
     def is_complete(self) -> bool:
         """It has ended, and all its tokens are here."""
-        return self.finished is not None and len(self.token_times) >= self.finished.num_output_tokens
+        return self.finished is not None and len(self.token_times) >= self.num_told
 
     def end(self, event: RequestFinished) -> None:
         self.finished = event
         if not self.is_streamed:
-            self.token_times = [event.time] * event.num_output_tokens
+            self.token_times = [event.time] * self.num_told
+
+    @property
+    def num_told(self) -> int:
+        """Tokens that somebody got: none of a member of a static batch that was aborted."""
+        assert self.finished is not None
+        is_told = self.is_streamed or self.finished.first_token_time is not None
+        return self.finished.num_output_tokens if is_told else 0
 
     def result(self) -> RequestMetrics:
         """A request's end comes before its last step, and a step that was in flight then may have sampled more than
         the request got: what it says itself counts."""
-        count = len(self.token_times) if self.finished is None else self.finished.num_output_tokens
+        count = len(self.token_times) if self.finished is None else self.num_told
         return RequestMetrics(
             request_id=self.arrived.request_id,
             num_prompt_tokens=self.arrived.num_prompt_tokens,
