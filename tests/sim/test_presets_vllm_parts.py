@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.events import EventList, Step
+from chairlift.events import Event, EventList, Step
 from chairlift.report.memory import true_kinds
 from chairlift.sim.presets.vllm_rates import STEPS_AN_OCTAVE, THRESHOLDS, Point, curve, ratio, sustained_rate
 from chairlift.sim.presets.vllm_setting import MAX_MODEL_LEN, Load, cost_model, sim_config
@@ -22,9 +22,9 @@ class Both:
         self.list = EventList()
         self.tally = SteadyTally(num_requests)
 
-    def emit(self, event: object) -> None:
-        self.list.emit(event)  # type: ignore[arg-type]
-        self.tally.emit(event)  # type: ignore[arg-type]
+    def emit(self, event: Event) -> None:
+        self.list.emit(event)
+        self.tally.emit(event)
 
 
 def test_a_load_is_the_same_at_every_rate() -> None:

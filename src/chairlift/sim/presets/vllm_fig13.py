@@ -61,7 +61,7 @@ def _dataset(dataset: str, loads: list[Load]) -> tuple[Table, dict[str, dict[str
         batch = Spread.of([run.batch for run in runs])
         numbers = {
             "saturated": batch.mean,
-            "seeds": batch.off,
+            "saturated_spread": batch.off,
             "saturated_by_time": Spread.of([run.batch_by_time for run in runs]).mean,
             "saturated_requests_per_s": Spread.of([run.requests_per_s for run in runs]).mean,
             "at_rate": steady_state(kv, loads[0], RATES[dataset]).batch,

@@ -19,7 +19,7 @@ from chairlift.sim.presets.vllm_setting import DATASETS, Load, constants, cost_m
 from chairlift.sim.presets.vllm_steady import NUM_SEEDS, Spread, Steady, SteadyTally
 from chairlift.workload.request import WorkloadRequest
 
-NUM_PROMPTS: Final = {"alpaca": 1200, "sharegpt": 200}
+NUM_PROMPTS: Final = {"alpaca": 2000, "sharegpt": 400}
 SIZES: Final = (2, 4, 6)
 OUTPUT_RATES: Final = {"alpaca": 40.0, "sharegpt": 1.5}
 """Outputs that are asked for in a second, however many share a prompt: well below what fills the KV memory."""
@@ -37,7 +37,7 @@ NOTES: Final = [
     "Only full blocks of the prompt are shared, and everybody computes at least one prompt token, so a prompt of "
     "exactly 16 tokens shares nothing. The paper's vLLM shares such a block, and a half-filled one until somebody "
     "writes into it.",
-    "ShareGPT's ratio of prompt to output decides, pair by pair, and pairs are drawn independently here.",
+    "What is saved depends on how long outputs are beside their prompts, pair by pair; independent draws lose that.",
     "There is no beam search in this engine: what is published of it stands here for completeness.",
 ]
 

@@ -7,6 +7,7 @@ published. Nothing here was chosen after seeing a result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -58,13 +59,7 @@ def sim_config(
     """
     limits = SchedulerConfig(MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
     if static_batch_size is not None:
-        limits = SchedulerConfig(
-            MAX_MODEL_LEN,
-            MAX_NUM_SEQS,
-            MAX_NUM_BATCHED_TOKENS,
-            batching="static",
-            static_batch_size=static_batch_size,
-        )
+        limits = replace(limits, batching="static", static_batch_size=static_batch_size)
     return SimConfig(
         limits,
         num_blocks=NUM_SLOTS // block_size,
