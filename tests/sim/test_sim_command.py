@@ -12,10 +12,14 @@ from typer.testing import CliRunner
 
 from chairlift.bench.calibrate import calibrate
 from chairlift.cli import app
+from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 from chairlift.events import read_events
 from chairlift.metrics.run import summarize
 from chairlift.sim.devices import find_device
+from chairlift.sim.model_shape import MODEL_SHAPES
+from chairlift.sim.plan_memory import config_of
+from chairlift.sim.planner import plan_memory
 
 SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 
@@ -61,12 +65,13 @@ def test_the_switches() -> None:
     assert record["results"]["itl"] is None
 
 
-def test_the_pool_is_what_the_weights_leave() -> None:
-    engine = last_line(run(*SMALL, "--model", "llama-3-8b", "--device", "H200"))["engine"]
-    free = int(0.9 * 141e9) - engine["weight_bytes"]
-    assert engine["num_blocks"] == free // (131_072 * 16)
+def test_the_pool_is_what_the_planner_gives() -> None:
+    engine = last_line(run(*SMALL, "--device", "A100-40GB"))["engine"]
+    config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
+    memory = plan_memory(config_of(MODEL_SHAPES["opt-13b"]), config, find_device("A100-40GB").memory_bytes, 0.9)
+    assert engine["num_blocks"] == memory.pool.num_blocks
     given = last_line(run(*SMALL, "--kv-cache-memory", "12GiB"))["engine"]
-    assert given["num_blocks"] == (12 << 30) // (819_200 * 16) == 983
+    assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"
 
 
 def test_a_model_and_a_trace_of_ones_own(tmp_path: Path) -> None:
@@ -114,11 +119,11 @@ def test_presets() -> None:
         (["--preset", "vllm-fig3", "--list"], "--preset goes with anything but --list"),
         (["--calibrate", "x", "--device", "H200"], "--device goes with anything but --calibrate"),
         (["--num-threads", "3"], "--num-threads goes with --calibrate"),
-        (["--model", "opt-175b"], "leave no memory for K and V"),
+        (["--model", "opt-175b"], "leaves nothing for K and V"),
         (["--model", "nobody/nothing at all"], "or a shape: opt-13b"),
         (["--device", "abacus"], "no such device or file"),
-        (["--max-model-len", "4096"], "max_model_len=4096 exceeds the context of opt-13b"),
-        (["--kv-cache-memory", "1KB"], "do not hold one block"),
+        (["--max-model-len", "4096"], "max_model_len=4096 exceeds the model's context of 2048"),
+        (["--kv-cache-memory", "1KB"], "holds 0 blocks"),
         (["--fitted-to", "nowhere.jsonl"], "fitted_to=nowhere.jsonl: No such file"),
         (["--fitted-to", "x", "--tensor-parallel-size", "2"], "leave one of them out"),
         (["--event-log", "nowhere/at/all"], "event_log=nowhere/at/all: No such file"),

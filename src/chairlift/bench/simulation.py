@@ -14,24 +14,26 @@ from rich.table import Table
 from chairlift.bench.load import LoadOptions
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
-from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, EventFan, EventFile, read_events
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
 from chairlift.sim.cost_model import CostModel
-from chairlift.sim.devices import Device, find_device
+from chairlift.sim.devices import DEVICES, Device, find_device
 from chairlift.sim.fitted import fit_cost_model
 from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
+from chairlift.sim.plan_memory import config_of
+from chairlift.sim.planner import plan_memory
 from chairlift.sim.presets.show import print_constants
 from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig, SimResult, simulate
+from chairlift.worker.kv_cache import FREE_MEMORY_SHARE
 from chairlift.workload.feed import Feed
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
-MEMORY_SHARE = 0.9
-"""Of a device's memory, for weights, K and V where the pool's size was not given."""
+DTYPE_OF_BYTES = {1: "float16", 2: "float16", 4: "float32"}
+"""What the planner computes in, by the size of a device's values; it knows nothing below half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,47 +130,29 @@ def find_model(name: str | None, device: Device) -> ModelShape:
 
 
 def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devices: int = 1) -> SimConfig:
-    """The engine's limits, as its factory settles them.
+    """The engine's limits, as the planner settles them.
 
     Raises:
-        ConfigError: the weights leave no memory for a pool, or max_model_len is more than model or pool can serve.
+        ConfigError: weights and activations leave no memory for a pool, or max_model_len is more than model or pool
+            can serve.
     """
-    num_blocks = config.num_kv_blocks or _pool_bytes(config, model, device, num_devices) // (
-        model.kv_bytes_per_slot * config.block_size
+    is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
+    kind = "cuda" if device.name in DEVICES else "cpu"
+    memory = plan_memory(
+        config_of(model),
+        replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value]),
+        None if is_pool_given else device.memory_bytes * num_devices,
+        FREE_MEMORY_SHARE[kind],
     )
-    if num_blocks < 1:
-        raise ConfigError(f"kv_cache_memory={config.kv_cache_memory} bytes do not hold one block of {model.name}")
-    slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=config.block_size, arena=config.kv_arena)
-    context = model.max_position_embeddings
-    max_model_len = min(context, slots) if config.max_model_len is None else config.max_model_len
-    if max_model_len > min(context, slots):
-        raise ConfigError(
-            f"max_model_len={max_model_len} exceeds the context of {model.name} ({context} tokens) or what the KV pool "
-            f"of {num_blocks} blocks x {config.block_size} can give to one request under kv={config.kv} ({slots}): "
-            f"lower the one or enlarge the other"
-        )
     return SimConfig(
-        scheduler=config.scheduler_config(max_model_len),
-        num_blocks=num_blocks,
+        scheduler=config.scheduler_config(memory.max_model_len),
+        num_blocks=memory.pool.num_blocks,
         block_size=config.block_size,
         kv=config.kv,
         kv_arena=config.kv_arena,
         enable_prefix_caching=config.enable_prefix_caching,
         model=model,
     )
-
-
-def _pool_bytes(config: EngineConfig, model: ModelShape, device: Device, num_devices: int) -> int:
-    if config.kv_cache_memory is not None:
-        return config.kv_cache_memory
-    total = int(MEMORY_SHARE * device.memory_bytes * num_devices)
-    if model.weight_bytes >= total:
-        raise ConfigError(
-            f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) leave no memory for K and V in "
-            f"{MEMORY_SHARE:.0%} of {num_devices} x {device.name} ({total / 1e9:.1f} GB): give --num-kv-blocks or "
-            f"--kv-cache-memory, or a larger --tensor-parallel-size"
-        )
-    return total - model.weight_bytes
 
 
 def _cost_model(model: ModelShape, device: Device, options: SimulationOptions) -> CostModel:
