@@ -97,7 +97,7 @@ def test_shapes_by_hand() -> None:
         StepShape(3, 2, 2, 4 + 9, 4 + (8 + 9)),
         StepShape(1, 1, 1, 10, 10),
         StepShape(1, 1, 1, 5, 5),
-        StepShape(1, 1, 0, 5, 5),
+        StepShape(1, 1, 1, 5, 5),
     ]
 
 

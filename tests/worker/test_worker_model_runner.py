@@ -249,6 +249,21 @@ def test_a_chunk_that_does_not_sample_skips_the_logits(monkeypatch: pytest.Monke
     assert result == ModelRunnerOutput(0, {})
 
 
+def test_the_logits_of_a_padded_row_are_computed_and_nobody_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    runner = _runner(model, 4)
+    rows: list[int] = []
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    requests = [new_request(name, [1, 2], blocks=[block]) for block, name in enumerate(("done", "goes on"))]
+    runner.submit(SchedulerOutput(0, {"done": 2, "goes on": 2}, new_requests=requests))
+    mixed = SchedulerOutput(1, {"done": 0, "goes on": 1}, num_padding_tokens={"done": 1})
+    assert list(runner.result(runner.submit(mixed)).token_ids) == ["goes on"]
+    alone = SchedulerOutput(2, {"done": 0, "goes on": 0}, num_padding_tokens={"done": 1, "goes on": 1})
+    assert runner.result(runner.submit(alone)) == ModelRunnerOutput(2, {})
+    assert rows == [2, 2, 2]
+
+
 def test_a_step_that_only_removes() -> None:
     runner = _runner(_model(), 4)
     for step in range(2 * MAX_SEQS):

@@ -13,7 +13,7 @@ class StepShape(NamedTuple):
     Attributes:
         num_tokens: tokens computed, padding included.
         num_seqs: rows: requests in the batch.
-        num_sampled: rows that go through the LM head.
+        num_sampled: rows that go through the LM head: those that get a token, and those of padding that hold something.
         num_context: tokens whose K and V are read: the sum over the rows of their length after the step.
         num_pairs: (query, key) pairs: the sum over the rows of what its queries see, causally. The padding of a row
             that has nothing else sees what the row holds; left padding sees nothing.
@@ -54,7 +54,7 @@ def shape_of(step: Step) -> StepShape:
     return StepShape(
         num_tokens=sum(step.num_scheduled) + sum(padding),
         num_seqs=len(rows),
-        num_sampled=sum(map(bool, step.num_new)),
+        num_sampled=sum(map(bool, step.num_new)) + sum(start > 0 and not count for start, count, _ in rows),
         num_context=sum(start + count for start, count, _ in rows),
         num_pairs=sum(
             num_causal_pairs(start, count) if count else num_padding_pairs(start, padded)

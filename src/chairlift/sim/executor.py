@@ -97,7 +97,7 @@ class SimExecutor:
         return StepShape(
             num_tokens=sum(scheduled.values()) + sum(padding.values()),
             num_seqs=len(scheduled),
-            num_sampled=len(token_ids),
+            num_sampled=len(token_ids) + sum(length > 0 for length in padded_lengths.values()),
             num_context=decode_context + prefill_context + sum(padded_lengths.values()),
             num_pairs=decode_context + prefill_pairs + padded_pairs,
         ), token_ids

@@ -31,6 +31,7 @@ class InputBatch:
         num_scheduled: int64 [B], on the host; without padding.
         token_start, token_end: int64 [B], on the host: where the request's tokens are packed.
         samples: bool [B], on the host: the request's last known token is among its scheduled ones.
+        is_padded: bool [B], on the host: the request computes padding only, in a row that holds something.
         token_ids, positions: int64 [T], on the device; padding repeats the row's first token at position 0.
         attention: the shape of the step, for the attention backend.
     """
@@ -41,6 +42,7 @@ class InputBatch:
     token_start: IntArray
     token_end: IntArray
     samples: npt.NDArray[np.bool_]
+    is_padded: npt.NDArray[np.bool_]
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionMetadata
@@ -94,6 +96,7 @@ def gather_input_batch(
         token_start=token_end - counts,
         token_end=token_end,
         samples=(seq_lens == known) & (counts > 0),
+        is_padded=(counts == 0) & (computed > 0),
         token_ids=rows.token_ids.view(-1)[token_index].long(),
         positions=to_device(positions, rows.device),
         attention=_attention_metadata(rows, sequences, starts, _slots(rows, token_rows, positions, is_padding)),

@@ -134,15 +134,22 @@ class ModelRunner:
             self._rows.append_blocks(self._rows.row_of(request_id), block_ids)
 
     def _sample(self, batch: InputBatch, hidden: torch.Tensor) -> tuple[list[str], SampledTokens | None]:
-        """Sample for the requests whose last known token was computed, and append to their rows."""
+        """Sample for the requests whose last known token was computed, and append to their rows.
+
+        The logits of padded rows are computed as well, as a padded batch has to, and nobody looks at them.
+        """
         chosen = np.flatnonzero(batch.samples)
+        padded = np.flatnonzero(batch.is_padded)
+        if not len(chosen) and not len(padded):
+            return [], None
+        last = batch.token_end[np.concatenate((chosen, padded))] - 1
+        if len(padded) or len(last) < len(hidden):
+            hidden = hidden[to_device(last, self._device)]
+        logits = self._model.logits(hidden)
         if not len(chosen):
             return [], None
-        last = batch.token_end[chosen] - 1
-        if len(last) < len(hidden):
-            hidden = hidden[to_device(last, self._device)]
         rows = batch.rows[chosen]
-        sampled = self._sampler.sample(self._model.logits(hidden), rows)
+        sampled = self._sampler.sample(logits[: len(chosen)], rows)
         self._rows.append_sampled(rows, sampled.token_ids)
         return [batch.request_ids[i] for i in chosen.tolist()], sampled
 
