@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chairlift.bench import compare
-from chairlift.bench.compare import CompareOptions, CompareResult, published_lengths, run_compare
+from chairlift.bench.compare import PROBE_ROUNDS, CompareOptions, CompareResult, published_lengths, run_compare
 from chairlift.bench.compare_tables import print_compare
 from chairlift.bench.compared import COMPARED, TokenCheck, TokenDifference, multiple_spread
 from chairlift.bench.policies import Policy, parse_policies, parse_policy
@@ -155,14 +155,21 @@ def test_turns_rotate(result: CompareResult) -> None:
 
 
 def test_policies_see_identical_requests(result: CompareResult, served: list[list[WorkloadRequest]]) -> None:
-    assert len(served) == 8
-    for in_round in (served[:4], served[4:]):
-        assert all(workload == in_round[0] for workload in in_round)
-    first, second = served[0], served[4]
+    rounds = [served[start : start + 4] for start in range(0, len(served), 4)]
+    assert len(rounds) == PROBE_ROUNDS + 2
+    for in_round in rounds:
+        assert [workload == in_round[0] for workload in in_round] == [True] * 4
+    (first, *_), (second, *_) = rounds[PROBE_ROUNDS:]
     assert [r.output_len for r in first] == [r.output_len for r in second]
     assert [r.prompt_token_ids for r in first] != [r.prompt_token_ids for r in second]
     assert {r.max_tokens for r in first} == {40}
     assert result.max_tokens == (40, 40)
+
+
+def test_equal_speed_is_tested_on_requests_that_all_policies_run_at_once(result: CompareResult) -> None:
+    (num_rows,) = result.speeds.speeds
+    assert result.speeds.speeds[num_rows].keys() == result.runs.keys()
+    assert num_rows == 2, "as many as the static batches hold"
 
 
 def test_memory_is_equal_and_allocated_once(result: CompareResult, num_allocations: list[int]) -> None:
@@ -354,7 +361,7 @@ def test_different_tokens_fail_the_command(tiny_config: Path, monkeypatch: pytes
 
     def forging(target: Engine, workload: Sequence[WorkloadRequest], limit: int | None) -> dict[str, list[int]]:
         tokens = drive(target, workload, limit)
-        if target.scheduler_config.batching == "static":
+        if target.scheduler_config.batching == "static" and "r1-3" in tokens:
             tokens["r1-3"][0] += 1
         return tokens
 

@@ -22,8 +22,10 @@ from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
 from chairlift.workload.anyscale import PROMPT_LEN, AnyscaleOutputs
-from chairlift.workload.lengths import parse_lengths
+from chairlift.workload.arrivals import AllAtOnce
+from chairlift.workload.lengths import Fixed, parse_lengths
 from chairlift.workload.request import WorkloadRequest, full_prompt_lens
+from chairlift.workload.synthetic import make_workload
 
 logger = logging.getLogger("chairlift")
 
@@ -34,6 +36,12 @@ Tokens = dict[str, list[int]]
 """Output tokens by request."""
 
 PUBLISHED: Final = "anyscale:"
+
+PROBE_ROWS: Final = 4
+PROBE_LEN: Final = 64
+PROBE_ROUNDS: Final = 3
+PROBE_TOKENS: Final = 1 << 20
+"""Rounds of tokens from here on are the probe's, so that no other request has its prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +108,7 @@ class CompareResult:
         max_tokens: the least and the most that a request declared.
         order: the policies of each round, in their turns.
         runs: of each policy, one a round.
+        speeds: of a few requests that run at once under every policy, so that all do the same.
     """
 
     machine: MachineFacts
@@ -110,16 +119,13 @@ class CompareResult:
     order: list[list[str]]
     runs: dict[str, list[PolicyRun]]
     tokens: TokenCheck
+    speeds: SpeedCheck
     peak_rss_bytes: int | None
 
     @property
     def first(self) -> str:
         """The policy that the others are compared with."""
         return self.options.policies[0].name
-
-    @property
-    def speeds(self) -> SpeedCheck:
-        return SpeedCheck.of({name: [run.step_speeds for run in runs] for name, runs in self.runs.items()})
 
     @property
     def is_sound(self) -> bool:
@@ -181,6 +187,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
     ]
     for name in configs:
         _warm_up(loaded, configs[name], workloads, options.num_warmup)
+    speeds = _probe(loaded, configs, options)
     rounds = _Rounds(loaded, configs, options)
     for workload in workloads[1:]:
         rounds.serve(workload)
@@ -194,6 +201,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
         order=rounds.order,
         runs=rounds.runs,
         tokens=rounds.tokens,
+        speeds=speeds,
         peak_rss_bytes=peak_rss_bytes(),
     )
 
@@ -232,10 +240,28 @@ def _warm_up(
     drive_all_at_once(engine, first_requests(workloads[0], num_warmup))
 
 
+def _probe(loaded: LoadedModel, configs: Configs, options: CompareOptions) -> SpeedCheck:
+    """How fast decode steps are, where every policy runs the same few requests of one length, all at once."""
+    limits = [config.scheduler_config(config.max_model_len or 0) for config in configs.values()]
+    num_rows = min(limit.static_batch_size if limit.batching == "static" else limit.max_num_seqs for limit in limits)
+    length = Fixed(max(1, min(PROBE_LEN, limits[0].max_model_len // 4)))
+    options = replace(options, repeats=PROBE_ROUNDS, max_concurrency=None, save_events=None)
+    rounds = _Rounds(loaded, configs, options, title="equal work")
+    for number in range(PROBE_ROUNDS):
+        count = min(num_rows, PROBE_ROWS)
+        vocab_size = loaded.config.vocab_size
+        workload = make_workload(
+            options.seed, count, length, length, AllAtOnce(), vocab_size, token_round=PROBE_TOKENS + number
+        )
+        rounds.serve(workload)
+    return SpeedCheck.of({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})
+
+
 class _Rounds:
     """Serves one workload a round under all policies, whose turns rotate: A B C, B C A, C A B."""
 
-    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions) -> None:
+    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions, title: str = "round") -> None:
+        self._title = title
         self._loaded = loaded
         self._configs = configs
         self._options = options
@@ -269,7 +295,7 @@ class _Rounds:
         self.runs[name].append(run)
         number, repeats = len(self.order), self._options.repeats
         speed = run.metrics.output_tokens_per_s
-        logger.info("round %d of %d, %s: %.1f output tokens/s", number, repeats, name, speed)
+        logger.info("%s %d of %d, %s: %.1f output tokens/s", self._title, number, repeats, name, speed)
         if number == 1 and self._options.save_events is not None:
             _save(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
 

@@ -124,9 +124,8 @@ def speed_table(speeds: SpeedCheck, policies: list[str]) -> Table:
     """A line a number of rows: those under which most policies, and then most steps, can be compared."""
     chosen = sorted(speeds.speeds, key=lambda num_rows: _weight(speeds.speeds[num_rows]), reverse=True)[:MAX_SPEED_ROWS]
     table = Table(
-        title="Decode steps: computed tokens/s",
-        caption="padding included; medians over\n"
-        f"{MIN_STEPS} steps or more; {len(chosen)} of {len(speeds.speeds)}\nnumbers of rows that are shared",
+        title="Equal work: computed tokens/s of decode steps",
+        caption="padding included; medians; a few requests\nof one length, run at once under every\npolicy, in turns",
         title_justify="left",
         caption_justify="left",
     )

@@ -1,4 +1,8 @@
-"""Whether policies computed equally fast: a comparison of policies may differ in what is computed, not in how."""
+"""Whether policies computed equally fast: a comparison of policies may differ in what is computed, not in how.
+
+Steps of the comparison itself do not tell: with as many rows, one policy's stand early in the run and another's at its
+end, where contexts are longer and the machine may have drifted. So requests that all policies run alike are compared.
+"""
 
 from __future__ import annotations
 
