@@ -24,9 +24,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
-app.command()(plan)
-app.command()(report)
-app.command()(simulate)
 
 
 @app.command()
@@ -73,6 +70,11 @@ def serve(
     from chairlift.server.serve import run
 
     run(config, host, port, served_model_name, started)
+
+
+app.command()(plan)
+app.command()(simulate)
+app.command()(report)
 
 
 @app.command()
