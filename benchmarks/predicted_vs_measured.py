@@ -116,13 +116,13 @@ def main() -> None:
                 pair = f"measured {value(run):8.2f} predicted {value(simulated):8.2f}"
                 print(f"  {load.name:24} {name:18} {pair}  {error:+.1%}")
     rows = [
-        {"held_out": load, "figure": name, "median_error": median(values), "worst_error": max(values, key=abs)}
+        {"held_out": load, "figure": name, "median_error": median(map(abs, values)), "worst_error": max(values, key=abs)}
         for load, figures in errors.items()
         for name, values in figures.items()
     ]
     print(f"\n{'held-out run':24} {'figure':18} median error  worst")
     for row in rows:
-        print(f"{row['held_out']:24} {row['figure']:18} {row['median_error']:+11.1%}  {row['worst_error']:+.1%}")
+        print(f"{row['held_out']:24} {row['figure']:18} {row['median_error']:11.1%}  {row['worst_error']:+.1%}")
     print(f"single steps of held-out runs: median error {median(step_errors):.1%}")
     result = {
         "benchmark": "predicted_vs_measured",
