@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from chairlift.errors import ConfigError
+
 logger = logging.getLogger("chairlift")
 
 SCHEMA_VERSION = 2
@@ -270,3 +272,13 @@ class EventFile:
             self._file.close()
         except OSError as error:
             self.error = self.error or error
+
+
+def open_event_log(path: Path | None) -> EventFile | None:
+    """The file of the option `event_log`, if it is given; raises ConfigError if it cannot be written."""
+    if path is None:
+        return None
+    try:
+        return EventFile(path)
+    except OSError as error:
+        raise ConfigError(f"event_log={path}: {error.strerror}") from None

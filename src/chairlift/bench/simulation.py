@@ -15,7 +15,7 @@ from chairlift.bench.load import LoadOptions
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, EventFan, EventFile, read_events
+from chairlift.events import EngineStarted, EventFan, open_event_log, read_events
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
 from chairlift.sim.cost_model import CostModel
@@ -99,7 +99,7 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
     cost_model = _cost_model(model, device, options)
     sim = sim_config(config, model, device, options.tensor_parallel_size)
     tally = RunTally()
-    file = _event_file(config)
+    file = open_event_log(config.event_log)
     feed = Feed(load.workload(model.vocab_size, token_round=0), load.max_concurrency)
     try:
         result = simulate(feed, sim, cost_model, tally if file is None else EventFan(tally, file))
@@ -164,15 +164,6 @@ def _cost_model(model: ModelShape, device: Device, options: SimulationOptions) -
         raise ConfigError(f"fitted_to={options.fitted_to}: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"fitted_to={options.fitted_to}: {error}") from None
-
-
-def _event_file(config: EngineConfig) -> EventFile | None:
-    if config.event_log is None:
-        return None
-    try:
-        return EventFile(config.event_log)
-    except OSError as error:
-        raise ConfigError(f"event_log={config.event_log}: {error.strerror}") from None
 
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:

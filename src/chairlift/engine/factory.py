@@ -14,8 +14,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
-from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventFan, EventFile, EventSink
+from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes
@@ -87,7 +86,7 @@ def build_engine(
     loaded.provide_kv_cache(plan)
     runner = _runner(loaded, scheduler_config, plan)
     clock = clock or MonotonicClock()
-    event_file = _event_file(config)
+    event_file = open_event_log(config.event_log)
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
     sink = EventFan(*sinks) if sinks else None
@@ -139,15 +138,6 @@ def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
     """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
     slot_bytes = loaded.config.kv_values_per_token * loaded.dtype.itemsize
     return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
-
-
-def _event_file(config: EngineConfig) -> EventFile | None:
-    if config.event_log is None:
-        return None
-    try:
-        return EventFile(config.event_log)
-    except OSError as error:
-        raise ConfigError(f"event_log={config.event_log}: {error.strerror}") from None
 
 
 def _started(
