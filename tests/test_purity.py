@@ -28,6 +28,16 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert loaded == []
 
 
+@pytest.mark.parametrize("package", ["sim", "sim.presets", "workload", "workload.traces", "metrics"])
+def test_simulation_and_its_numbers_need_no_torch(package: str) -> None:
+    folder = SOURCE.joinpath(*package.split("."))
+    modules = [f"chairlift.{package}.{module.name}" for module in pkgutil.iter_modules([str(folder)])]
+    heavy = tuple(name for name in HEAVY if name != "numpy")
+    code = f"import sys, {', '.join(modules)}; print(*[name for name in {heavy} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert loaded == []
+
+
 def test_every_public_name_can_be_had() -> None:
     for name in chairlift.__all__:
         assert getattr(chairlift, name).__name__ == name
