@@ -113,11 +113,11 @@ def test_presets() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--list", "--kv", "max"], "--kv goes with anything but --list"),
-        (["--preset", "vllm-fig3", "--model", "opt-13b"], "--model goes with anything but --preset"),
+        (["--list", "--kv", "max"], "--kv cannot be combined with --list"),
+        (["--preset", "vllm-fig3", "--model", "opt-13b"], "--model cannot be combined with --preset"),
         (["--preset", "vllm-fig3", "--num-prompts", "3"], "num_prompts=3 is not for it"),
-        (["--preset", "vllm-fig3", "--list"], "--preset goes with anything but --list"),
-        (["--calibrate", "x", "--device", "H200"], "--device goes with anything but --calibrate"),
+        (["--preset", "vllm-fig3", "--list"], "--preset cannot be combined with --list"),
+        (["--calibrate", "x", "--device", "H200"], "--device cannot be combined with --calibrate"),
         (["--num-threads", "3"], "--num-threads goes with --calibrate"),
         (["--model", "opt-175b"], "leaves nothing for K and V"),
         (["--model", "nobody/nothing at all"], "or a shape: opt-13b"),

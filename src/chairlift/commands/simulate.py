@@ -52,8 +52,8 @@ def _check_options(ctx: typer.Context) -> None:
     if foreign:
         flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
         names = ", ".join(sorted(flags[name] for name in foreign))
-        goes = "--calibrate" if mode is None else f"anything but {flags[mode]}"
-        raise ConfigError(f"{names} goes with {goes}: leave it out")
+        goes = "goes with --calibrate" if mode is None else f"cannot be combined with {flags[mode]}"
+        raise ConfigError(f"{names} {goes}: leave it out")
 
 
 @takes_options(SIMULATED)
