@@ -106,6 +106,7 @@ def test_labels(tmp_path: Path) -> None:
     both = ["continuous/paged (a)", "continuous/paged (b)"]
     assert [run.label for run in load_runs([str(a), str(b)])] == both
     assert [run.label for run in load_runs([f"mine={a}", str(b)])] == ["mine", "continuous/paged"]
+    assert [run.source for run in load_runs([str(a.parent)])] == sorted(path.name for path in a.parent.glob("*.jsonl"))
     assert [run.label for run in load_runs([str(a), str(a)])] == [both[0], f"{both[0]} #2"]
     static = [replace(small_run()[0], batching="static", static_batch_size=8, kv="max"), *small_run()[1:]]
     assert load_runs([str(write(tmp_path / "s.jsonl", static))])[0].label == "static(8)/max"

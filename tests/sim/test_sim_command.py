@@ -105,6 +105,19 @@ def test_steps_as_they_were_recorded(tmp_path: Path) -> None:
     assert last_line(fitted)["simulated_seconds"] == pytest.approx(original["simulated_seconds"], rel=0.02)
 
 
+def test_a_fit_simulates_the_engine_that_was_recorded(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    run(*SMALL, "--request-rate", "1", "--num-kv-blocks", "70", "--block-size", "8", "--event-log", str(log))
+    text = run(*SMALL, "--fitted-to", str(log), "--kv", "max", "--max-model-len", "64")
+    engine = last_line(text)["engine"]
+    assert [engine[name] for name in ("model", "num_blocks", "block_size", "max_model_len", "kv")] == [
+        "opt-13b", 70, 8, 64, "max",
+    ]  # fmt: skip
+    assert "opt-13b, continuous/paged, 70 blocks of 8" in " ".join(text.replace("│", " ").split())
+    smaller = last_line(run(*SMALL, "--fitted-to", str(log), "--num-kv-blocks", "40"))["engine"]
+    assert (smaller["num_blocks"], smaller["block_size"], smaller["max_model_len"]) == (40, 16, 560)
+
+
 def test_presets() -> None:
     assert "vllm-fig3" in run("--list")
     assert last_line(run("--preset", "vllm-fig3"))["preset"] == "vllm-fig3"

@@ -146,7 +146,7 @@ def speed_line(speeds: SpeedCheck) -> str:
     """Whether the policies can be compared at all."""
     largest = speeds.largest
     if largest is None:
-        return f"equally fast: unknown, no number of rows was decoded in {MIN_STEPS} steps under two policies"
+        return f"equally fast: unknown, requests are too short to compare {MIN_STEPS} decode steps"
     verdict = "yes" if largest.share <= TOLERANCE else "NO"
     return (
         f"equally fast: {verdict}, at most {largest.share:.1%} apart, at {largest.num_rows} rows "

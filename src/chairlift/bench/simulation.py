@@ -14,14 +14,16 @@ from rich.table import Table
 from chairlift.bench.load import LoadOptions
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
+from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, EventFan, open_event_log, read_events
+from chairlift.events import EngineStarted, Event, EventFan, open_event_log, read_events
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
 from chairlift.sim.cost_model import CostModel
 from chairlift.sim.devices import DEVICES, Device, find_device
 from chairlift.sim.fitted import fit_cost_model
 from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
+from chairlift.sim.plan_engine import plan_pool, settle_max_model_len
 from chairlift.sim.plan_memory import config_of
 from chairlift.sim.planner import plan_memory
 from chairlift.sim.presets.show import print_constants
@@ -96,8 +98,13 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
     """
     device = find_device(options.device)
     model = find_model(config.model, device)
-    cost_model = _cost_model(model, device, options)
-    sim = sim_config(config, model, device, options.tensor_parallel_size)
+    log = None if options.fitted_to is None else _read_log(options.fitted_to)
+    cost_model = _cost_model(model, device, options, log)
+    recorded = next((event for event in log or () if isinstance(event, EngineStarted)), None)
+    if recorded is not None and config.model is None:
+        sim = like_recorded(config, recorded)
+    else:
+        sim = sim_config(config, model, device, options.tensor_parallel_size)
     tally = RunTally()
     file = open_event_log(config.event_log)
     feed = Feed(load.workload(model.vocab_size, token_round=0), load.max_concurrency)
@@ -106,7 +113,13 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
     finally:
         if file is not None:
             file.close()
-    return SimulationResult(sim.started(), load, cost_model.describe(), tally.result(), result)
+    constants = cost_model.describe()
+    if recorded is not None:
+        constants.append(("recorded engine", _engine_line(recorded)))
+    engine = sim.started()
+    if recorded is not None and sim.model is None:
+        engine = replace(engine, model=recorded.model)
+    return SimulationResult(engine, load, constants, tally.result(), result)
 
 
 def find_model(name: str | None, device: Device) -> ModelShape:
@@ -155,15 +168,52 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     )
 
 
-def _cost_model(model: ModelShape, device: Device, options: SimulationOptions) -> CostModel:
-    if options.fitted_to is None:
+def like_recorded(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
+    """The pool and the longest request of a recorded engine, where `config` does not say otherwise; batching, policy
+    and the limits of a step are those of `config`.
+
+    Raises:
+        ConfigError: max_model_len is more than the pool can serve.
+    """
+    num_blocks, block_size = recorded.num_blocks, recorded.block_size
+    if config.num_kv_blocks is not None or config.kv_cache_memory is not None:
+        pool = plan_pool(config, recorded.kv_bytes_per_slot, recorded.max_model_len, 0)
+        num_blocks, block_size = pool.num_blocks, pool.block_size
+    slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)
+    context = config.max_model_len or recorded.max_model_len
+    max_model_len = settle_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
+    return SimConfig(
+        scheduler=config.scheduler_config(max_model_len),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv=config.kv,
+        kv_arena=config.kv_arena,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _engine_line(engine: EngineStarted) -> str:
+    batching = f"static({engine.static_batch_size})" if engine.batching == "static" else engine.batching
+    return (
+        f"{engine.model}, {batching}/{engine.kv}, {engine.num_blocks:,} blocks of {engine.block_size}, max_model_len "
+        f"{engine.max_model_len:,}, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
+        f"{engine.max_num_batched_tokens}"
+    )
+
+
+def _cost_model(model: ModelShape, device: Device, options: SimulationOptions, log: list[Event] | None) -> CostModel:
+    if log is None:
         return Roofline(model, device, options.tensor_parallel_size)
+    return fit_cost_model(log, str(options.fitted_to))
+
+
+def _read_log(path: Path) -> list[Event]:
     try:
-        return fit_cost_model(read_events(options.fitted_to), str(options.fitted_to))
+        return list(read_events(path))
     except OSError as error:
-        raise ConfigError(f"fitted_to={options.fitted_to}: {error.strerror}") from None
+        raise ConfigError(f"fitted_to={path}: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError(f"fitted_to={options.fitted_to}: {error}") from None
+        raise ConfigError(f"fitted_to={path}: {error}") from None
 
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:

@@ -46,7 +46,7 @@ FIGURES: Final = (
     Figure("itl_p99", "ITL p99", "ms", _p(99, lambda run: run.itl), 1e3),
     Figure("mean_batch_size", "batch, mean", "requests", lambda run: run.mean_batch_size),
     Figure("mean_batch_tokens", "step, mean", "tokens", lambda run: run.mean_batch_tokens),
-    Figure("kv_use_mean", "KV blocks held, mean", "%", lambda run: run.kv_use_mean, 100),
+    Figure("kv_use_mean", "KV blocks held, mean over steps", "%", lambda run: run.kv_use_mean, 100),
     Figure("kv_use_peak", "KV blocks held, peak", "%", lambda run: run.kv_use_peak, 100),
     Figure("token_states", "KV slots with token states", "%", _share("token_states"), 100),
     Figure("reserved", "KV slots reserved", "%", _share("reserved"), 100),

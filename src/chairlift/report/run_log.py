@@ -95,18 +95,24 @@ def default_label(started: EngineStarted) -> str:
 
 
 def load_runs(arguments: Sequence[str]) -> list[Run]:
-    """The runs of log files, each given as PATH or LABEL=PATH.
+    """The runs of log files, each given as PATH or LABEL=PATH; a folder stands for the .jsonl files in it.
 
     Raises:
         ConfigError: a file that cannot be read or is no event log (names file and line), or a label given twice.
     """
-    given = [_split(argument) for argument in arguments]
+    given = [entry for argument in arguments for entry in _logs_in(*_split(argument))]
     labels = [label for label, _ in given if label is not None]
     if repeated := [label for label, count in Counter(labels).items() if count > 1]:
         raise ConfigError(f"label {repeated[0]!r} is given to several event logs; give each its own as LABEL=PATH")
     with _uncollected():
         runs = [run_of(read_log(path), label, path.name) for label, path in given]
     return _with_distinct_labels(runs, set(labels))
+
+
+def _logs_in(label: str | None, path: Path) -> list[tuple[str | None, Path]]:
+    if label is not None or not path.is_dir():
+        return [(label, path)]
+    return [(None, log) for log in sorted(path.glob("*.jsonl"))] or [(None, path)]
 
 
 @contextmanager

@@ -89,10 +89,11 @@ def startup_lines(
     typical = Lengths(min(TYPICAL.prompt, half), min(TYPICAL.output, half), min(TYPICAL.max_tokens, half))
     longest = Lengths(limits.max_model_len - 1, 1, 1)
     counts = [count_fit(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
-    seats = limits.static_batch_size if limits.batching == "static" else limits.max_num_seqs
+    is_static = limits.batching == "static"
+    seats = f"static batches of {limits.static_batch_size}" if is_static else f"seats for {limits.max_num_seqs}"
     return [
         f"weights: {format_memory(total(weights))} planned, {format_memory(weight_bytes)} held; activations of a step: "
         f"up to {format_memory(total(activations))} planned",
         f"kv={pool.name}: memory for {counts[0]} requests of max_model_len at once, or {counts[1]} of {typical.prompt} "
-        f"prompt and {typical.output} output tokens; seats for {seats}",
+        f"prompt and {typical.output} output tokens; {seats}",
     ]
