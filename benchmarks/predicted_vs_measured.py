@@ -116,7 +116,12 @@ def main() -> None:
                 pair = f"measured {value(run):8.2f} predicted {value(simulated):8.2f}"
                 print(f"  {load.name:24} {name:18} {pair}  {error:+.1%}")
     rows = [
-        {"held_out": load, "figure": name, "median_error": median(map(abs, values)), "worst_error": max(values, key=abs)}
+        {
+            "held_out": load,
+            "figure": name,
+            "median_error": median(map(abs, values)),
+            "worst_error": max(values, key=abs),
+        }
         for load, figures in errors.items()
         for name, values in figures.items()
     ]
