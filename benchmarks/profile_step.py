@@ -2,9 +2,10 @@
 
     python benchmarks/profile_step.py [--model PATH] [--batch-sizes 1,16,64] [--context 128] [--steps 48]
 
-Callables are wrapped with a timer: the kernels in the registry before the engine is built, the rest on the objects of
+Callables are wrapped with a timer: the kernels before the model is built, the rest on the objects of
 the finished engine; nothing else differs from production. A section's time excludes the sections inside of it (logits
-are one section, the linear layer included). A timer costs about a microsecond and runs a few hundred times a step,
+are one section, the linear layer included); norms and activations belong to the linear layers that they stand before,
+and norm and rotation of heads to attention. A timer costs about a microsecond and runs a few hundred times a step,
 nearly always inside of the model's forward. Prints medians over steps, and one JSON line.
 """
 
@@ -28,16 +29,16 @@ from chairlift.bench.driver import forced_requests
 from chairlift.bench.machine import machine_facts
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.factory import Engine, build_engine
-from chairlift.kernels import registry, torch_attention, torch_ops
 from chairlift.kernels.backend import AttentionBackend, AttentionShape
-from chairlift.kernels.registry import Kernels
+from chairlift.kernels.registry import Kernels, get_kernels
+from chairlift.models import registry
 from chairlift.worker import model_runner
 from chairlift.worker.input_batch import gather_input_batch
 from chairlift.workload.arrivals import AllAtOnce
 from chairlift.workload.lengths import Fixed, Uniform
 from chairlift.workload.synthetic import WorkloadRequest, make_workload
 
-FORWARD = ("linear", "attention", "rope", "norm, activation", "embedding", "forward: rest")
+FORWARD = ("linear", "attention", "embedding", "forward: rest")
 AROUND = ("schedule", "rows", "gather inputs", "attention plan", "sampling", "result", "update", "step: rest")
 SECTIONS = (*FORWARD, "logits", *AROUND)
 WARM_UP_STEPS = 4
@@ -91,29 +92,26 @@ def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
     def make_linear(*args: Any) -> Callable[..., Any]:
         return timer.wrap("linear", kernels.make_linear(*args))
 
+    def make_embedding(matrix: Any) -> Callable[..., Any]:
+        return timer.wrap("embedding", kernels.make_embedding(matrix))
+
     def attention(shape: AttentionShape) -> AttentionBackend[Any]:
         backend = kernels.attention(shape)
         timer.wrap_method("attention", backend, "forward")
         return backend
 
-    names = ("rms_norm", "add_rms_norm", "layer_norm", "silu_and_mul")
-    norms: dict[str, Any] = {name: timer.wrap("norm, activation", getattr(kernels, name)) for name in names}
-    return replace(
-        kernels,
-        embedding=timer.wrap("embedding", kernels.embedding),
-        make_linear=make_linear,
-        attention=attention,
-        **norms,
-    )
+    return replace(kernels, make_embedding=make_embedding, make_linear=make_linear, attention=attention)
 
 
 @contextmanager
 def timed_engine(config: EngineConfig, timer: SectionTimer) -> Iterator[Engine]:
     """An engine whose parts are timed; what all engines of the process share is put back at the end."""
-    kernels = timed_kernels(registry.KERNELS["torch"], timer)
+
+    def get_timed(*args: Any) -> Kernels:
+        return timed_kernels(get_kernels(*args), timer)
+
     with (
-        patch.dict(registry.KERNELS, {"torch": kernels}),
-        patch.object(torch_attention, "rotate", timer.wrap("rope", torch_ops.rotate)),
+        patch.object(registry, "get_kernels", get_timed),
         patch.object(model_runner, "gather_input_batch", timer.wrap("gather inputs", gather_input_batch)),
     ):
         engine = build_engine(config)

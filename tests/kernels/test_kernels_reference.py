@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.kernels import reference
-from chairlift.kernels.backend import AttentionShape, KVCache, allocate_kv_cache
+from chairlift.kernels.attention import KVCache
+from chairlift.kernels.backend import AttentionShape, allocate_kv_cache
+from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
 from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
 from packed_steps import Tables, pack
 
@@ -47,9 +50,9 @@ def test_paged_attention_is_attention(window: int | None) -> None:
     history = pack(tables, [(0, 0, 9), (1, 0, 5)])
     step = pack(tables, [(0, 6, 9), (1, 4, 5)])
     key, value = torch.randn(14, 2, 8), torch.randn(14, 2, 8)
-    reference.write_kv(key, value, *cache, history.metadata.slot_mapping)
+    reference.write_kv(key, value, cache, history.metadata.slot_mapping)
     query = torch.randn(4, 4, 8)
-    out = reference.paged_attention(query, *cache, step.metadata, attention.scale, window)
+    out = reference.paged_attention(query, cache, step.metadata, attention.scale, window)
     for rows, memory, first in ((slice(0, 3), slice(0, 9), 6), (slice(3, 4), slice(9, 14), 4)):
         for head in range(4):
             keys, values = key[memory, head // 2].tolist(), value[memory, head // 2].tolist()
@@ -61,7 +64,7 @@ def test_rows_before_the_sequence_are_zero() -> None:
     cache = allocate_kv_cache(shape(), 8, 4)
     step = pack(Tables(8, 4), [(0, 0, 2)], num_padding=3)
     cache.value.fill_(1.0)
-    out = reference.paged_attention(torch.randn(5, 4, 8), *cache, step.metadata, 1.0, None)
+    out = reference.paged_attention(torch.randn(5, 4, 8), cache, step.metadata, 1.0, None)
     assert torch.equal(out[:3], torch.zeros(3, 4, 8))
     torch.testing.assert_close(out[3:], torch.ones(2, 4, 8))
 
@@ -70,9 +73,9 @@ def test_rows_before_the_sequence_are_zero() -> None:
 def test_write_kv_touches_its_slots_only(slots: list[int]) -> None:
     """Slot s of head h is cache[s // block_size, h, s % block_size]; everything else stays as it was."""
     cache = KVCache(torch.randn(7, 2, 4, 8), torch.randn(7, 2, 4, 8))
-    expected = [half.clone() for half in cache]
+    expected = [cache.key.clone(), cache.value.clone()]
     new = torch.randn(2, len(slots), 2, 8)
-    reference.write_kv(new[0], new[1], *cache, torch.tensor(slots, dtype=torch.int64))
+    reference.write_kv(new[0], new[1], cache, torch.tensor(slots, dtype=torch.int64))
     for half, values in zip(expected, new, strict=True):
         for token, slot in enumerate(slots):
             if slot >= 0:
@@ -92,33 +95,50 @@ def test_rotation_turns_pairs_by_their_angle() -> None:
     torch.testing.assert_close(reference.rotate(x, positions, rotary.cos_sin_cache), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_rope_and_write_kv_writes_what_it_returns() -> None:
-    rotary, cache = RotaryEmbedding(rope_frequencies(8, 100.0), 32, CPU), allocate_kv_cache(shape(), 4, 4)
-    query, key, value = torch.randn(2, 4, 8), torch.randn(2, 2, 8), torch.randn(2, 2, 8)
-    positions, slots = torch.tensor([3, 4]), torch.tensor([7, -1])
-    turned = reference.rope_and_write_kv(query, key, value, positions, rotary.cos_sin_cache, *cache, slots)
-    torch.testing.assert_close(turned[0], reference.rotate(query, positions, rotary.cos_sin_cache))
-    assert torch.equal(cache.key[1, :, 3], turned[1][0])
-    assert torch.equal(cache.value[1, :, 3], value[0])
-    assert cache.key.count_nonzero() == 16
-    plain = reference.rope_and_write_kv(query, key, value, positions, None, *cache, slots)
-    assert torch.equal(plain[0], query)
-    assert torch.equal(plain[1], key)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_memory_of_every_type_gives_back_what_was_written(dtype: torch.dtype) -> None:
+    """bfloat16 rounds to 8 bits, int8 to a step of the largest value in a head over 127; a head of zeros stays zero."""
+    torch.manual_seed(0)
+    attention = replace(shape(num_heads=2), kv_cache_dtype=dtype)
+    tables, cache = Tables(num_blocks=4, block_size=4), allocate_kv_cache(attention, 4, 4)
+    step = pack(tables, [(0, 0, 1)])
+    key, value = torch.randn(1, 2, 8) * 50, torch.randn(1, 2, 8) * 50
+    value[0, 1] = 0.0
+    reference.write_kv(key, value, cache, step.metadata.slot_mapping)
+    out = reference.paged_attention(torch.randn(1, 2, 8), cache, step.metadata, 1.0, None)
+    step_size = value.abs().amax(-1, keepdim=True) / 127
+    bound = {torch.float32: torch.zeros(()), torch.bfloat16: value.abs() / 256, torch.int8: step_size / 2}[dtype]
+    assert ((out - value).abs() <= bound * 1.001 + 1e-6).all()
+    assert torch.equal(out[0, 1], torch.zeros(8))
+    assert cache.key.dtype == dtype
+
+
+def test_int8_memory_has_a_scale_for_each_token_and_head() -> None:
+    x = torch.tensor([[[127.0, -3.4], [0.0, 0.0]], [[1.0, 0.5], [-2.54, 0.02]]])
+    quantized, scale = reference.quantize_kv(x)
+    assert quantized.tolist() == [[[127, -3], [0, 0]], [[127, 64], [-127, 1]]]
+    torch.testing.assert_close(scale, torch.tensor([[1.0, 0.0], [1 / 127, 0.02]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_and_activation(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, residual = torch.randn(5, 24, dtype=dtype), torch.randn(5, 24, dtype=dtype)
+    x = torch.randn(5, 24, dtype=dtype)
     weight, bias = torch.randn(24, dtype=dtype), torch.randn(24, dtype=dtype)
     close = partial(torch.testing.assert_close, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     close(reference.rms_norm(x, weight, 1e-5), F.rms_norm(x, (24,), weight, 1e-5))
-    normed, summed = reference.add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(summed, x + residual)
-    close(normed, F.rms_norm(x + residual, (24,), weight, 1e-5))
     expected = F.layer_norm(x, (24,), weight, bias, 1e-5)
     close(reference.layer_norm(x, weight, bias, 1e-5), expected)
     close(reference.silu_and_mul(x), F.silu(x[:, :12]) * x[:, 12:])
+    prologues = {
+        NO_PROLOGUE: x,
+        RELU: F.relu(x),
+        SILU_AND_MUL: F.silu(x[:, :12]) * x[:, 12:],
+        Prologue("rms_norm", weight, eps=1e-5): F.rms_norm(x, (24,), weight, 1e-5),
+        Prologue("layer_norm", weight, bias, 1e-5): expected,
+    }
+    for prologue, applied in prologues.items():
+        close(reference.apply_prologue(x, prologue), applied)
 
 
 def test_linear_and_embedding() -> None:

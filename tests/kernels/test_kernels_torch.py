@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops, torch_plan
-from chairlift.kernels.backend import AttentionShape, KVCache, ReferenceAttention, RotaryStep
+from chairlift.kernels.attention import KVCache, QKNorm
+from chairlift.kernels.backend import AttentionShape, ReferenceAttention, RotaryStep
+from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
 from chairlift.kernels.registry import REFERENCE, TORCH, get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.torch_plan import cut_tiles
@@ -30,8 +32,8 @@ def assert_close(actual: Any, expected: Any, dtype: torch.dtype = torch.float32)
 def random_cache(backend: TorchAttention, num_blocks: int, block_size: int) -> KVCache:
     """Memory full of other sequences' values, so that a wrong read shows."""
     cache = backend.allocate(num_blocks, block_size)
-    for half in cache:
-        half.normal_()
+    cache.key.normal_()
+    cache.value.normal_()
     return cache
 
 
@@ -43,6 +45,7 @@ def attend_both(
     *,
     num_padding: int = 0,
     with_rotary: bool = True,
+    with_norm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One step by both backends over the same memory; compares the memory, returns (fast, twin)."""
     step = pack(tables, work, num_padding)
@@ -50,15 +53,15 @@ def attend_both(
     cache = random_cache(fast, tables.num_blocks, tables.block_size)
     twin_cache = KVCache(cache.key.clone(), cache.value.clone())
     tokens = len(step.positions)
-    sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-    qkv = torch.randn(tokens, sum(sizes), shape.head_dim, dtype=shape.dtype)
-    query, key, value = torch.split_with_sizes(qkv, sizes, dim=1)
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    qkv = torch.randn(tokens, width, dtype=shape.dtype)
+    norm = QKNorm(*torch.rand(2, shape.head_dim, dtype=shape.dtype), eps=1e-5) if with_norm else None
     rotary: RotaryStep | None = None
     if with_rotary:
         rotary = RotaryEmbedding(rope_frequencies(shape.head_dim, 1e4), 512, CPU).at(step.positions)
-    out = fast.forward(query, key, value, rotary, cache, fast.plan(step.metadata), window)
-    expected = twin.forward(query, key, value, rotary, twin_cache, twin.plan(step.metadata), window)
-    for half, twin_half in zip(cache, twin_cache, strict=True):
+    out = fast.forward(qkv.clone(), rotary, cache, fast.plan(step.metadata), window, norm)
+    expected = twin.forward(qkv, rotary, twin_cache, twin.plan(step.metadata), window, norm)
+    for half, twin_half in ((cache.key, twin_cache.key), (cache.value, twin_cache.value)):
         assert_close(half[: tables.num_blocks], twin_half[: tables.num_blocks], shape.dtype)
     return out, expected
 
@@ -73,7 +76,7 @@ def test_attention_over_shapes(head_dim: int, heads: tuple[int, int], block_size
     shape = AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU)
     work = [(0, 31, 32), (1, 0, 33), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 8, 17), (6, 16, 17), (7, 0, 16)]
     for window in (None, 8):
-        out, expected = attend_both(shape, Tables(400, block_size), work, window)
+        out, expected = attend_both(shape, Tables(400, block_size), work, window, with_norm=window is None)
         assert_close(out, expected)
 
 
@@ -116,7 +119,7 @@ def test_padding_of_a_sequence_that_has_not_begun(num_padding: int) -> None:
     tables = Tables(8, 4)
     tables.grow(0, 1)
     out, expected = attend_both(shape, tables, [(0, 0, 0), (1, 4, 6)], None, num_padding=num_padding)
-    assert torch.equal(out[:num_padding], torch.zeros(num_padding, 4, 8))
+    assert torch.equal(out[:num_padding], torch.zeros(num_padding, 4 * 8))
     assert_close(out, expected)
 
 
@@ -129,9 +132,9 @@ def test_a_plan_serves_layers_of_several_windows() -> None:
     plan = fast.plan(step.metadata)
     for window in (4, None, 4, 9, None):
         cache = random_cache(fast, 64, 4)
-        query, key, value = torch.split_with_sizes(torch.randn(22, 4, 8), (2, 1, 1), dim=1)
-        out = fast.forward(query, key, value, None, cache, plan, window)
-        expected = twin.forward(query, key, value, None, cache, step.metadata, window)
+        qkv = torch.randn(22, 4 * 8)
+        out = fast.forward(qkv.clone(), None, cache, plan, window, None)
+        expected = twin.forward(qkv, None, cache, step.metadata, window, None)
         assert_close(out, expected)
 
 
@@ -162,45 +165,46 @@ def test_a_window_at_the_end_of_the_longest_table() -> None:
     assert_close(out, expected)
 
 
+def test_memory_of_another_type_is_refused() -> None:
+    shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU, kv_cache_dtype=torch.int8)
+    with pytest.raises(ConfigError, match="kv_cache_dtype=int8: the torch kernels keep K and V as they compute, in float32"):
+        TorchAttention(shape)
+
+
+def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
+    weight, bias = torch.randn(2, size, dtype=dtype)
+    norms = [Prologue("rms_norm", weight, eps=1e-5), Prologue("layer_norm", weight, bias, 1e-5)]
+    return [NO_PROLOGUE, RELU, SILU_AND_MUL, *norms]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 2, 16, 70])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_linear(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
     torch.manual_seed(0)
-    weight, x = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 24, dtype=dtype)
+    weight, residual = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 40, dtype=dtype)
     bias = torch.randn(40, dtype=dtype) if with_bias else None
-    fast, twin = (kernels.make_linear(weight, bias)(x) for kernels in (TORCH, REFERENCE))
-    assert fast.dtype == dtype
-    assert_close(fast, twin, dtype)
+    for prologue in prologues(24, dtype):
+        x = torch.randn(rows, 48 if prologue is SILU_AND_MUL else 24, dtype=dtype)
+        before = x.clone()
+        fast, twin = (kernels.make_linear(weight, bias, prologue) for kernels in (TORCH, REFERENCE))
+        assert fast(x).dtype == dtype
+        assert_close(fast(x), twin(x), dtype)
+        assert_close(fast(x, residual.clone()), twin(x, residual.clone()), dtype)
+        assert torch.equal(x, before), "the input is left alone"
 
 
 def test_linear_of_rows_that_are_not_contiguous() -> None:
     weight, x = torch.randn(6, 4), torch.randn(5, 9)
-    assert_close(TORCH.make_linear(weight, None)(x[:, 2:6]), x[:, 2:6] @ weight.t())
+    assert_close(TORCH.make_linear(weight, None, NO_PROLOGUE)(x[:, 2:6]), x[:, 2:6] @ weight.t())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_elementwise_kernels(dtype: torch.dtype) -> None:
+def test_prologues(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, residual = torch.randn(7, 3, 32, dtype=dtype), torch.randn(7, 3, 32, dtype=dtype)
-    weight, bias = torch.randn(32, dtype=dtype), torch.randn(32, dtype=dtype)
-    pairs = [
-        (TORCH.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5)),
-        (TORCH.add_rms_norm(x, residual, weight, 1e-5), REFERENCE.add_rms_norm(x, residual, weight, 1e-5)),
-        (TORCH.layer_norm(x, weight, bias, 1e-5), REFERENCE.layer_norm(x, weight, bias, 1e-5)),
-        (TORCH.silu_and_mul(x), REFERENCE.silu_and_mul(x)),
-    ]
-    for fast, twin in pairs:
-        assert_close(fast, twin, dtype)
-
-
-def test_kernels_leave_their_inputs_alone() -> None:
-    x, residual, weight = torch.randn(4, 8), torch.randn(4, 8), torch.ones(8)
-    before = x.clone(), residual.clone()
-    TORCH.silu_and_mul(x)
-    TORCH.add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(x, before[0])
-    assert torch.equal(residual, before[1])
+    x = torch.randn(7, 32, dtype=dtype)
+    for prologue in prologues(32, dtype)[1:]:
+        assert_close(TORCH.make_prologue(prologue)(x), REFERENCE.make_prologue(prologue)(x), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

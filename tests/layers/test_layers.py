@@ -14,7 +14,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.registry import KERNELS, Kernels
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
-from chairlift.layers.norm import LayerNorm, RMSNorm
+from chairlift.layers.norm import layer_norm, rms_norm
 from chairlift.models.config import RopeConfig
 from chairlift.models.model import make_rotary
 
@@ -50,6 +50,8 @@ def test_a_fused_linear_is_its_parts_side_by_side(kernels: Kernels, bias: bool) 
     parts = [F.linear(x, made[f"{name}.weight"], made.get(f"{name}.bias")) for name in "qkv"]
     torch.testing.assert_close(fused(x), torch.cat(parts, dim=-1), rtol=1e-5, atol=1e-5)
     assert len(made) == (6 if bias else 3)
+    residual = torch.randn(3, 16)
+    torch.testing.assert_close(fused(x, residual.clone()), residual + fused(x))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -57,7 +59,7 @@ def test_a_fused_linear_is_its_parts_side_by_side(kernels: Kernels, bias: bool) 
 def test_logits_are_float32_whatever_the_weights(kernels: Kernels, tied: bool, dtype: torch.dtype) -> None:
     weights, hidden = Parameters(dtype), torch.randn(2, 6, dtype=dtype)
     embedding = Embedding(kernels, weights, "embed_tokens", 10, 6)
-    head = LMHead(kernels, weights, "lm_head", 10, 6, embedding if tied else None)
+    head = LMHead(kernels, weights, "lm_head", 10, 6, tied_to=embedding if tied else None)
     logits = head(hidden)
     assert logits.dtype == torch.float32
     table = weights.made["embed_tokens.weight" if tied else "lm_head.weight"]
@@ -66,13 +68,17 @@ def test_logits_are_float32_whatever_the_weights(kernels: Kernels, tied: bool, d
     assert torch.equal(embedding(torch.tensor([3, 9])), weights.made["embed_tokens.weight"][[3, 9]])
 
 
-def test_norms_read_their_parameters(kernels: Kernels) -> None:
-    weights, x, residual = Parameters(), torch.randn(3, 6), torch.randn(3, 6)
-    rms, layer = RMSNorm(kernels, weights, "rms", 6, 0.1), LayerNorm(kernels, weights, "layer", 6, 0.1)
+def test_norms_stand_before_a_product(kernels: Kernels) -> None:
+    weights, x = Parameters(), torch.randn(3, 6)
+    rms, layer = rms_norm(weights, "rms", 6, 0.1), layer_norm(weights, "layer", 6, 0.1)
     made = weights.made
-    torch.testing.assert_close(rms(x), F.rms_norm(x, (6,), made["rms.weight"], 0.1))
-    torch.testing.assert_close(rms.add(x, residual)[0], F.rms_norm(x + residual, (6,), made["rms.weight"], 0.1))
-    torch.testing.assert_close(layer(x), F.layer_norm(x, (6,), made["layer.weight"], made["layer.bias"], 0.1))
+    expected = F.rms_norm(x, (6,), made["rms.weight"], 0.1)
+    torch.testing.assert_close(kernels.make_prologue(rms)(x), expected)
+    product = Linear(kernels, weights, [("o", 4)], 6, prologue=rms)(x)
+    torch.testing.assert_close(product, F.linear(expected, made["o.weight"]), rtol=1e-5, atol=1e-5)
+    head = LMHead(kernels, weights, "lm_head", 10, 6, tied_to=None, prologue=layer)
+    expected = F.layer_norm(x, (6,), made["layer.weight"], made["layer.bias"], 0.1)
+    torch.testing.assert_close(head(x), F.linear(expected, made["lm_head.weight"]), rtol=1e-5, atol=1e-5)
 
 
 LLAMA3: dict[str, Any] = {

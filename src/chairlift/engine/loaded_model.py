@@ -12,7 +12,7 @@ import torch
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.errors import ConfigError
-from chairlift.layers.weights import Weights
+from chairlift.kernels.weights import Weights
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
 from chairlift.loading.tokenizer import Tokenizer

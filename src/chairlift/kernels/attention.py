@@ -4,8 +4,36 @@ sequence lengths; prefill, chunk and decode in one call."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+
+class KVCache(NamedTuple):
+    """KV memory of one layer, all backends alike: two tensors [num_blocks + 1, num_kv_heads, block_size, head_dim].
+
+    What one head keeps in one block is contiguous, so gathering a sequence copies whole pieces of
+    `block_size * head_dim` values and yields [num_kv_heads, seq_len, head_dim] with no transpose. The last block
+    belongs to no sequence: no block table names it, and padding may be written there.
+
+    Attributes:
+        key, value: float32, float16, bfloat16 or int8.
+        key_scale, value_scale: float32 [num_blocks + 1, num_kv_heads, block_size] beside int8, else None: a value is
+            its int8 times the scale of its token and head.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm over each head of query and key, before the rotation (Qwen3): weights [head_dim] of both."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,30 +7,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from chairlift.kernels import reference
-from chairlift.kernels.attention import AttentionMetadata
-
-
-class KVCache(NamedTuple):
-    """KV memory of one layer, all backends alike: two tensors [num_blocks + 1, num_kv_heads, block_size, head_dim].
-
-    What one head keeps in one block is contiguous, so gathering a sequence copies whole pieces of
-    `block_size * head_dim` values and yields [num_kv_heads, seq_len, head_dim] with no transpose. The last block
-    belongs to no sequence: no block table names it, and padding may be written there.
-    """
-
-    key: torch.Tensor
-    value: torch.Tensor
+from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What all attention layers of a model have in common; `scale` multiplies the dot products."""
+    """What all attention layers of a model have in common.
+
+    Attributes:
+        scale: multiplies the dot products.
+        dtype: of activations.
+        kv_cache_dtype: of K and V in memory; None: `dtype`. torch.int8 keeps a scale for each token and head.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -38,26 +32,42 @@ class AttentionShape:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    kv_cache_dtype: torch.dtype | None = None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of K and V in memory."""
+        return self.kv_cache_dtype or self.dtype
 
     @property
     def group_size(self) -> int:
         """Query heads that share one kv head."""
         return self.num_heads // self.num_kv_heads
 
+    def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A fused [T, (num_heads + 2 * num_kv_heads) * head_dim] as query [T, num_heads, head_dim], key and value
+        [T, num_kv_heads, head_dim]: views."""
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        query, key, value = torch.split_with_sizes(qkv.view(len(qkv), -1, self.head_dim), sizes, dim=1)
+        return query, key, value
 
-def _zeros(size: tuple[int, ...], shape: AttentionShape) -> torch.Tensor:
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros; on the CPU in pages that the system hands out (and clears) when they are first written."""
-    if shape.device.type != "cpu":
-        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-    num_bytes = math.prod(size) * shape.dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(shape.dtype).view(size)
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    num_bytes = math.prod(size) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(size)
 
 
 def allocate_kv_cache(shape: AttentionShape, num_blocks: int, block_size: int) -> KVCache:
     """KV memory for one layer, zeroed: what is masked must still be finite."""
-    size = (num_blocks + 1, shape.num_kv_heads, block_size, shape.head_dim)
-    key, value = (_zeros(size, shape) for _ in range(2))
-    return KVCache(key, value)
+    slots = (num_blocks + 1, shape.num_kv_heads, block_size)
+    key, value = (_zeros((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
+    if shape.kv_dtype != torch.int8:
+        return KVCache(key, value)
+    key_scale, value_scale = (_zeros(slots, torch.float32, shape.device) for _ in range(2))
+    return KVCache(key, value, key_scale, value_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +110,24 @@ class AttentionBackend(Protocol[PlanT]):
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        qkv: torch.Tensor,
         rotary: RotaryStep | None,
         cache: KVCache,
         plan: PlanT,
         sliding_window: int | None,
+        qk_norm: QKNorm | None,
     ) -> torch.Tensor:
-        """Rotate, write K and V into their slots, attend.
+        """Norm query and key, rotate them, write K and V into their slots, attend.
 
         Args:
-            query: [T, num_heads, head_dim].
-            key, value: [T, num_kv_heads, head_dim].
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key and value of each token. The
+                caller gives it up: it may be overwritten.
             rotary: None leaves query and key as they are.
             sliding_window: see `reference.paged_attention`.
+            qk_norm: None leaves query and key as they are.
 
         Returns:
-            [T, num_heads, head_dim].
+            [T, num_heads * head_dim], valid until the next call of `forward` with any plan.
         """
         ...
 
@@ -136,18 +146,19 @@ class ReferenceAttention:
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        qkv: torch.Tensor,
         rotary: RotaryStep | None,
         cache: KVCache,
         plan: AttentionMetadata,
         sliding_window: int | None,
+        qk_norm: QKNorm | None,
     ) -> torch.Tensor:
-        if rotary is None:
-            reference.write_kv(key, value, *cache, plan.slot_mapping)
-        else:
-            query, _ = reference.rope_and_write_kv(
-                query, key, value, rotary.positions, rotary.cos_sin_cache, *cache, plan.slot_mapping
-            )
-        return reference.paged_attention(query, *cache, plan, self.shape.scale, sliding_window)
+        query, key, value = self.shape.split(qkv)
+        if qk_norm is not None:
+            query = reference.rms_norm(query, qk_norm.query, qk_norm.eps)
+            key = reference.rms_norm(key, qk_norm.key, qk_norm.eps)
+        if rotary is not None:
+            query = reference.rotate(query, rotary.positions, rotary.cos_sin_cache)
+            key = reference.rotate(key, rotary.positions, rotary.cos_sin_cache)
+        reference.write_kv(key, value, cache, plan.slot_mapping)
+        return reference.paged_attention(query, cache, plan, self.shape.scale, sliding_window).flatten(1)

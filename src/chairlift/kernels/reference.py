@@ -2,14 +2,15 @@
 
 KV memory of one layer is two tensors [num_blocks + 1, num_kv_heads, block_size, head_dim], one of keys and one of
 values. Slot s is row `s % block_size` of block `s // block_size`. The last block belongs to no sequence: a kernel may
-let padding land there (see `chairlift.kernels.backend.KVCache`).
+let padding land there (see `chairlift.kernels.attention.KVCache`).
 """
 
 from __future__ import annotations
 
 import torch
 
-from chairlift.kernels.attention import AttentionMetadata
+from chairlift.kernels.attention import AttentionMetadata, KVCache
+from chairlift.kernels.linear import Prologue
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -30,14 +31,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (normed * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The residual stream moves on and is normed: (rms_norm(x + residual), x + residual)."""
-    residual = x + residual
-    return rms_norm(residual, weight, eps), residual
-
-
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """LayerNorm (Ba et al., 2016) over the last dimension, computed in fp32; the result has x's dtype."""
     x32 = x.float()
@@ -50,6 +43,21 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SwiGLU (Shazeer, 2020) over a fused [T, 2 * size] tensor, gate first: silu(gate) * up, [T, size]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gate * torch.sigmoid(gate) * up
+
+
+def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
+    """What a linear layer does to its rows [T, n] first."""
+    if prologue.kind == "none":
+        return x
+    if prologue.kind == "relu":
+        return x.clamp(min=0)
+    if prologue.kind == "silu_and_mul":
+        return silu_and_mul(x)
+    assert prologue.weight is not None, "norms have a weight"
+    if prologue.kind == "rms_norm":
+        return rms_norm(x, prologue.weight, prologue.eps)
+    assert prologue.bias is not None, "LayerNorm has a bias"
+    return layer_norm(x, prologue.weight, prologue.bias, prologue.eps)
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> torch.Tensor:
@@ -65,43 +73,40 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def write_kv(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
+def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K or V [T, num_kv_heads, head_dim] in int8, symmetric, with a float32 scale [T, num_kv_heads] for each token and
+    head: the largest magnitude is 127."""
+    x32 = x.float()
+    scale = x32.abs().amax(-1) / 127
+    quantized = torch.round(x32 / torch.where(scale > 0, scale, 1.0)[..., None])
+    return quantized.clamp(-127, 127).to(torch.int8), scale
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slot_mapping: torch.Tensor) -> None:
+    """Put key and value [T, num_kv_heads, head_dim] into their slots, int64 [T], in the type of the memory; slot -1
+    writes nothing."""
+    _write(key, cache.key, cache.key_scale, slot_mapping)
+    _write(value, cache.value, cache.value_scale, slot_mapping)
+
+
+def _write(
+    x: torch.Tensor, memory: torch.Tensor, memory_scale: torch.Tensor | None, slot_mapping: torch.Tensor
 ) -> None:
-    """Put key and value [T, num_kv_heads, head_dim] into their slots, int64 [T]; slot -1 writes nothing."""
-    block_size = key_cache.shape[2]
+    block_size = memory.shape[2]
+    scale = None
+    if memory_scale is not None:
+        x, scale = quantize_kv(x)
     for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            key_cache[slot // block_size, :, slot % block_size] = key[token]
-            value_cache[slot // block_size, :, slot % block_size] = value[token]
-
-
-def rope_and_write_kv(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate query [T, num_heads, head_dim] and key [T, num_kv_heads, head_dim] (not if `cos_sin_cache` is None),
-    write key and value into their slots, and return the query and the key that attention sees."""
-    if cos_sin_cache is not None:
-        query, key = rotate(query, positions, cos_sin_cache), rotate(key, positions, cos_sin_cache)
-    write_kv(key, value, key_cache, value_cache, slot_mapping)
-    return query, key
+        if slot < 0:
+            continue
+        memory[slot // block_size, :, slot % block_size] = x[token]
+        if memory_scale is not None and scale is not None:
+            memory_scale[slot // block_size, :, slot % block_size] = scale[token]
 
 
 def paged_attention(
     query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
+    cache: KVCache,
     metadata: AttentionMetadata,
     scale: float,
     sliding_window: int | None,
@@ -122,8 +127,8 @@ def paged_attention(
         rows = slice(starts[i], starts[i + 1])
         num_blocks = -(-seq_len // metadata.block_size)
         blocks = metadata.block_tables[i, :num_blocks].long()
-        keys = _sequence(key_cache, blocks, seq_len)
-        values = _sequence(value_cache, blocks, seq_len)
+        keys = _sequence(cache.key, cache.key_scale, blocks, seq_len)
+        values = _sequence(cache.value, cache.value_scale, blocks, seq_len)
         visible = visible_keys(rows.stop - rows.start, seq_len, sliding_window, query.device)
         out[rows] = _attend(query[rows].float(), keys, values, visible, scale).to(query.dtype)
     return out
@@ -137,9 +142,14 @@ def visible_keys(num_queries: int, seq_len: int, sliding_window: int | None, dev
     return visible if sliding_window is None else visible & (keys > positions - sliding_window)
 
 
-def _sequence(cache: torch.Tensor, blocks: torch.Tensor, seq_len: int) -> torch.Tensor:
+def _sequence(
+    memory: torch.Tensor, memory_scale: torch.Tensor | None, blocks: torch.Tensor, seq_len: int
+) -> torch.Tensor:
     """One sequence out of its blocks, in order: float32 [num_kv_heads, seq_len, head_dim]."""
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :seq_len].float()
+    values = memory[blocks].float()
+    if memory_scale is not None:
+        values = values * memory_scale[blocks][..., None]
+    return values.transpose(0, 1).flatten(1, 2)[:, :seq_len]
 
 
 def _attend(

@@ -13,60 +13,71 @@ import torch.nn.functional as F
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops
 from chairlift.kernels.backend import AttentionBackend, AttentionShape, ReferenceAttention
+from chairlift.kernels.linear import ComposedLinear, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.torch_attention import TorchAttention
-
-LinearKernel = Callable[[torch.Tensor], torch.Tensor]
+from chairlift.kernels.weights import MatrixParts, Weights, load_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Every kernel that a step needs. Shapes and meaning are those of `chairlift.kernels.reference`.
 
+    A matrix is what `load_matrix` makes of one or several parts, in whatever form the set multiplies best. Embedding
+    and LM head take the same one where they are tied.
+
     Attributes:
-        make_linear: (weight [out, in], bias [out] or None) -> x [T, in] -> [T, out]. May keep the weight in an order of
-            its own.
+        load_matrix: (weights, parts, in_features) -> matrix.
+        make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
+        make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
+        make_prologue: a prologue by itself, where no product follows.
         attention: makes the attention backend of a model.
     """
 
     name: str
-    embedding: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    make_linear: Callable[[torch.Tensor, torch.Tensor | None], LinearKernel]
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-    layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-    silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
+    load_matrix: Callable[[Weights, MatrixParts, int], Any]
+    make_embedding: Callable[[Any], RowKernel]
+    make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
+    make_prologue: Callable[[Prologue], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
 
 
-def _reference_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
-    return partial(reference.linear, weight=weight, bias=bias)
+def _reference_embedding(table: torch.Tensor) -> RowKernel:
+    return partial(reference.embedding, table=table)
 
 
-def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearKernel:
-    if torch_ops.PackedLinear.supports(weight):
-        return torch_ops.PackedLinear(weight, bias)
-    return partial(F.linear, weight=weight, bias=bias)
+def _reference_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
+    return ComposedLinear(_reference_prologue(prologue), partial(reference.linear, weight=weight, bias=bias))
+
+
+def _reference_prologue(prologue: Prologue) -> RowKernel:
+    return partial(reference.apply_prologue, prologue=prologue)
+
+
+def _torch_embedding(table: torch.Tensor) -> RowKernel:
+    return partial(F.embedding, weight=table)
+
+
+def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
+    packs = torch_ops.PackedLinear.supports(weight)
+    product = torch_ops.PackedLinear(weight, bias) if packs else partial(F.linear, weight=weight, bias=bias)
+    return ComposedLinear(None if prologue.kind == "none" else torch_ops.make_prologue(prologue), product)
 
 
 REFERENCE = Kernels(
     name="reference",
-    embedding=reference.embedding,
+    load_matrix=load_tensor,
+    make_embedding=_reference_embedding,
     make_linear=_reference_linear,
-    rms_norm=reference.rms_norm,
-    add_rms_norm=reference.add_rms_norm,
-    layer_norm=reference.layer_norm,
-    silu_and_mul=reference.silu_and_mul,
+    make_prologue=_reference_prologue,
     attention=ReferenceAttention,
 )
 
 TORCH = Kernels(
     name="torch",
-    embedding=F.embedding,
+    load_matrix=load_tensor,
+    make_embedding=_torch_embedding,
     make_linear=_torch_linear,
-    rms_norm=torch_ops.rms_norm,
-    add_rms_norm=torch_ops.add_rms_norm,
-    layer_norm=torch_ops.layer_norm,
-    silu_and_mul=torch_ops.silu_and_mul,
+    make_prologue=torch_ops.make_prologue,
     attention=TorchAttention,
 )
 

@@ -8,16 +8,27 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from chairlift.kernels.attention import AttentionMetadata
-from chairlift.kernels.backend import AttentionShape, KVCache, RotaryStep, allocate_kv_cache
-from chairlift.kernels.torch_ops import rotate
+from chairlift.errors import ConfigError
+from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
+from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
+from chairlift.kernels.torch_ops import rms_norm, rotate
 from chairlift.kernels.torch_plan import Chunk, Cut, Planner, TorchPlan
 
 
 class TorchAttention:
-    """Implements `AttentionBackend`. Loops over tiles and prompts, never over tokens."""
+    """Implements `AttentionBackend`. Loops over tiles and prompts, never over tokens.
+
+    Raises:
+        ConfigError: K and V are to be kept in another type than that of activations.
+    """
 
     def __init__(self, shape: AttentionShape) -> None:
+        if shape.kv_dtype != shape.dtype:
+            kept, computed = (str(dtype).removeprefix("torch.") for dtype in (shape.kv_dtype, shape.dtype))
+            raise ConfigError(
+                f"kv_cache_dtype={kept}: the torch kernels keep K and V as they compute, in {computed}: leave it out, "
+                f"or choose dtype={kept} or another attention_backend"
+            )
         self.shape = shape
         self._planner = Planner(shape)
 
@@ -29,14 +40,16 @@ class TorchAttention:
 
     def forward(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        qkv: torch.Tensor,
         rotary: RotaryStep | None,
         cache: KVCache,
         plan: TorchPlan,
         sliding_window: int | None,
+        qk_norm: QKNorm | None,
     ) -> torch.Tensor:
+        query, key, value = self.shape.split(qkv)
+        if qk_norm is not None:
+            query, key = rms_norm(query, qk_norm.query, qk_norm.eps), rms_norm(key, qk_norm.key, qk_norm.eps)
         if rotary is not None:
             query = rotate(query, rotary.cos, rotary.signed_sin)
             key = rotate(key, rotary.cos, rotary.signed_sin)
@@ -51,7 +64,7 @@ class TorchAttention:
             self._decode(query, cache, cut, out)
         for chunk in cut.chunks:
             self._prefill(query, key, value, cache, chunk, out)
-        return out
+        return out.flatten(1)
 
     def _decode(self, query: torch.Tensor, cache: KVCache, cut: Cut, out: torch.Tensor) -> None:
         rows, scale = cut.decode_rows, self.shape.scale

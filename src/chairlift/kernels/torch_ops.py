@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
+
+from chairlift.kernels.linear import Prologue, RowKernel
 
 PACK_ROWS = 16
 """Rows that oneDNN lays packed weights out for. 16 serves 1 to 256 rows; 1 costs up to twice the time."""
@@ -39,13 +43,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    residual = x + residual
-    return F.rms_norm(residual, weight.shape, weight, eps), residual
-
-
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
@@ -53,6 +50,19 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def make_prologue(prologue: Prologue) -> RowKernel:
+    """`reference.apply_prologue` of one prologue."""
+    if prologue.kind == "relu":
+        return F.relu
+    if prologue.kind == "silu_and_mul":
+        return silu_and_mul
+    assert prologue.weight is not None, "norms have a weight"
+    if prologue.kind == "rms_norm":
+        return partial(rms_norm, weight=prologue.weight, eps=prologue.eps)
+    assert prologue.bias is not None, "LayerNorm has a bias"
+    return partial(layer_norm, weight=prologue.weight, bias=prologue.bias, eps=prologue.eps)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:

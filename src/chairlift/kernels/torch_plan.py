@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from chairlift.kernels.attention import AttentionMetadata
-from chairlift.kernels.backend import AttentionShape, KVCache
+from chairlift.kernels.attention import AttentionMetadata, KVCache
+from chairlift.kernels.backend import AttentionShape
 
 CPU_TILE_BYTES = 1 << 22
 """Gathered K and V of a tile: small enough to be still in the cache when they are multiplied."""

@@ -6,19 +6,21 @@ from typing import Any
 
 import torch
 
-from chairlift.kernels.backend import AttentionBackend, KVCache, RotaryStep
+from chairlift.kernels.attention import KVCache, QKNorm
+from chairlift.kernels.backend import AttentionBackend, RotaryStep
+from chairlift.kernels.linear import NO_PROLOGUE, Prologue
 from chairlift.kernels.registry import Kernels
+from chairlift.kernels.weights import Weights
 from chairlift.layers.linear import Linear
-from chairlift.layers.norm import RMSNorm
-from chairlift.layers.weights import Weights
 
 
 class Attention:
-    """Grouped-query attention over paged KV memory: [T, hidden_size] -> [T, hidden_size].
+    """x + attention(prologue(x)), grouped-query and over paged KV memory: [T, hidden_size] -> [T, hidden_size].
 
     Args:
         backend: its shape says how many heads there are, and how large.
         prefix: of the names of the parameters: q_proj, k_proj, v_proj and `output` follow it.
+        prologue: what is done to x first.
         qkv_bias, output_bias: whether the projections have one.
         qk_norm_eps: RMSNorm over each head of q and k (q_norm, k_norm); None: none.
         sliding_window: keys that a query sees, itself included; None: all up to itself.
@@ -32,6 +34,7 @@ class Attention:
         prefix: str,
         *,
         hidden_size: int,
+        prologue: Prologue = NO_PROLOGUE,
         output: str = "o_proj",
         qkv_bias: bool = False,
         output_bias: bool = False,
@@ -39,24 +42,14 @@ class Attention:
         sliding_window: int | None = None,
     ) -> None:
         shape = backend.shape
-        heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        names = [f"{prefix}.{part}_proj" for part in "qkv"]
-        parts = [(name, num * shape.head_dim) for name, num in zip(names, heads, strict=True)]
-        self._qkv = Linear(kernels, weights, parts, hidden_size, bias=qkv_bias)
-        self._output = Linear(
-            kernels,
-            weights,
-            [(f"{prefix}.{output}", hidden_size)],
-            shape.num_heads * shape.head_dim,
-            bias=output_bias,
-        )
-        self._qk_norms: list[RMSNorm] = []
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        qkv = [(f"{prefix}.q_proj", queries), (f"{prefix}.k_proj", keys), (f"{prefix}.v_proj", keys)]
+        self._qkv = Linear(kernels, weights, qkv, hidden_size, bias=qkv_bias, prologue=prologue)
+        self._output = Linear(kernels, weights, [(f"{prefix}.{output}", hidden_size)], queries, bias=output_bias)
+        self._qk_norm: QKNorm | None = None
         if qk_norm_eps is not None:
-            self._qk_norms = [
-                RMSNorm(kernels, weights, f"{prefix}.{part}_norm", shape.head_dim, qk_norm_eps) for part in "qk"
-            ]
-        self._heads = heads
-        self._head_dim = shape.head_dim
+            query, key = (weights.tensor(f"{prefix}.{part}_norm.weight", (shape.head_dim,)) for part in "qk")
+            self._qk_norm = QKNorm(query, key, qk_norm_eps)
         self._sliding_window = sliding_window
         self._backend = backend
         self._kv_cache: KVCache | None = None
@@ -66,13 +59,9 @@ class Attention:
         self._kv_cache = None
         self._kv_cache = self._backend.allocate(num_blocks, block_size)
 
-    def __call__(self, hidden: torch.Tensor, rotary: RotaryStep | None, plan: Any) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rotary: RotaryStep | None, plan: Any) -> torch.Tensor:
+        """The caller gives `x` up: the sum may be computed in its memory."""
         assert self._kv_cache is not None, "allocate_kv_cache comes before forward"
-        num_tokens = hidden.shape[0]
-        qkv = self._qkv(hidden).view(num_tokens, -1, self._head_dim)
-        query, key, value = torch.split_with_sizes(qkv, self._heads, dim=1)
-        if self._qk_norms:
-            norm_query, norm_key = self._qk_norms
-            query, key = norm_query(query), norm_key(key)
-        attended = self._backend.forward(query, key, value, rotary, self._kv_cache, plan, self._sliding_window)
-        return self._output(attended.view(num_tokens, -1))
+        qkv = self._qkv(x)
+        attended = self._backend.forward(qkv, rotary, self._kv_cache, plan, self._sliding_window, self._qk_norm)
+        return self._output(attended, residual=x)

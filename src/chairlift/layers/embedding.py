@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import torch
 
+from chairlift.kernels.linear import NO_PROLOGUE, Prologue
 from chairlift.kernels.registry import Kernels
-from chairlift.layers.weights import Weights
+from chairlift.kernels.weights import Weights
 
 
 class Embedding:
     """A table [num_rows, size], looked up by int64 ids: [T] -> [T, size]."""
 
     def __init__(self, kernels: Kernels, weights: Weights, name: str, num_rows: int, size: int) -> None:
-        self.weight = weights.tensor(f"{name}.weight", (num_rows, size))
-        self._kernels = kernels
+        self.matrix = kernels.load_matrix(weights, [(name, num_rows)], size)
+        self._look_up = kernels.make_embedding(self.matrix)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return self._kernels.embedding(ids, self.weight)
+        return self._look_up(ids)
 
 
 class LMHead:
-    """Logits over the vocabulary: [N, size] -> float32 [N, vocab_size]. Tied: its weight is the embedding's table."""
+    """Logits over the vocabulary: [N, size] -> float32 [N, vocab_size]. Tied: its matrix is the embedding's table."""
 
     def __init__(
         self,
@@ -29,10 +30,12 @@ class LMHead:
         name: str,
         vocab_size: int,
         size: int,
+        *,
         tied_to: Embedding | None,
+        prologue: Prologue = NO_PROLOGUE,
     ) -> None:
-        weight = weights.tensor(f"{name}.weight", (vocab_size, size)) if tied_to is None else tied_to.weight
-        self._apply = kernels.make_linear(weight, None)
+        matrix = kernels.load_matrix(weights, [(name, vocab_size)], size) if tied_to is None else tied_to.matrix
+        self._apply = kernels.make_linear(matrix, None, prologue)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._apply(hidden).float()

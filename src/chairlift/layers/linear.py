@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from chairlift.kernels.linear import NO_PROLOGUE, Prologue
 from chairlift.kernels.registry import Kernels
-from chairlift.layers.weights import Weights
+from chairlift.kernels.weights import MatrixParts, Weights
 
 
 class Linear:
     """One or several linear layers over the same input as one product: [T, in] -> [T, sum of outs].
 
     Args:
-        parts: (name, out_features) of each, in the order of the output; `<name>.weight` is [out, in].
+        parts: `<name>.weight` of each is [out, in].
         bias: whether each part has a `<name>.bias` [out].
+        prologue: what is done to the input first.
     """
 
     def __init__(
-        self, kernels: Kernels, weights: Weights, parts: Sequence[tuple[str, int]], in_features: int, *, bias: bool
+        self,
+        kernels: Kernels,
+        weights: Weights,
+        parts: MatrixParts,
+        in_features: int,
+        *,
+        bias: bool = False,
+        prologue: Prologue = NO_PROLOGUE,
     ) -> None:
-        weight = [weights.tensor(f"{name}.weight", (out, in_features)) for name, out in parts]
-        biases = [weights.tensor(f"{name}.bias", (out,)) for name, out in parts] if bias else []
-        self._apply = kernels.make_linear(_fuse(weight), _fuse(biases) if bias else None)
+        matrix = kernels.load_matrix(weights, parts, in_features)
+        biases = torch.cat([weights.tensor(f"{name}.bias", (out,)) for name, out in parts]) if bias else None
+        self._apply = kernels.make_linear(matrix, biases, prologue)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._apply(x)
-
-
-def _fuse(tensors: list[torch.Tensor]) -> torch.Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """linear(prologue(x)), plus `residual` if there is one, which the caller gives up."""
+        return self._apply(x, residual)

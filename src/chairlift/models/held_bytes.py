@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from chairlift.kernels.backend import KVCache
+from chairlift.kernels.attention import KVCache
 
 
 def held_bytes(model: object) -> int:

@@ -11,63 +11,46 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.backend import AttentionBackend, RotaryStep
+from chairlift.kernels.linear import SILU_AND_MUL
 from chairlift.kernels.registry import Kernels
+from chairlift.kernels.weights import Weights
 from chairlift.layers.attention import Attention
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
-from chairlift.layers.norm import RMSNorm
-from chairlift.layers.weights import Weights
+from chairlift.layers.norm import rms_norm
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model, make_rotary
 
 
-class LlamaMLP:
-    """down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, kernels: Kernels, config: ModelConfig, weights: Weights, prefix: str) -> None:
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        gate_up = [(f"{prefix}.gate_proj", inner), (f"{prefix}.up_proj", inner)]
-        self._gate_up = Linear(kernels, weights, gate_up, hidden, bias=bias)
-        self._down = Linear(kernels, weights, [(f"{prefix}.down_proj", hidden)], inner, bias=bias)
-        self._activation = kernels.silu_and_mul
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._activation(self._gate_up(x)))
-
-
 class LlamaLayer:
-    """Takes the last layer's output and the residual stream before it is added; gives its own in the same way."""
+    """x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))."""
 
     def __init__(
         self, kernels: Kernels, backend: AttentionBackend[Any], config: ModelConfig, weights: Weights, index: int
     ) -> None:
         prefix = f"model.layers.{index}"
-        size, eps = config.hidden_size, config.norm_eps
-        self.input_norm = RMSNorm(kernels, weights, f"{prefix}.input_layernorm", size, eps)
+        size, inner, eps, bias = config.hidden_size, config.intermediate_size, config.norm_eps, config.mlp_bias
         self.attention = Attention(
             kernels,
             backend,
             weights,
             f"{prefix}.self_attn",
             hidden_size=size,
+            prologue=rms_norm(weights, f"{prefix}.input_layernorm", size, eps),
             qkv_bias=config.attention_bias,
             output_bias=config.attention_output_bias,
             qk_norm_eps=eps if config.qk_norm else None,
             sliding_window=config.sliding_windows[index],
         )
-        self.post_attention_norm = RMSNorm(kernels, weights, f"{prefix}.post_attention_layernorm", size, eps)
-        self.mlp = LlamaMLP(kernels, config, weights, f"{prefix}.mlp")
+        norm = rms_norm(weights, f"{prefix}.post_attention_layernorm", size, eps)
+        gate_up = [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)]
+        down = [(f"{prefix}.mlp.down_proj", size)]
+        self.gate_up = Linear(kernels, weights, gate_up, size, bias=bias, prologue=norm)
+        self.down = Linear(kernels, weights, down, inner, bias=bias, prologue=SILU_AND_MUL)
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, rotary: RotaryStep, plan: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            x, residual = self.input_norm(x), x
-        else:
-            x, residual = self.input_norm.add(x, residual)
+    def __call__(self, x: torch.Tensor, rotary: RotaryStep, plan: Any) -> torch.Tensor:
         x = self.attention(x, rotary, plan)
-        x, residual = self.post_attention_norm.add(x, residual)
-        return self.mlp(x), residual
+        return self.down(self.gate_up(x), residual=x)
 
 
 class LlamaModel(Model):
@@ -83,9 +66,9 @@ class LlamaModel(Model):
         self.embedding = Embedding(kernels, weights, "model.embed_tokens", vocab, size)
         self.rotary = make_rotary(config.rope, config.head_dim, config.max_position_embeddings, backend.shape.device)
         self.layers = [LlamaLayer(kernels, backend, config, weights, i) for i in range(config.num_layers)]
-        self.norm = RMSNorm(kernels, weights, "model.norm", size, config.norm_eps)
+        norm = rms_norm(weights, "model.norm", size, config.norm_eps)
         tied_to = self.embedding if config.tie_word_embeddings else None
-        self.lm_head = LMHead(kernels, weights, "lm_head", vocab, size, tied_to)
+        self.lm_head = LMHead(kernels, weights, "lm_head", vocab, size, tied_to=tied_to, prologue=norm)
 
     @property
     def attention_layers(self) -> list[Attention]:
@@ -93,11 +76,10 @@ class LlamaModel(Model):
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         rotary = self.rotary.at(positions)
-        x, residual = self.embedding(token_ids), None
+        x = self.embedding(token_ids)
         for layer in self.layers:
-            x, residual = layer(x, residual, rotary, plan)
-        assert residual is not None, "a model has at least one layer"
-        return self.norm.add(x, residual)[0]
+            x = layer(x, rotary, plan)
+        return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)

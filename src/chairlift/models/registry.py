@@ -10,7 +10,7 @@ import torch
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.backend import AttentionBackend, AttentionShape
 from chairlift.kernels.registry import Kernels, get_kernels
-from chairlift.layers.weights import Weights
+from chairlift.kernels.weights import Weights
 from chairlift.models.config import ModelConfig
 from chairlift.models.llama import LlamaModel
 from chairlift.models.model import Model

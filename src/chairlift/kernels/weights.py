@@ -1,7 +1,8 @@
-"""Where parameters come from, as layers and models see it."""
+"""Where parameters come from, as kernels, layers and models see it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -24,3 +25,13 @@ class Weights(Protocol):
     def has(self, name: str) -> bool:
         """Whether the source holds the parameter (a random source holds everything)."""
         ...
+
+
+MatrixParts = Sequence[tuple[str, int]]
+"""(name, out_features) of matrices over the same input that are multiplied as one, in the order of the output."""
+
+
+def load_tensor(weights: Weights, parts: MatrixParts, in_features: int) -> torch.Tensor:
+    """The `<name>.weight` of all parts, one below the other: [sum of outs, in], in the compute dtype."""
+    tensors = [weights.tensor(f"{name}.weight", (out, in_features)) for name, out in parts]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
