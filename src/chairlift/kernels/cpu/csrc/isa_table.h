@@ -1,0 +1,17 @@
+// What is compiled once for every instruction set: tables of plain functions.
+#pragma once
+
+#include "attention_tiles.h"
+#include "linear_tiles.h"
+#include "sampling_rows.h"
+
+namespace chairlift {
+
+struct IsaTable {
+  const char* name;
+  LinearTiles linear;
+  AttentionTiles attention;
+  SamplingRows sampling;
+};
+
+}  // namespace chairlift

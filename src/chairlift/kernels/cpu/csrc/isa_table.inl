@@ -1,0 +1,12 @@
+// Compiled once for every instruction set: see isa_*.cpp.
+#include "attention_tiles.inl"
+#include "isa_table.h"
+#include "linear_tiles.inl"
+#include "sampling_rows.inl"
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+extern const IsaTable kTable;
+const IsaTable kTable = {CHAIRLIFT_ISA_NAME, linear_tiles(), attention_tiles(), sampling_rows()};
+
+}  // namespace chairlift::CHAIRLIFT_ISA

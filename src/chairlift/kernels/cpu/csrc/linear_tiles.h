@@ -1,0 +1,81 @@
+// Products of packed weights and rows of activations: what is compiled for each instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace chairlift {
+
+enum class WeightFormat { q4_0, q4_1, q8_0, int8, bf16, f16, f32 };
+constexpr int kNumWeightFormats = 7;
+constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::int8; }
+
+// A stripe: sixteen output rows, interleaved so that one vector load gives the same inputs of all of them.
+//
+//   q4_0, q4_1   [groups of 32][4 planes][16 rows][4 bytes]   byte i of plane p: inputs 4p + i (low), 16 + 4p + i (high)
+//                then [groups][16] f16 scales; q4_1: then [groups][16] f16 minimums
+//   q8_0         [groups of 32][8][16 rows][4 bytes], each value plus 128; then [groups][16] f16 scales
+//   int8         [inputs / 4][16 rows][4 bytes], each value plus 128; then [16] f32 scales
+//   bf16 .. f32  [inputs][16 rows]
+//
+// Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
+constexpr int kStripe = 16;
+constexpr int kGroup = 32;
+
+// Activations, in blocks of kBlockRows rows (a constant of the instruction set), interleaved likewise:
+//
+//   integer formats   values [inputs / 4][block rows][4] int8; for each activation group, [groups][block rows] of
+//                     scale (f32), correction (int32: minus the sum of the values times what weights are shifted by)
+//                     and sum (f32: scale times the sum of the values)
+//   float formats     values [inputs][block rows] f32
+struct ActivationBlock {
+  const void* values;
+  const float* scale;
+  const int32_t* correction;
+  const float* sum;
+};
+
+// One stripe times one block of rows. Columns are outputs.
+struct StripeTask {
+  const uint8_t* stripe;
+  int64_t padded_inputs;
+  int64_t group;  // inputs that share an activation scale
+  ActivationBlock block;
+  int num_rows;
+  const float* bias;  // [16] or null
+  float* out;         // of the first row and column
+  int64_t out_stride;
+  int num_columns;
+  bool add;  // out += instead of out =
+};
+
+enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, relu };
+
+// What happens to a row before it is multiplied.
+struct PrologueArgs {
+  Prologue kind;
+  const float* weight;
+  const float* bias;
+  float eps;
+};
+
+// Where a row's activations go: the block's arrays, and the row's place in it.
+struct RowTarget {
+  void* values;
+  float* scale;
+  int32_t* correction;
+  float* sum;
+  int row;
+};
+
+struct LinearTiles {
+  int block_rows;
+  void (*multiply[kNumWeightFormats])(const StripeTask& task);
+  // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x.
+  void (*prologue)(const PrologueArgs& args, const float* x, int64_t inputs, float* y);
+  // y [inputs], zero up to padded_inputs. shift: what stored weights are above their true values. scratch: padded_inputs bytes.
+  void (*quantize)(const float* y, int64_t padded_inputs, int64_t group, int shift, int8_t* scratch,
+                   const RowTarget& target);
+  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
+};
+
+}  // namespace chairlift

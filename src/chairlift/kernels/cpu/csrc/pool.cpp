@@ -1,0 +1,166 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <new>
+#include <numeric>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace chairlift {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+uint32_t generation_of(uint64_t counter) { return static_cast<uint32_t>(counter >> 32); }
+uint64_t counter_at(uint32_t generation, uint32_t next) { return static_cast<uint64_t>(generation) << 32 | next; }
+
+}  // namespace
+
+Pool& Pool::get() {
+  static Pool* pool = new Pool;  // never destroyed: workers may outlive static destruction
+  return *pool;
+}
+
+Pool::Pool() : scratch_(kMaxThreads) {
+  pthread_atfork(nullptr, nullptr, [] { Pool::get().forget_threads(); });
+}
+
+// After a fork the child has the caller's thread only. The old thread objects name threads that are not there.
+void Pool::forget_threads() {
+  new (&threads_) std::vector<std::thread>;
+  new (&job_mutex_) std::mutex;
+  new (&park_mutex_) std::mutex;
+  new (&wake_) std::condition_variable;
+  parked_ = 0;
+}
+
+void Pool::set_num_threads(int num_threads) {
+  const std::lock_guard<std::mutex> lock(job_mutex_);
+  if (num_threads == num_threads_) return;
+  stop_workers();
+  num_threads_ = num_threads;
+}
+
+void Pool::start_workers() {
+  while (static_cast<int>(threads_.size()) < num_threads_ - 1) {
+    const int worker = static_cast<int>(threads_.size()) + 1;
+    threads_.emplace_back([this, worker] { work(worker); });
+  }
+}
+
+void Pool::stop_workers() {
+  {
+    const std::lock_guard<std::mutex> lock(park_mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  stopping_ = false;
+}
+
+void Pool::run_job(Job job, int64_t num_tasks) {
+  if (num_tasks <= 0) return;
+  const std::lock_guard<std::mutex> lock(job_mutex_);
+  if (num_tasks == 1 || num_threads_ == 1) {
+    for (int64_t task = 0; task < num_tasks; ++task) job.call(job.self, place_of(task, num_tasks), 0);
+    return;
+  }
+  start_workers();
+  const uint32_t generation = generation_of(counter_.load(std::memory_order_relaxed)) + 1;
+  call_.store(job.call, std::memory_order_relaxed);
+  self_.store(job.self, std::memory_order_relaxed);
+  num_tasks_.store(num_tasks, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+  counter_.store(counter_at(generation, 0), std::memory_order_seq_cst);
+  if (parked_.load(std::memory_order_seq_cst) > 0) {
+    { const std::lock_guard<std::mutex> park(park_mutex_); }
+    wake_.notify_all();
+  }
+  take_tasks(generation, 0);
+  const auto deadline = Clock::now() + kSpin;
+  bool patient = true;
+  while (done_.load(std::memory_order_acquire) < num_tasks) {
+    pause();
+    if (patient && Clock::now() > deadline) patient = false;
+    if (!patient) std::this_thread::yield();
+  }
+  counter_.store(counter_at(generation, kClosed), std::memory_order_release);
+}
+
+void Pool::take_tasks(uint32_t generation, int worker) {
+  uint64_t seen = counter_.load(std::memory_order_acquire);
+  while (generation_of(seen) == generation) {
+    const uint32_t task = static_cast<uint32_t>(seen);
+    const auto call = call_.load(std::memory_order_relaxed);
+    const void* self = self_.load(std::memory_order_relaxed);
+    const int64_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
+    if (task == kClosed || static_cast<int64_t>(task) >= num_tasks) return;
+    if (!counter_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    call(self, place_of(task, num_tasks), worker);
+    done_.fetch_add(1, std::memory_order_acq_rel);
+    seen = counter_.load(std::memory_order_acquire);
+  }
+}
+
+void Pool::work(int worker) {
+  uint32_t finished = generation_of(counter_.load(std::memory_order_acquire)) - 1;
+  auto deadline = Clock::now() + kSpin;
+  while (!stopping_.load(std::memory_order_acquire)) {
+    const uint64_t seen = counter_.load(std::memory_order_acquire);
+    if (generation_of(seen) != finished && static_cast<uint32_t>(seen) != kClosed) {
+      take_tasks(generation_of(seen), worker);
+      finished = generation_of(seen);
+      deadline = Clock::now() + kSpin;
+    } else if (Clock::now() < deadline) {
+      pause();
+    } else {
+      std::unique_lock<std::mutex> lock(park_mutex_);
+      parked_.fetch_add(1, std::memory_order_seq_cst);
+      wake_.wait(lock, [&] {
+        const uint64_t now = counter_.load(std::memory_order_seq_cst);
+        return stopping_ || (generation_of(now) != finished && static_cast<uint32_t>(now) != kClosed);
+      });
+      parked_.fetch_sub(1, std::memory_order_seq_cst);
+      lock.unlock();
+      deadline = Clock::now() + kSpin;
+    }
+  }
+}
+
+// A bijection of 0..num_tasks-1: task times an odd number coprime to num_tasks, shifted.
+int64_t Pool::place_of(int64_t task, int64_t num_tasks) const {
+  const uint64_t seed = order_seed_.load(std::memory_order_relaxed);
+  if (seed == 0) return task;
+  uint64_t factor = seed % static_cast<uint64_t>(num_tasks) + 1;
+  while (std::gcd(factor, static_cast<uint64_t>(num_tasks)) != 1) ++factor;
+  const uint64_t n = static_cast<uint64_t>(num_tasks);
+  return static_cast<int64_t>((static_cast<uint64_t>(task) * (factor % n) + seed % n) % n);
+}
+
+void* Pool::scratch(int worker, size_t num_bytes) {
+  Scratch& scratch = scratch_[static_cast<size_t>(worker)];
+  if (scratch.num_bytes < num_bytes) {
+    std::free(scratch.data);
+    scratch.num_bytes = (num_bytes + 4095) / 4096 * 4096;
+    scratch.data = std::aligned_alloc(64, scratch.num_bytes);
+    if (!scratch.data) throw std::bad_alloc();
+  }
+  return scratch.data;
+}
+
+}  // namespace chairlift

@@ -1,0 +1,79 @@
+// Threads that take tiles of work off an atomic counter.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace chairlift {
+
+// One job at a time: `run` calls body(task, worker) once for each task, on the calling thread (worker 0) and on the
+// workers, and returns when all are done. Tasks are handed out in ascending order as threads ask for them, so what is
+// computed must not depend on who computes it. Workers spin for kSpin after a job, then park.
+class Pool {
+ public:
+  static Pool& get();
+
+  // Threads that work, the caller included; 1 to kMaxThreads.
+  void set_num_threads(int num_threads);
+  int num_threads() const { return num_threads_; }
+
+  // For tests: hand tasks out in another order. 0: ascending.
+  void set_tile_order(uint64_t seed) { order_seed_ = seed; }
+
+  template <typename Body>
+  void run(int64_t num_tasks, const Body& body) {
+    run_job({[](const void* self, int64_t task, int worker) { (*static_cast<const Body*>(self))(task, worker); }, &body},
+            num_tasks);
+  }
+
+  // Scratch of a worker, 64-byte aligned; what was in it is lost when it grows. Valid until the next call for the worker.
+  void* scratch(int worker, size_t num_bytes);
+
+  static constexpr int kMaxThreads = 256;
+
+ private:
+  struct Job {
+    void (*call)(const void* self, int64_t task, int worker);
+    const void* self;
+  };
+  struct Scratch {
+    void* data = nullptr;
+    size_t num_bytes = 0;
+  };
+
+  Pool();
+  void run_job(Job job, int64_t num_tasks);
+  void take_tasks(uint32_t generation, int worker);
+  void work(int worker);
+  void start_workers();
+  void stop_workers();
+  void forget_threads();
+  int64_t place_of(int64_t task, int64_t num_tasks) const;
+
+  // A job's counter: its generation in the upper half, the next task in the lower. A compare-and-swap on both takes a
+  // task, so a worker that wakes up late can never take one of a job it has not read. kClosed stops all taking while
+  // the fields below change.
+  static constexpr uint32_t kClosed = 0xffffffffu;
+  alignas(64) std::atomic<uint64_t> counter_{kClosed};
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<void (*)(const void*, int64_t, int)> call_{nullptr};
+  std::atomic<const void*> self_{nullptr};
+  std::atomic<int64_t> num_tasks_{0};
+  std::atomic<int> parked_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> order_seed_{0};
+
+  std::mutex job_mutex_;
+  std::mutex park_mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> threads_;
+  std::vector<Scratch> scratch_;
+  int num_threads_ = 1;
+};
+
+}  // namespace chairlift

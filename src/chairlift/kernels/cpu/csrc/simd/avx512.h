@@ -1,0 +1,129 @@
+// The vector layer on AVX-512 (F, BW, DQ, VL): sixteen floats. See portable.h for what each function means.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+using F = __m512;
+using I = __m512i;
+using M = __mmask16;
+constexpr int kLanes = 16;
+
+static inline M first_lanes(int n) { return static_cast<M>((1u << n) - 1u); }
+
+static inline F zero() { return _mm512_setzero_ps(); }
+static inline F set1(float x) { return _mm512_set1_ps(x); }
+static inline F load(const float* p) { return _mm512_loadu_ps(p); }
+static inline F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+static inline void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+static inline void store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+
+static inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+static inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+static inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+static inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+static inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+static inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+static inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+static inline F sqrt(F a) { return _mm512_sqrt_ps(a); }
+static inline F neg(F a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+static inline F abs(F a) { return _mm512_abs_ps(a); }
+static inline F iota() { return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
+
+static inline M less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static inline F select(M m, F a, F b) { return _mm512_mask_blend_ps(m, b, a); }
+static inline unsigned mask_bits(M m) { return m; }
+
+static inline float reduce_add(F x) {
+  const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+static inline float reduce_max(F x) {
+  const __m256 a = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+
+static inline F widen_bf16(__m256i x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+static inline F load_bf16(const uint16_t* p) {
+  return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+static inline F load_bf16_n(const uint16_t* p, int n) {
+  return widen_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
+static inline __m256i narrow_bf16(F x) {
+  const I bits = _mm512_castps_si512(x);
+  const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const I rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const I quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const M nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+}
+static inline void store_bf16(uint16_t* p, F x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_bf16(x));
+}
+static inline void store_bf16_n(uint16_t* p, F x, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), narrow_bf16(x));
+}
+static inline F load_f16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+static inline F load_f16_n(const uint16_t* p, int n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
+static inline F load_s8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+static inline F load_s8_n(const int8_t* p, int n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+}
+
+static inline I izero() { return _mm512_setzero_si512(); }
+static inline I iset1(int32_t x) { return _mm512_set1_epi32(x); }
+static inline I iload(const void* p) { return _mm512_loadu_si512(p); }
+static inline void istore(void* p, I x) { _mm512_storeu_si512(p, x); }
+static inline I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
+static inline I low_nibbles(I x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+static inline I high_nibbles(I x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+static inline F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+static inline I to_int(F x) { return _mm512_cvtps_epi32(x); }
+static inline int32_t ireduce_add(I x) { return _mm512_reduce_add_epi32(x); }
+static inline void store_s8(int8_t* p, I x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x));
+}
+static inline void store_s8_n(int8_t* p, I x, int n) {
+  _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtsepi32_epi8(x));
+}
+
+// 2^n for integral n in [-126, 127], as the exponent field.
+static inline F pow2i(F n) { return _mm512_castsi512_ps(_mm512_slli_epi32(to_int(add(n, set1(127.0f))), 23)); }
+static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+#ifdef CHAIRLIFT_VNNI
+static inline I dot_u8s8(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
+static inline I dot_u4s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
+#else
+// maddubs adds pairs in 16 bits: exact for four-bit operands, too narrow for eight, which are cut in two.
+static inline I dot_u4s8(I acc, I u, I s) {
+  const I pairs = _mm512_maddubs_epi16(u, s);
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+static inline I dot_u8s8(I acc, I u, I s) {
+  const I low = _mm512_maddubs_epi16(low_nibbles(u), s);
+  const I high = _mm512_maddubs_epi16(high_nibbles(u), s);
+  acc = _mm512_add_epi32(acc, _mm512_madd_epi16(low, _mm512_set1_epi16(1)));
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(high, _mm512_set1_epi16(16)));
+}
+#endif
+
+}  // namespace chairlift::CHAIRLIFT_ISA
+
+#include "common.h"

@@ -1,0 +1,24 @@
+// What is built on the vector layer, the same for every ISA.
+#pragma once
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+// e^x. x is clamped to [-87.3, 88.3] first, but below -87.3 the result is 0 exactly (and NaN gives NaN or 0 or a finite
+// number: callers mask). 2^n * p(r) with r in [-ln 2 / 2, ln 2 / 2] and p a minimax polynomial of degree 6; about 2 ulp.
+static inline F exp(F x) {
+  const F lowest = set1(-87.3f);
+  const F clamped = max(min(x, set1(88.3f)), lowest);
+  const F n = round_even(mul(clamped, set1(1.44269504088896341f)));
+  F r = fma(n, set1(-0.693359375f), clamped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  F p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p, mul(r, r), add(r, set1(1.0f)));
+  return select(less(x, lowest), zero(), mul(p, pow2i(n)));
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA

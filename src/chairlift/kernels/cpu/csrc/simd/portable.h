@@ -1,0 +1,172 @@
+// The vector layer in plain C++: eight floats, which compilers turn into whatever the machine has.
+//
+// Every other header of this folder offers the same names. F is a vector of kLanes floats, I of kLanes int32, M what a
+// comparison gives. Names that end in _n touch the first n lanes only: what lies beyond is neither read nor written, and
+// reads as zero. One operation here is one operation there, so a kernel written on them has one order of operations.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+constexpr int kLanes = 8;
+struct F {
+  float v[kLanes];
+};
+struct I {
+  int32_t v[kLanes];
+};
+struct M {
+  bool v[kLanes];
+};
+
+template <typename Op>
+static inline F lanes(Op op) {
+  F r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = op(i);
+  return r;
+}
+template <typename Op>
+static inline I ilanes(Op op) {
+  I r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = op(i);
+  return r;
+}
+
+static inline float bits_to_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+static inline uint32_t float_to_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
+  if (exponent == 31) return bits_to_float(sign | 0x7f800000 | fraction << 13);
+  if (exponent) return bits_to_float(sign | (exponent + 112) << 23 | fraction << 13);
+  const float tiny = static_cast<float>(fraction) * 0x1p-24f;
+  return sign ? -tiny : tiny;
+}
+static inline uint16_t float_to_bf16(float x) {
+  const uint32_t bits = float_to_bits(x);
+  if (x != x) return static_cast<uint16_t>((bits | 0x400000) >> 16);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline F zero() { return lanes([](int) { return 0.0f; }); }
+static inline F set1(float x) { return lanes([=](int) { return x; }); }
+static inline F load(const float* p) { return lanes([=](int i) { return p[i]; }); }
+static inline F load_n(const float* p, int n) { return lanes([=](int i) { return i < n ? p[i] : 0.0f; }); }
+static inline void store_n(float* p, F x, int n) {
+  for (int i = 0; i < n; ++i) p[i] = x.v[i];
+}
+static inline void store(float* p, F x) { store_n(p, x, kLanes); }
+
+static inline F add(F a, F b) { return lanes([&](int i) { return a.v[i] + b.v[i]; }); }
+static inline F sub(F a, F b) { return lanes([&](int i) { return a.v[i] - b.v[i]; }); }
+static inline F mul(F a, F b) { return lanes([&](int i) { return a.v[i] * b.v[i]; }); }
+static inline F div(F a, F b) { return lanes([&](int i) { return a.v[i] / b.v[i]; }); }
+// Like the x86 instructions: the second operand if either is NaN.
+static inline F max(F a, F b) { return lanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+static inline F min(F a, F b) { return lanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+// Two roundings: fmaf would call into the C library where there is no such instruction.
+static inline F fma(F a, F b, F c) { return lanes([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
+static inline F sqrt(F a) { return lanes([&](int i) { return std::sqrt(a.v[i]); }); }
+static inline F neg(F a) { return lanes([&](int i) { return -a.v[i]; }); }
+static inline F abs(F a) { return lanes([&](int i) { return std::fabs(a.v[i]); }); }
+static inline F iota() { return lanes([](int i) { return static_cast<float>(i); }); }
+
+static inline M less(F a, F b) {
+  M r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = a.v[i] < b.v[i];
+  return r;
+}
+static inline F select(M m, F a, F b) { return lanes([&](int i) { return m.v[i] ? a.v[i] : b.v[i]; }); }
+static inline unsigned mask_bits(M m) {
+  unsigned bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= static_cast<unsigned>(m.v[i]) << i;
+  return bits;
+}
+
+// A tree: halves of the vector are combined until one lane is left.
+static inline float reduce_add(F x) {
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) x.v[i] = x.v[i] + x.v[i + half];
+  return x.v[0];
+}
+static inline float reduce_max(F x) {
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) x.v[i] = x.v[i] > x.v[i + half] ? x.v[i] : x.v[i + half];
+  return x.v[0];
+}
+
+static inline F load_bf16_n(const uint16_t* p, int n) {
+  return lanes([=](int i) { return i < n ? bits_to_float(static_cast<uint32_t>(p[i]) << 16) : 0.0f; });
+}
+static inline F load_bf16(const uint16_t* p) { return load_bf16_n(p, kLanes); }
+// Rounds to nearest, ties to even; NaN stays NaN.
+static inline void store_bf16_n(uint16_t* p, F x, int n) {
+  for (int i = 0; i < n; ++i) p[i] = float_to_bf16(x.v[i]);
+}
+static inline void store_bf16(uint16_t* p, F x) { store_bf16_n(p, x, kLanes); }
+static inline F load_f16_n(const uint16_t* p, int n) {
+  return lanes([=](int i) { return i < n ? half_to_float(p[i]) : 0.0f; });
+}
+static inline F load_f16(const uint16_t* p) { return load_f16_n(p, kLanes); }
+static inline F load_s8_n(const int8_t* p, int n) {
+  return lanes([=](int i) { return i < n ? static_cast<float>(p[i]) : 0.0f; });
+}
+static inline F load_s8(const int8_t* p) { return load_s8_n(p, kLanes); }
+
+static inline I izero() { return ilanes([](int) { return 0; }); }
+static inline I iset1(int32_t x) { return ilanes([=](int) { return x; }); }
+static inline I iload(const void* p) {
+  I r;
+  std::memcpy(r.v, p, sizeof r.v);
+  return r;
+}
+static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
+static inline I iadd(I a, I b) { return ilanes([&](int i) { return a.v[i] + b.v[i]; }); }
+static inline I low_nibbles(I x) { return ilanes([&](int i) { return x.v[i] & 0x0f0f0f0f; }); }
+static inline I high_nibbles(I x) { return ilanes([&](int i) { return (x.v[i] >> 4) & 0x0f0f0f0f; }); }
+static inline F to_float(I x) { return lanes([&](int i) { return static_cast<float>(x.v[i]); }); }
+// Rounds to nearest, ties to even; the value must fit.
+static inline I to_int(F x) { return ilanes([&](int i) { return static_cast<int32_t>(std::nearbyint(x.v[i])); }); }
+static inline int32_t ireduce_add(I x) {
+  int32_t sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x.v[i];
+  return sum;
+}
+static inline int8_t saturate_s8(int32_t x) { return static_cast<int8_t>(x > 127 ? 127 : x < -128 ? -128 : x); }
+static inline void store_s8_n(int8_t* p, I x, int n) {
+  for (int i = 0; i < n; ++i) p[i] = saturate_s8(x.v[i]);
+}
+static inline void store_s8(int8_t* p, I x) { store_s8_n(p, x, kLanes); }
+
+// 2^n for integral n in [-126, 127].
+static inline F pow2i(F n) {
+  return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
+}
+static inline F round_even(F x) { return lanes([&](int i) { return std::nearbyint(x.v[i]); }); }
+
+// acc + the sum of four products of unsigned and signed bytes, lane by lane; exact.
+static inline I dot_u8s8(I acc, I u, I s) {
+  uint8_t a[4 * kLanes];
+  int8_t b[4 * kLanes];
+  std::memcpy(a, u.v, sizeof a);
+  std::memcpy(b, s.v, sizeof b);
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(a[4 * i + j]) * b[4 * i + j];
+  return acc;
+}
+// The same for unsigned bytes up to 15.
+static inline I dot_u4s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
+
+}  // namespace chairlift::CHAIRLIFT_ISA
+
+#include "common.h"
