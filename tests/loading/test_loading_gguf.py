@@ -103,6 +103,24 @@ def test_quantizations_equal_the_gguf_package(tmp_path: Path, quantization: gguf
     assert torch.equal(ours, torch.from_numpy(oracle.copy()).to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("quantization", QUANTIZABLE, ids=lambda kind: kind.name)
+def test_rows_as_they_are_give_the_same_floats(tmp_path: Path, quantization: gguf.GGMLQuantizationType) -> None:
+    """Whole rows move: those of q and k come back in the order of Hugging Face, whatever their blocks hold."""
+    shapes = {"attn_q": (64, 64), "attn_k": (32, 64), "ffn_down": (64, 96)}
+    names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "ffn_down": "mlp.down_proj"}
+    tensors = {f"blk.0.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+    _, weights = open_gguf(write_gguf(tmp_path / "m.gguf", tensors, quantization=quantization))
+    for name, shape in shapes.items():
+        ours = f"model.layers.0.{names[name]}.weight"
+        packed = weights.packed(ours, shape)
+        assert packed.format == quantization.name.lower()
+        floats = packed.to_floats(packed.rows[3:7])
+        assert np.array_equal(floats, weights.tensor(ours, shape)[3:7].numpy())
+        with pytest.raises(ModelLoadError, match=rf"tensor blk\.0\.{name}\.weight has the shape"):
+            weights.packed(ours, (shape[0], 32))
+    assert weights.unused() == []
+
+
 @pytest.mark.parametrize("kind", [Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K, Q.IQ4_XS, Q.IQ2_XXS], ids=lambda k: k.name)
 def test_k_quants_equal_the_gguf_package(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
     _, bytes_per_block = gguf.GGML_QUANT_SIZES[kind]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -63,3 +65,12 @@ def test_norms_are_one(name: str) -> None:
 def test_biases_are_zero() -> None:
     assert torch.equal(source().tensor("model.layers.0.self_attn.q_proj.bias", (64,)), torch.zeros(64))
     assert torch.equal(source().tensor("model.decoder.final_layer_norm.bias", (64,)), torch.zeros(64))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rows_as_they_are_have_the_type_of_the_file(dtype: str) -> None:
+    weights = RandomWeights(replace(CONFIG, dtype=dtype), torch.float32, torch.device("cpu"))
+    tensor, packed = weights.tensor("a.weight", (8, 6)), weights.packed("a.weight", (8, 6))
+    assert packed.format == {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]
+    assert torch.equal(torch.from_numpy(packed.to_floats(packed.rows[2:5])), tensor[2:5])
+    assert tensor.dtype == torch.float32

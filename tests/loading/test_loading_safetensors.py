@@ -59,6 +59,22 @@ def test_dtype_is_converted(tiny_model_dir: TinyModelDir) -> None:
     assert torch.equal(ours, stored.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_rows_as_they_are_keep_their_type(copy: Callable[..., Path], dtype: torch.dtype) -> None:
+    """float64 has no format of its own."""
+    folder, name = copy(), "model.layers.0.mlp.up_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name].to(dtype)
+    save_file(tensors, folder / "model.safetensors")
+    weights = open_folder(folder)
+    packed = weights.packed(name, (96, 64))
+    assert packed.format == {torch.bfloat16: "bf16", torch.float16: "f16"}.get(dtype, "f32")
+    assert torch.equal(torch.from_numpy(packed.to_floats(packed.rows[5:9])), tensors[name][5:9].float())
+    assert name not in weights.unused()
+    with pytest.raises(ModelLoadError, match=r"up_proj\.weight has the shape \(96, 64\)"):
+        weights.packed(name, (96, 32))
+
+
 def test_unused_tensors_are_told_but_not_those_that_are_recomputed(copy: Callable[..., Path]) -> None:
     folder = copy("llama", tie_word_embeddings=True)
     file = folder / "model.safetensors"

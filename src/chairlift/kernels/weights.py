@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+ByteArray = npt.NDArray[np.uint8]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRows:
+    """A matrix [out, in] as its file holds it.
+
+    Attributes:
+        format: of the rows: "f32", "f16", "bf16", or what ggml calls the blocks, in lower case ("q4_1", "q6_k").
+        rows: uint8 [out, bytes a row], in Hugging Face's order; read-only.
+        in_features: values a row.
+        to_floats: rows like these (uint8 [n, bytes a row]) -> float32 [n, in].
+    """
+
+    format: str
+    rows: ByteArray
+    in_features: int
+    to_floats: Callable[[ByteArray], FloatArray]
 
 
 class Weights(Protocol):
@@ -22,6 +45,14 @@ class Weights(Protocol):
         """
         ...
 
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        """The matrix as the file holds it, whatever the compute dtype, in the memory of the host.
+
+        Raises:
+            ModelLoadError: as `tensor`.
+        """
+        ...
+
     def has(self, name: str) -> bool:
         """Whether the source holds the parameter (a random source holds everything)."""
         ...
@@ -35,3 +66,26 @@ def load_tensor(weights: Weights, parts: MatrixParts, in_features: int) -> torch
     """The `<name>.weight` of all parts, one below the other: [sum of outs, in], in the compute dtype."""
     tensors = [weights.tensor(f"{name}.weight", (out, in_features)) for name, out in parts]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def packed_tensor(tensor: torch.Tensor) -> PackedRows:
+    """A matrix [out, in] of floats on the CPU; its memory is shared unless its type has no format."""
+    if tensor.dtype not in _FORMATS:
+        tensor = tensor.float()
+    tensor = tensor.contiguous()
+    name = _FORMATS[tensor.dtype]
+    return PackedRows(name, tensor.view(torch.uint8).numpy(), tensor.shape[1], FLOAT_READERS[name])
+
+
+def _read_bfloat16(rows: ByteArray) -> FloatArray:
+    return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+_FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+FLOAT_READERS: dict[str, Callable[[ByteArray], FloatArray]] = {
+    "f32": lambda rows: rows.view(np.float32),
+    "f16": lambda rows: rows.view(np.float16).astype(np.float32),
+    "bf16": _read_bfloat16,
+}
+"""`PackedRows.to_floats` of rows that are plain values."""

@@ -1,19 +1,22 @@
-"""Weights out of a GGUF file, dequantized."""
+"""Weights out of a GGUF file, dequantized or as they are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from chairlift.errors import ModelLoadError
+from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile, GGUFTensor
+from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
 from chairlift.models.config import ModelConfig
 
 MODEL_ARCHS: Final = {
@@ -56,46 +59,59 @@ class GGUFWeights(FileWeights):
     def _read(self, name: str, file_name: str) -> torch.Tensor:
         return torch.from_numpy(dequantize(self._file, file_name))
 
-    def _arrange(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
+        tensor = self._file.tensors[file_name]
+        self._check(file_name, tensor.shape, shape)
+        rows, to_floats = self._file.raw(file_name), partial(self._to_floats, file_name)
+        return PackedRows(tensor.type.name.lower(), rows, shape[1], to_floats)
+
+    def _to_floats(self, file_name: str, rows: ByteArray) -> FloatArray:
+        return _dequantize(self._file, file_name, rows).reshape(len(rows), -1)
+
+    def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
         module = name.split(".")[-2]
         if self.config.name in PERMUTED_ARCHS and module in PERMUTED:
-            return unpermute(tensor, getattr(self.config, PERMUTED[module]))
-        return tensor
+            return unpermuted_rows(num_rows, getattr(self.config, PERMUTED[module]))
+        return None
 
     def _file_names(self) -> Iterable[str]:
         return (name for name in self._file.tensors if name != ROPE_FREQS)
 
 
-def dequantize(file: GGUFFile, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def dequantize(file: GGUFFile, name: str) -> FloatArray:
     """A tensor in float32, writable.
 
     Raises:
         ModelLoadError: `gguf` cannot undo its quantization.
     """
-    tensor = file.tensors[name]
+    return _dequantize(file, name, file.raw(name)).reshape(file.tensors[name].shape)
+
+
+def _dequantize(file: GGUFFile, name: str, raw: ByteArray) -> FloatArray:
+    """Blocks of a tensor in float32, writable, in rows of any length."""
+    kind = file.tensors[name].type
     try:
-        values = gguf.dequantize(_regroup(file, tensor), tensor.type)
+        values = gguf.dequantize(_regroup(raw, kind), kind)
     except NotImplementedError as error:
         raise ModelLoadError(
-            f"{file.path}: tensor {name} is quantized as {tensor.type.name}, which the gguf package cannot undo "
+            f"{file.path}: tensor {name} is quantized as {kind.name}, which the gguf package cannot undo "
             f"({error}); take another quantization of the model, Q4_K or Q8_0 say"
         ) from error
-    return np.require(values.reshape(tensor.shape), dtype=np.float32, requirements=["C", "W"])
+    return np.require(values, dtype=np.float32, requirements=["C", "W"])
 
 
-def _regroup(file: GGUFFile, tensor: GGUFTensor) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """The tensor's bytes in rows of about VALUES_PER_ROW: blocks stand alone, and short rows are slow."""
-    values_per_block, bytes_per_block = gguf.GGML_QUANT_SIZES[tensor.type]
-    num_blocks = tensor.num_bytes // bytes_per_block
+def _regroup(raw: ByteArray, kind: gguf.GGMLQuantizationType) -> ByteArray:
+    """Blocks in rows of about VALUES_PER_ROW: blocks stand alone, and short rows are slow."""
+    values_per_block, bytes_per_block = gguf.GGML_QUANT_SIZES[kind]
+    num_blocks = raw.size // bytes_per_block
     blocks_per_row = math.gcd(num_blocks, max(1, VALUES_PER_ROW // values_per_block))
-    return file.raw(tensor.name).reshape(-1, blocks_per_row * bytes_per_block)
+    return raw.reshape(-1, blocks_per_row * bytes_per_block)
 
 
-def unpermute(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of a q or k projection (or its bias) back in Hugging Face's order.
+def unpermuted_rows(num_rows: int, num_heads: int) -> npt.NDArray[np.int64]:
+    """Rows of a q or k projection (or its bias) in Hugging Face's order.
 
     Llama's rotary embedding turns pairs (2i, 2i + 1) in ggml and (i, i + head_dim / 2) in Hugging Face;
     the converter to GGUF reorders the rows of each head accordingly, and this undoes it.
     """
-    per_head = tensor.view(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
-    return per_head.transpose(1, 2).reshape(tensor.shape)
+    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()

@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.config import ModelConfig
 
 STD: Final = 0.02
@@ -18,7 +19,7 @@ class RandomWeights:
     """A `Weights` that holds every parameter: N(0, 0.02^2); ones for norms, zeros for biases.
 
     The numbers depend on the seed, the name, the shape, the dtype and the kind of device, not on the order of calls;
-    they are drawn on the device.
+    they are drawn on the device, and rounded to the type that a file of the model would have.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
@@ -26,6 +27,7 @@ class RandomWeights:
         self.dtype = dtype
         self.device = device
         self.seed = seed
+        self._file_dtype: torch.dtype = getattr(torch, config.dtype)
 
     def has(self, name: str) -> bool:
         """See Weights.has."""
@@ -38,7 +40,12 @@ class RandomWeights:
         if name.endswith(BIAS_SUFFIX):
             return torch.zeros(shape, dtype=self.dtype, device=self.device)
         generator = torch.Generator(self.device).manual_seed(self._seed_of(name))
-        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0.0, STD, generator=generator)
+        drawn = torch.empty(shape, dtype=self.dtype, device=self.device).normal_(0.0, STD, generator=generator)
+        return drawn.to(self._file_dtype).to(self.dtype)
+
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        """See Weights.packed."""
+        return packed_tensor(self.tensor(name, shape).to("cpu", self._file_dtype))
 
     def unused(self) -> list[str]:
         """See FileWeights.unused: a random source has no parameter until it is asked for."""

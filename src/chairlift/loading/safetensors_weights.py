@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from chairlift.errors import ModelLoadError
+from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
 from chairlift.models.config import ModelConfig
 
@@ -43,6 +44,12 @@ class SafetensorsWeights(FileWeights):
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{self.path / file}: tensor {file_name} cannot be read: {error}") from error
         return tensor
+
+    def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
+        tensor = self._read(name, file_name)
+        self._check(file_name, tuple(tensor.shape), shape)
+        self._check_type(file_name, tensor)
+        return packed_tensor(tensor)
 
     def _file_names(self) -> Iterable[str]:
         tied = ("lm_head.weight",) if self.config.tie_word_embeddings else ()
