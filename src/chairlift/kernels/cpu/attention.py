@@ -1,0 +1,111 @@
+"""Paged attention by the native kernels: one call a layer does norm, rotation, KV writes and attention.
+
+The kernels read K and V from KV memory in the order of positions, so a token's output is the same to the bit whatever
+else is in the batch, however its prompt was cut into chunks, and however many threads there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chairlift.errors import ConfigError
+from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
+from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
+from chairlift.kernels.cpu import load
+
+KV_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
+
+MAX_HEAD_DIM = 512
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """One step, prepared.
+
+    Attributes:
+        step: the extension's `AttentionStep`, which cuts the work when a layer of a new window first asks.
+        num_tokens: T.
+        out: float32 [T, num_heads * head_dim], the same memory for all layers.
+    """
+
+    step: Any
+    num_tokens: int
+    out: torch.Tensor
+
+
+class NativeAttention:
+    """Implements `AttentionBackend` for float32 activations on the CPU, over float32, bfloat16 or int8 KV memory.
+
+    Raises:
+        ConfigError: the kernels do not have this shape or these types.
+    """
+
+    def __init__(self, shape: AttentionShape) -> None:
+        _check(shape)
+        self.shape = shape
+        self._native = load()
+        self._attention = self._native.Attention(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, KV_DTYPES[shape.kv_dtype]
+        )
+        self._out = torch.empty((0, shape.num_heads * shape.head_dim))
+
+    def allocate(self, num_blocks: int, block_size: int) -> KVCache:
+        return allocate_kv_cache(self.shape, num_blocks, block_size)
+
+    def plan(self, metadata: AttentionMetadata) -> NativePlan:
+        step = self._native.AttentionStep(
+            metadata.query_start_loc.numpy(),
+            metadata.seq_lens.numpy(),
+            metadata.block_tables.numpy(),
+            metadata.slot_mapping.numpy(),
+            metadata.block_size,
+        )
+        num_tokens = len(metadata.slot_mapping)
+        if len(self._out) < num_tokens:
+            self._out = self._out.new_empty((num_tokens, self._out.shape[1]))
+        return NativePlan(step, num_tokens, self._out[:num_tokens])
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        rotary: RotaryStep | None,
+        cache: KVCache,
+        plan: NativePlan,
+        sliding_window: int | None,
+        qk_norm: QKNorm | None,
+    ) -> torch.Tensor:
+        assert qkv.dtype == torch.float32, "native kernels compute in float32"
+        assert qkv.is_contiguous(), "tokens stand one after the other"
+        assert len(qkv) == plan.num_tokens, "the plan is of this step"
+        self._attention.forward(
+            qkv.data_ptr(),
+            plan.step,
+            *((0, 0, 0.0) if qk_norm is None else (qk_norm.query.data_ptr(), qk_norm.key.data_ptr(), qk_norm.eps)),
+            *((0, 0) if rotary is None else (rotary.positions.data_ptr(), rotary.cos_sin_cache.data_ptr())),
+            cache.key.data_ptr(),
+            cache.value.data_ptr(),
+            0 if cache.key_scale is None else cache.key_scale.data_ptr(),
+            0 if cache.value_scale is None else cache.value_scale.data_ptr(),
+            sliding_window or 0,
+            plan.out.data_ptr(),
+        )
+        return plan.out
+
+
+def _check(shape: AttentionShape) -> None:
+    if shape.device.type != "cpu" or shape.dtype != torch.float32:
+        raise ConfigError(
+            f"native attention computes in float32 on the CPU, got {shape.dtype} on {shape.device}: "
+            "choose attention_backend torch"
+        )
+    if shape.kv_dtype not in KV_DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
+        raise ConfigError(f"kv_cache_dtype must be one of {known} with native attention, got {shape.kv_dtype}")
+    if shape.head_dim % 4 != 0 or shape.head_dim > MAX_HEAD_DIM:
+        raise ConfigError(
+            f"native attention needs a head_dim that is a multiple of 4 and at most {MAX_HEAD_DIM}, got "
+            f"{shape.head_dim}: choose attention_backend torch"
+        )

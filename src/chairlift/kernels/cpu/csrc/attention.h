@@ -1,0 +1,86 @@
+// Attention over paged KV memory, cut into work for the pool.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "attention_tiles.h"
+
+namespace chairlift {
+
+// The tokens of one step: B sequences, packed one after the other (`AttentionMetadata` in attention.py).
+struct StepShape {
+  std::vector<int32_t> query_start_loc;  // [B + 1]
+  std::vector<int32_t> seq_lens;         // [B]
+  std::vector<int32_t> block_tables;     // [B][max_blocks]
+  std::vector<int64_t> slot_mapping;     // [tokens]
+  int64_t max_blocks = 0;
+  int block_size = 0;
+};
+
+// A query block of a step, its pointers left out: they change from layer to layer.
+struct BlockPlan {
+  int64_t first_row;  // of its first token in the packed step
+  int64_t first_position;
+  int32_t sequence;
+  int32_t num_tokens;
+  int32_t kv_head;
+  int32_t num_items;
+  int64_t states;  // where its splits leave their states, in floats; used if it has several items
+};
+
+// What one task computes: some splits of a block.
+struct ItemPlan {
+  int32_t block;
+  int32_t first_split;
+  int32_t end_split;
+  int64_t cost;
+};
+
+// How a step is cut for layers of one window. What is cut where never changes a result.
+struct StepPlan {
+  int64_t window;
+  int64_t max_rows;
+  std::vector<BlockPlan> blocks;
+  std::vector<ItemPlan> items;  // the most expensive first
+  std::vector<float> states;
+  std::unique_ptr<std::atomic<int32_t>[]> unfinished;  // items of each block; full again once a layer is done
+};
+
+class AttentionStep {
+ public:
+  // Throws std::invalid_argument if the parts do not fit together.
+  explicit AttentionStep(StepShape shape);
+  AttentionStep(const AttentionStep&) = delete;
+
+  const StepShape& shape() const { return shape_; }
+  int64_t num_tokens() const { return static_cast<int64_t>(shape_.slot_mapping.size()); }
+  // Rows that stand before their sequence and see nothing: pairs of first row and end.
+  const std::vector<std::pair<int64_t, int64_t>>& blind_rows() const { return blind_rows_; }
+  StepPlan& plan(const AttentionShape& attention, int64_t window);
+
+ private:
+  void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
+
+  StepShape shape_;
+  int64_t longest_ = 0;
+  std::vector<std::pair<int64_t, int64_t>> blind_rows_;
+  std::vector<std::unique_ptr<StepPlan>> plans_;
+};
+
+// What a layer brings.
+struct LayerCall {
+  PagedKV kv;
+  float* qkv;  // changed in place
+  const int64_t* positions;
+  const float* cos_sin;  // null: no rotation
+  int64_t window;        // 0: none
+  float* out;            // [tokens][num_heads * head_dim]
+};
+
+void attention_forward(const AttentionShape& shape, AttentionStep& step, const LayerCall& call);
+
+}  // namespace chairlift

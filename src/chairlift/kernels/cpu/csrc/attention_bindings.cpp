@@ -1,0 +1,85 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+
+namespace nb = nanobind;
+
+namespace chairlift {
+namespace {
+
+template <typename T, size_t dimensions>
+using Array = nb::ndarray<const T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
+
+template <typename Values>
+auto to_vector(const Values& values) {
+  return std::vector<std::remove_const_t<typename Values::Scalar>>(values.data(), values.data() + values.size());
+}
+
+KVType kv_type_of(const std::string& name) {
+  if (name == "f32") return KVType::f32;
+  if (name == "bf16") return KVType::bf16;
+  if (name == "int8") return KVType::int8;
+  throw nb::value_error(("kv_dtype must be one of f32, bf16, int8, got '" + name + "'").c_str());
+}
+
+template <typename T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float scale, const std::string& kv_dtype) {
+  if (num_kv_heads < 1 || num_heads < num_kv_heads || num_heads % num_kv_heads != 0)
+    throw nb::value_error("num_heads must be a multiple of num_kv_heads");
+  if (head_dim < 4 || head_dim > kMaxHeadDim || head_dim % 4 != 0)
+    throw nb::value_error("head_dim must be a multiple of 4, at most 512");
+  return {num_heads, num_kv_heads, head_dim, scale, kv_type_of(kv_dtype), nullptr, nullptr, 0.0f};
+}
+
+void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step, uintptr_t q_norm, uintptr_t k_norm,
+             float norm_eps, uintptr_t positions, uintptr_t cos_sin_cache, uintptr_t key, uintptr_t value,
+             uintptr_t key_scale, uintptr_t value_scale, int64_t window, uintptr_t out) {
+  AttentionShape shape = attention;
+  shape.q_norm = pointer<const float>(q_norm);
+  shape.k_norm = pointer<const float>(k_norm);
+  shape.norm_eps = norm_eps;
+  const PagedKV kv = {pointer<void>(key), pointer<void>(value), pointer<float>(key_scale), pointer<float>(value_scale),
+                      step.shape().block_size};
+  attention_forward(shape, step, {kv, pointer<float>(qkv), pointer<const int64_t>(positions),
+                                  pointer<const float>(cos_sin_cache), window, pointer<float>(out)});
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  nb::class_<AttentionStep>(m, "AttentionStep", "One step: sequences, block tables and slots; copied.")
+      .def("__init__",
+           [](AttentionStep* self, const Array<int32_t, 1>& query_start_loc, const Array<int32_t, 1>& seq_lens,
+              const Array<int32_t, 2>& block_tables, const Array<int64_t, 1>& slot_mapping, int block_size) {
+             new (self) AttentionStep({to_vector(query_start_loc), to_vector(seq_lens), to_vector(block_tables),
+                                       to_vector(slot_mapping), static_cast<int64_t>(block_tables.shape(1)),
+                                       block_size});
+           },
+           nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("slot_mapping"),
+           nb::arg("block_size"));
+  nb::class_<AttentionShape>(m, "Attention", "Norm, rotation, KV writes and attention of a layer; pointers: 0 is none.")
+      .def("__init__",
+           [](AttentionShape* self, int num_heads, int num_kv_heads, int head_dim, float scale,
+              const std::string& kv_dtype) {
+             new (self) AttentionShape(make_shape(num_heads, num_kv_heads, head_dim, scale, kv_dtype));
+           },
+           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("scale"), nb::arg("kv_dtype"))
+      .def("forward", &forward,
+           nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
+           nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"),
+           nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
+           nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace chairlift

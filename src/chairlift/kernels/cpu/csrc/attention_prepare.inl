@@ -1,0 +1,94 @@
+// What happens to query, key and value before attention: norm, rotation, and the way into KV memory.
+#include "attention_tiles.h"
+
+namespace chairlift::CHAIRLIFT_ISA::attention {
+
+static inline int lanes_left(int i, int end) { return end - i < kLanes ? end - i : kLanes; }
+
+// RMSNorm of one head, in place (Zhang and Sennrich, 2019).
+static inline void norm_head(float* x, int head_dim, const float* weight, float eps) {
+  F squares = zero();
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const F v = load_n(x + i, lanes_left(i, head_dim));
+    squares = fma(v, v, squares);
+  }
+  const F mean = set1(reduce_add(squares) / static_cast<float>(head_dim) + eps);
+  const F factor = div(set1(1.0f), sqrt(mean));
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const int n = lanes_left(i, head_dim);
+    store_n(x + i, mul(mul(load_n(x + i, n), factor), load_n(weight + i, n)), n);
+  }
+}
+
+// Dimensions i and i + head_dim / 2 are a pair and turn by the angle whose cosine is cos_sin[i] (Su et al., 2021).
+static inline void rotate_head(float* x, int head_dim, const float* cos_sin) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; i += kLanes) {
+    const int n = lanes_left(i, half);
+    const F a = load_n(x + i, n), b = load_n(x + half + i, n);
+    const F c = load_n(cos_sin + i, n), s = load_n(cos_sin + half + i, n);
+    store_n(x + i, fma(a, c, neg(mul(b, s))), n);
+    store_n(x + half + i, fma(b, c, mul(a, s)), n);
+  }
+}
+
+static inline void scale_head(float* x, int head_dim, float scale) {
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const int n = lanes_left(i, head_dim);
+    store_n(x + i, mul(load_n(x + i, n), set1(scale)), n);
+  }
+}
+
+// Symmetric, the largest magnitude is 127. Returns what one step of the int8 is worth.
+static inline float quantize_head(const float* x, int head_dim, int8_t* out) {
+  F largest = zero();
+  for (int i = 0; i < head_dim; i += kLanes) largest = max(largest, abs(load_n(x + i, lanes_left(i, head_dim))));
+  const float scale = reduce_max(largest) / 127.0f;
+  const F divisor = set1(scale > 0.0f ? scale : 1.0f), limit = set1(127.0f);
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const int n = lanes_left(i, head_dim);
+    store_s8_n(out + i, to_int(max(min(div(load_n(x + i, n), divisor), limit), neg(limit))), n);
+  }
+  return scale;
+}
+
+// One head of one token into `row` of KV memory seen as [rows][head_dim].
+static inline void keep_head(const AttentionShape& shape, const float* x, void* memory, float* scales, int64_t row) {
+  const int head_dim = shape.head_dim;
+  const int64_t first = row * head_dim;
+  if (shape.kv_type == KVType::int8) {
+    scales[row] = quantize_head(x, head_dim, static_cast<int8_t*>(memory) + first);
+    return;
+  }
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const int n = lanes_left(i, head_dim);
+    if (shape.kv_type == KVType::f32) store_n(static_cast<float*>(memory) + first + i, load_n(x + i, n), n);
+    if (shape.kv_type == KVType::bf16) store_bf16_n(static_cast<uint16_t*>(memory) + first + i, load_n(x + i, n), n);
+  }
+}
+
+static void prepare(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t first_token,
+                    int64_t end_token) {
+  const int head_dim = shape.head_dim, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
+  for (int64_t t = first_token; t < end_token; ++t) {
+    float* x = tokens.qkv + t * shape.qkv_width();
+    const float* cos_sin = tokens.cos_sin ? tokens.cos_sin + tokens.positions[t] * head_dim : nullptr;
+    for (int h = 0; h < num_heads + num_kv_heads; ++h) {
+      float* head = x + h * head_dim;
+      if (shape.q_norm) norm_head(head, head_dim, h < num_heads ? shape.q_norm : shape.k_norm, shape.norm_eps);
+      if (cos_sin) rotate_head(head, head_dim, cos_sin);
+      if (h < num_heads) scale_head(head, head_dim, shape.scale);
+    }
+    const int64_t slot = tokens.slots[t];
+    if (slot < 0) continue;
+    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
+    for (int h = 0; h < num_kv_heads; ++h) {
+      const int64_t row = (block * num_kv_heads + h) * kv.block_size + offset;
+      const float* key = x + (num_heads + h) * head_dim;
+      keep_head(shape, key, kv.key, kv.key_scale, row);
+      keep_head(shape, key + num_kv_heads * head_dim, kv.value, kv.value_scale, row);
+    }
+  }
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA::attention
