@@ -1,0 +1,62 @@
+"""Peers are installed from packages, each into an environment of its own; what is there is left as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from chairlift.errors import ChairliftError
+from chairlift.loading.cache import cache_dir, write_atomically
+
+
+class SetupError(ChairliftError):
+    """A peer cannot be installed, built or given its model."""
+
+
+def default_folder() -> Path:
+    return cache_dir() / "peers"
+
+
+def torch_requirement() -> str:
+    """The version that Chairlift runs on, so that the two differ in nothing but themselves."""
+    return f"torch=={version('torch').partition('+')[0]}"
+
+
+def run(command: Sequence[str | Path], folder: Path | None = None) -> None:
+    """Run to the end, in `folder`, with its output on standard error.
+
+    Raises:
+        SetupError: the command, and its exit code.
+    """
+    words = [str(word) for word in command]
+    print(f"$ {' '.join(words)}", file=sys.stderr, flush=True)
+    code = subprocess.run(words, cwd=folder, stdout=sys.stderr, check=False).returncode
+    if code != 0:
+        raise SetupError(f"`{' '.join(words)}` failed with exit code {code}; what it said is above")
+
+
+def environment(folder: Path, requirements: Sequence[str], unwanted: Sequence[str] = ()) -> Path:
+    """The Python of the virtual environment in `folder`, which holds the requirements.
+
+    Args:
+        unwanted: packages that come along and break others; taken out again.
+
+    Raises:
+        SetupError: it cannot be made, or pip fails.
+    """
+    python, marker = folder / "bin" / "python", folder / "requirements.json"
+    wanted = json.dumps([*requirements, *(f"not {name}" for name in unwanted)])
+    if python.exists() and marker.is_file() and marker.read_text(encoding="utf-8") == wanted:
+        return python
+    if not python.exists():
+        run([sys.executable, "-m", "venv", folder])
+    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    run([*pip, "install", *requirements])
+    if unwanted:
+        run([*pip, "uninstall", "--yes", *unwanted])
+    write_atomically(marker, wanted)
+    return python

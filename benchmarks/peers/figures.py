@@ -1,0 +1,121 @@
+"""What is computed of a run: the same figures for every engine, from the times of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from benchmarks.peers.records import Job, Request, Run, Timing, Timings
+
+from chairlift.errors import ChairliftError
+from chairlift.metrics.percentile import percentile
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A line of the table: `key` in the JSON line (seconds, bytes), and how people read it."""
+
+    key: str
+    label: str
+    unit: str
+    scale: float = 1.0
+
+
+FIGURES: Final = (
+    Figure("output_tokens_per_s", "burst: output", "tokens/s"),
+    Figure("e2e_p50", "burst: E2E p50", "s"),
+    Figure("e2e_p99", "burst: E2E p99", "s"),
+    Figure("ttft_p50", "burst: TTFT p50", "s"),
+    Figure("ttft_p99", "burst: TTFT p99", "s"),
+    Figure("itl_p50", "burst: ITL p50", "ms", 1e3),
+    Figure("itl_p99", "burst: ITL p99", "ms", 1e3),
+    Figure("single_decode_tokens_per_s", "single: decode", "tokens/s"),
+    Figure("single_ttft", "single: TTFT", "s"),
+    Figure("peak_rss_bytes", "peak RSS", "MiB", 1 / (1 << 20)),
+)
+"""More of the two rates is better; of all others less."""
+
+
+class WrongLengthError(ChairliftError):
+    """An engine gave another number of tokens than it was told to: its speed would mean nothing."""
+
+
+def check_lengths(label: str, job: Job, run: Run) -> None:
+    """Every request answered, each with exactly the forced number of tokens.
+
+    Raises:
+        WrongLengthError: names the first request for which it is not so.
+    """
+    for requests, timings in ((job.burst, run.burst), (job.single, run.single)):
+        for request in requests:
+            _check_length(label, request, timings.get(request.request_id))
+
+
+def _check_length(label: str, request: Request, timing: Timing | None) -> None:
+    got = 0 if timing is None else len(timing.token_times)
+    if got != request.output_len:
+        raise WrongLengthError(
+            f"{label}: request {request.request_id} ({len(request.prompt_token_ids)} prompt tokens) gave {got} output "
+            f"tokens and was forced to {request.output_len}: the run does not count"
+        )
+
+
+def figures_of(run: Run) -> dict[str, float]:
+    """key of FIGURES -> value; those that the run does not have are left out."""
+    values = {"peak_rss_bytes": float(run.peak_rss_bytes)}
+    if run.burst:
+        values |= _burst_figures(run.burst)
+    if run.single:
+        values |= _single_figures(run.single)
+    return values
+
+
+def _burst_figures(timings: Timings) -> dict[str, float]:
+    all_timings = list(timings.values())
+    start = min(timing.sent for timing in all_timings)
+    seconds = max(timing.token_times[-1] for timing in all_timings) - start
+    samples: dict[str, list[float]] = {"e2e": [timing.token_times[-1] - timing.sent for timing in all_timings]}
+    if all(timing.is_streamed for timing in all_timings):
+        samples["ttft"] = [timing.token_times[0] - timing.sent for timing in all_timings]
+        samples["itl"] = [b - a for timing in all_timings for a, b in pairwise(timing.token_times)]
+    tokens = sum(len(timing.token_times) for timing in all_timings)
+    rates = {"output_tokens_per_s": tokens / seconds}
+    points = {f"{name}_p{p}": percentile(values, p) for name, values in samples.items() if values for p in (50, 99)}
+    return rates | points
+
+
+def _single_figures(timings: Timings) -> dict[str, float]:
+    streamed = [timing for timing in timings.values() if timing.is_streamed and len(timing.token_times) > 1]
+    if not streamed:
+        return {}
+    speeds = [(len(t.token_times) - 1) / (t.token_times[-1] - t.token_times[0]) for t in streamed]
+    return {
+        "single_decode_tokens_per_s": median(speeds),
+        "single_ttft": median(t.token_times[0] - t.sent for t in streamed),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure over the rounds: ours[i] and theirs[i] are of neighbouring runs."""
+
+    figure: Figure
+    ours: list[float]
+    theirs: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Chairlift / peer, by round."""
+        return [ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+
+
+def compare(rounds: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> list[Comparison]:
+    """The figures that both engines have in every round, in the order of FIGURES; `rounds`: (ours, theirs)."""
+    return [
+        Comparison(figure, [ours[figure.key] for ours, _ in rounds], [theirs[figure.key] for _, theirs in rounds])
+        for figure in FIGURES
+        if all(figure.key in values for pair in rounds for values in pair)
+    ]

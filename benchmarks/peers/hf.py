@@ -1,0 +1,54 @@
+"""Chairlift beside transformers: `generate` over static batches, and its ContinuousBatchingManager.
+
+    python -m benchmarks.peers.hf [--batching static,continuous] [--seats 16] [--chairlift "..."]
+
+Weights are the GGUF's, dequantized to float32. A static batch answers when its longest member is done, so it has no
+TTFT and no ITL; only the tokens that were asked for count.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder
+from benchmarks.peers.environment import environment, torch_requirement
+from benchmarks.peers.stage import Setting
+
+from chairlift.errors import ConfigError
+
+BATCHINGS: Final = {"static": 16, "continuous": 32}
+"""Seats that serve each best."""
+PAGE_SIZE: Final = 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batching", default=",".join(BATCHINGS), help=f"of {', '.join(BATCHINGS)}")
+    parser.add_argument("--token-budget", type=int, default=512, help="max_batch_tokens of continuous batching")
+
+
+def settings(context: Context) -> list[Setting]:
+    python = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
+    model = hf_folder(context, python)
+    chosen = []
+    for batching in context.arguments.batching.split(","):
+        if batching not in BATCHINGS:
+            given = context.arguments.batching
+            raise ConfigError(f"batching={given}: {batching!r} is none of {', '.join(BATCHINGS)}")
+        for seats in context.seats([BATCHINGS[batching]]):
+            chosen.append(setting(context, python, model, batching, seats))
+    return chosen
+
+
+def setting(context: Context, python: Path, model: Path, batching: str, seats: int) -> Setting:
+    options = {"model": str(model), "batching": batching, "seats": seats, "num_threads": context.num_threads}
+    if batching == "continuous":
+        pages = seats * -(-context.load.max_model_len // PAGE_SIZE)
+        options |= {"token_budget": context.arguments.token_budget, "page_size": PAGE_SIZE, "num_blocks": pages}
+    return Setting(f"{batching}, float32, {seats} seats", "hf_run", python, options)
+
+
+if __name__ == "__main__":
+    main(Peer("transformers", add_arguments, settings), __doc__)

@@ -1,0 +1,136 @@
+"""Chairlift beside llama.cpp's llama-server, asked over HTTP with streaming.
+
+    python -m benchmarks.peers.llamacpp [--weights Q4_1,Q4_0,Q8_0] [--seats 16] [--chairlift "..."]
+
+llama.cpp is built for this machine from the source that the llama-cpp-python sdist carries. Q4_1 is the file as it is;
+other formats are requantized from it by llama-quantize, which costs accuracy that a conversion from the original
+weights would not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.environment import SetupError, environment, run
+from benchmarks.peers.stage import Setting
+
+PROGRAMS: Final = ("llama-server", "llama-bench", "llama-batched-bench", "llama-quantize", "llama-perplexity")
+SOURCE_IN_SDIST: Final = "vendor/llama.cpp/"
+CMAKE_OPTIONS: Final = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+)
+SLOT_MARGIN: Final = 8
+"""Tokens of a slot's context beyond the longest request: the server stops a little before the end."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", default="Q4_1,Q4_0,Q8_0", help="the file's own format, or others to requantize to")
+    parser.add_argument("--server-args", default="", help='more options of llama-server, such as "-fa off"')
+
+
+def settings(context: Context) -> list[Setting]:
+    folder = context.folder / "llama.cpp"
+    programs = build(context.folder, folder)
+    chosen = []
+    for weights in context.arguments.weights.split(","):
+        model = requantized(context, programs, weights)
+        for seats in context.seats([16, 32]):
+            command = server_command(context, programs, model, seats)
+            label = f"{weights}, {seats} slots"
+            chosen.append(Setting(label, "llamacpp_run", Path(sys.executable), {"command": command}))
+    return chosen
+
+
+def server_command(context: Context, programs: Path, model: Path, seats: int) -> list[str]:
+    """llama-server with a context of its own for each slot, long enough for every request."""
+    slot = context.load.max_model_len + SLOT_MARGIN
+    threads = str(context.num_threads_or_all)
+    options = ["--parallel", str(seats), "--ctx-size", str(seats * slot), "--threads", threads, "--host", "127.0.0.1"]
+    quiet = ["--no-context-shift", "--cache-ram", "0", "--no-webui"]
+    return [str(programs / "llama-server"), "--model", str(model), *options, *quiet, *more(context)]
+
+
+def more(context: Context) -> list[str]:
+    return shlex.split(context.arguments.server_args)
+
+
+def build(peers: Path, folder: Path) -> Path:
+    """The folder of the programs; built once, which takes many minutes.
+
+    Raises:
+        SetupError: a tool is missing, or the build fails.
+    """
+    programs = folder / "build" / "bin"
+    if all((programs / name).exists() for name in PROGRAMS):
+        return programs
+    python = environment(peers / "llama.cpp-tools", ("cmake", "ninja"))
+    if not (folder / "CMakeLists.txt").exists():
+        fetch_source(python, folder)
+    cmake, ninja = python.with_name("cmake"), python.with_name("ninja")
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    run([cmake, "-S", folder, "-B", folder / "build", *generator, *CMAKE_OPTIONS])
+    run([cmake, "--build", folder / "build", "--target", *PROGRAMS])
+    return programs
+
+
+def fetch_source(python: Path, folder: Path) -> None:
+    """llama.cpp as the newest llama-cpp-python sdist carries it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        wanted = ["--no-deps", "--no-binary", "llama-cpp-python", "llama-cpp-python"]
+        run([python, "-m", "pip", "--quiet", "download", "--dest", temporary, *wanted])
+        (sdist,) = Path(temporary).glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(temporary, members=source_members(archive), filter="data")
+        sources = list(Path(temporary).glob(f"*/{SOURCE_IN_SDIST}"))
+        if len(sources) != 1:
+            raise SetupError(f"{sdist.name} has no {SOURCE_IN_SDIST}")
+        shutil.copytree(sources[0], folder, dirs_exist_ok=True)
+
+
+def source_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    prefix = tuple(PurePosixPath(SOURCE_IN_SDIST).parts)
+    return [member for member in archive.getmembers() if PurePosixPath(member.name).parts[1:3] == prefix]
+
+
+def requantized(context: Context, programs: Path, weights: str) -> Path:
+    """The file as it is if its name says that format; else a requantized copy, made once."""
+    if weights in context.gguf.name:
+        return context.gguf
+    target = context.folder / "models" / f"{context.gguf.stem}-requantized-{weights}.gguf"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_suffix(".part")
+        run([programs / "llama-quantize", "--allow-requantize", context.gguf, unfinished, weights])
+        unfinished.replace(target)
+    return target
+
+
+def perplexity(context: Context, setting: Setting, text: Path) -> float:
+    """By llama-perplexity: windows of 512 tokens, of which the second half is scored."""
+    programs = Path(setting.options["command"][0]).parent
+    model = setting.options["command"][2]
+    command = [programs / "llama-perplexity", "--model", model, "--file", text, "--ctx-size", "512"]
+    words = [str(word) for word in [*command, "--threads", context.num_threads_or_all]]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
+    if found is None:
+        raise SetupError(f"`{' '.join(words)}` gave no estimate: {done.stderr[-1000:]}")
+    return float(found[1])
+
+
+if __name__ == "__main__":
+    main(Peer("llama.cpp", add_arguments, settings, perplexity), __doc__)

@@ -1,0 +1,67 @@
+"""Chairlift beside OpenVINO GenAI, driven in its own process by ContinuousBatchingPipeline.step().
+
+    python -m benchmarks.peers.openvino [--weights int8,gguf] [--seats 64] [--token-budget 1024] [--chairlift "..."]
+
+int8: the GGUF's weights, dequantized, exported by optimum-intel as an int8 IR (asymmetric, by channel). gguf: the file
+read by OpenVINO GenAI itself. KV memory is in OpenVINO's default precision.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.peers.compare import Context, Peer, main
+from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder
+from benchmarks.peers.environment import environment, run, torch_requirement
+from benchmarks.peers.stage import Setting
+
+from chairlift.errors import ConfigError
+
+REQUIREMENTS = ("openvino-genai", "openvino", "openvino-tokenizers")
+EXPORTER = ("optimum-intel", "nncf", "openvino", "openvino-tokenizers")
+WEIGHTS = ("int8", "gguf")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", default="int8,gguf", help=f"of {', '.join(WEIGHTS)}")
+    parser.add_argument("--token-budget", type=int, default=1024, help="OpenVINO's max_num_batched_tokens")
+    parser.add_argument("--cache-gb", type=int, default=1, help="OpenVINO's KV memory")
+
+
+def settings(context: Context) -> list[Setting]:
+    arguments = context.arguments
+    python = environment(context.folder / "openvino", REQUIREMENTS)
+    chosen = []
+    for weights in arguments.weights.split(","):
+        if weights not in WEIGHTS:
+            raise ConfigError(f"weights={arguments.weights}: {weights!r} is none of {', '.join(WEIGHTS)}")
+        model = context.gguf if weights == "gguf" else int8_folder(context)
+        for seats in context.seats([64]):
+            options = {
+                "model": str(model),
+                "seats": seats,
+                "token_budget": arguments.token_budget,
+                "cache_gb": arguments.cache_gb,
+                "num_threads": context.num_threads,
+            }
+            label = f"{weights}, {seats} seats, token budget {arguments.token_budget}"
+            chosen.append(Setting(label, "openvino_run", python, options))
+    return chosen
+
+
+def int8_folder(context: Context) -> Path:
+    """The int8 IR; exported once. torchvision comes along with optimum and does not fit a CPU build of torch."""
+    target = context.folder / "models" / f"{context.gguf.stem}-openvino-int8"
+    if (target / "openvino_model.xml").exists():
+        return target
+    requirements = (*EXPORTER, *EXPORT_REQUIREMENTS, torch_requirement())
+    python = environment(context.folder / "export", requirements, unwanted=["torchvision"])
+    source = hf_folder(context, python)
+    cli = [python.with_name("optimum-cli"), "export", "openvino", "--task", "text-generation-with-past"]
+    run([*cli, "--weight-format", "int8", "--model", source, target])
+    return target
+
+
+if __name__ == "__main__":
+    main(Peer("OpenVINO GenAI", add_arguments, settings), __doc__)

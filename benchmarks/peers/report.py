@@ -1,0 +1,119 @@
+"""The report: what ran where, a table a setting, and one JSON line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from benchmarks.peers.figures import Comparison, compare
+from benchmarks.peers.stage import Setting
+from benchmarks.peers.workload import Load
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.bench.machine import MachineFacts
+from chairlift.bench.text import number
+
+Figures = dict[str, float]
+
+
+@dataclass(slots=True)
+class Measured:
+    """A setting of the peer with what was measured of it.
+
+    Attributes:
+        rounds: figures of Chairlift and of the peer, by round.
+        engines: what the two said about themselves in the last round.
+        perplexity: of the peer; None: not measured.
+    """
+
+    setting: Setting
+    rounds: list[tuple[Figures, Figures]] = field(default_factory=list)
+    engines: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    perplexity: float | None = None
+
+
+def print_report(
+    peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured], console: Console
+) -> None:
+    """Tables, then the JSON line as the last line."""
+    memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
+    console.print(f"{machine.cpu}, {machine.num_cores} cores, {memory}, {', '.join(machine.vector_flags)}")
+    console.print(f"seed {load.seed}: {describe(load)}", highlight=False)
+    console.print(f"Chairlift: {shlex.join(ours.options['flags'])} without prefix cache", highlight=False)
+    for entry in measured:
+        console.print(table(peer, entry))
+    console.file.write(json.dumps(record(peer, machine, load, ours, measured)) + "\n")
+
+
+def describe(load: Load) -> str:
+    """The workloads in a line."""
+    parts = {
+        "burst": f"{load.num_prompts} requests at once, prompt {load.prompt_len}, output {load.output_len}",
+        "single": f"{load.single_repeats} single streams of {load.single_prompt_len} + {load.single_output_len} tokens",
+    }
+    return "; ".join(parts[name] for name in load.workloads)
+
+
+def table(peer: str, entry: Measured) -> Table:
+    """Median and spread of both, and the ratios."""
+    shown = Table(
+        title=f"Chairlift and {peer}, {entry.setting.label}",
+        caption=_caption(entry),
+        title_justify="left",
+        caption_justify="left",
+    )
+    rounds = len(entry.rounds)
+    shown.add_column("")
+    for column in ("Chairlift", peer, "unit", *(f"ratio {i + 1}" for i in range(rounds if rounds > 1 else 0)), "ratio"):
+        shown.add_column(column, justify="left" if column == "unit" else "right")
+    for comparison in compare(entry.rounds):
+        shown.add_row(*_cells(comparison))
+    return shown
+
+
+def _cells(comparison: Comparison) -> list[str]:
+    figure, ratios = comparison.figure, comparison.ratios
+    sides = [_spread([value * figure.scale for value in side]) for side in (comparison.ours, comparison.theirs)]
+    by_round = [f"{ratio:.2f}" for ratio in ratios] if len(ratios) > 1 else []
+    return [figure.label, *sides, figure.unit, *by_round, f"{median(ratios):.2f}"]
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return number(values[0])
+    return f"{number(median(values))} ({number(min(values))}..{number(max(values))})"
+
+
+def _caption(entry: Measured) -> str:
+    variables = "".join(f"{name}={value} " for name, value in entry.setting.variables.items())
+    versions = ", ".join(f"{name} {value}" for name, value in entry.engines[1].items())
+    perplexity = "" if entry.perplexity is None else f"\nperplexity of the peer {entry.perplexity:.3f}"
+    options = json.dumps(entry.setting.options)
+    return f"ratio: Chairlift / peer, median of the rounds\n{versions}; {variables}{options}{perplexity}"
+
+
+def record(peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
+    """Ready for JSON; seconds, bytes and rates, whatever the units of the tables."""
+    return {
+        "benchmark": "peers",
+        "peer": peer,
+        "machine": machine.to_dict(),
+        "workload": load.to_dict(),
+        "chairlift": ours.to_dict(),
+        "settings": [_setting_record(entry) for entry in measured],
+    }
+
+
+def _setting_record(entry: Measured) -> dict[str, Any]:
+    return {
+        **entry.setting.to_dict(),
+        "engines": {"chairlift": entry.engines[0], "peer": entry.engines[1]},
+        "perplexity": entry.perplexity,
+        "rounds": [{"chairlift": ours, "peer": theirs} for ours, theirs in entry.rounds],
+        "ratios": {c.figure.key: {"rounds": c.ratios, "median": median(c.ratios)} for c in compare(entry.rounds)},
+    }

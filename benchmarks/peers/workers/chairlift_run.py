@@ -1,0 +1,60 @@
+"""Chairlift: its engine in this process, driven by step()."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import torch
+from benchmarks.peers.engine_options import parse_engine_options
+from benchmarks.peers.records import Request, Run, Timing, Timings, peak_rss_bytes, run_job, worker_arguments
+
+from chairlift import __version__
+from chairlift.bench.driver import drive_all_at_once
+from chairlift.config import EngineConfig
+from chairlift.engine.factory import Engine, build_engine
+from chairlift.events import EngineStarted, Event, EventList
+from chairlift.metrics.requests import RequestMetrics, RequestTally
+from chairlift.workload.request import WorkloadRequest
+
+
+def engine_config(flags: list[str]) -> EngineConfig:
+    """As the command line says, but without a prefix cache and without texts."""
+    config = parse_engine_options(flags)
+    return replace(config, enable_prefix_caching=False, skip_tokenizer_init=True)
+
+
+def drive(engine: Engine, log: EventList, requests: list[Request]) -> Timings:
+    """The burst, with the times of its events."""
+    del log.events[1:]
+    drive_all_at_once(engine, [WorkloadRequest(r.request_id, 0.0, r.prompt_token_ids, r.output_len) for r in requests])
+    return timings_of(log.events)
+
+
+def timings_of(events: list[Event]) -> Timings:
+    timings: Timings = {}
+
+    def add(_: str, metrics: RequestMetrics) -> None:
+        timings[metrics.request_id] = Timing(metrics.arrival, metrics.token_times, metrics.is_streamed)
+
+    tally = RequestTally(add)
+    for event in events:
+        tally.emit(event)
+    return timings
+
+
+def main() -> None:
+    job, out = worker_arguments()
+    log = EventList()
+    engine = build_engine(engine_config(job.options["flags"]), events=log)
+    started = log.events[0]
+    assert isinstance(started, EngineStarted)
+    try:
+        burst, single = run_job(job, lambda requests: drive(engine, log, requests))
+    finally:
+        engine.close()
+    facts = {"chairlift": __version__, "torch": torch.__version__, "num_threads": torch.get_num_threads()}
+    Run(burst, single, peak_rss_bytes(), {**facts, **asdict(started)}).write(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""OpenVINO GenAI: ContinuousBatchingPipeline, driven by step() on this thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai
+from benchmarks.peers.records import Request, Run, Timing, Timings, clock, peak_rss_bytes, run_job, worker_arguments
+
+
+def build(options: dict[str, Any]) -> Any:
+    """Options: model (a folder with an IR, or a .gguf file), seats, token_budget, cache_gb, num_threads."""
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = options["seats"]
+    scheduler.max_num_batched_tokens = options["token_budget"]
+    scheduler.cache_size = options["cache_gb"]
+    scheduler.enable_prefix_caching = False
+    properties = {} if options["num_threads"] is None else {"INFERENCE_NUM_THREADS": options["num_threads"]}
+    return openvino_genai.ContinuousBatchingPipeline(options["model"], scheduler, "CPU", properties)
+
+
+def generation(output_len: int) -> Any:
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = output_len
+    config.ignore_eos = True
+    config.do_sample = False
+    return config
+
+
+@dataclass(slots=True)
+class Driver:
+    """Sends requests to the pipeline and notes when each token came out of a step."""
+
+    pipeline: Any
+    num_sent: int = 0
+
+    def drive(self, requests: list[Request]) -> Timings:
+        timings: Timings = {}
+        handles: dict[str, Any] = {}
+        start = clock()
+        for request in requests:
+            tensor = openvino.Tensor(np.array([request.prompt_token_ids], dtype=np.int64))
+            handles[request.request_id] = self.pipeline.add_request(
+                self.num_sent, tensor, generation(request.output_len)
+            )
+            timings[request.request_id] = Timing(start)
+            self.num_sent += 1
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()
+            now = clock()
+            for request_id, handle in handles.items():
+                timings[request_id].token_times += [now] * num_read(handle)
+        return timings
+
+
+def num_read(handle: Any) -> int:
+    """Tokens that the last step gave to a request."""
+    if not handle.can_read():
+        return 0
+    return sum(len(output.generated_ids) for output in handle.read().values())
+
+
+def main() -> None:
+    job, out = worker_arguments()
+    driver = Driver(build(job.options))
+    burst, single = run_job(job, driver.drive)
+    version = openvino_genai.__version__
+    Run(burst, single, peak_rss_bytes(), {"openvino_genai": version}).write(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""vLLM: its engine in this process, driven by step()."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vllm
+from benchmarks.peers.records import Request, Run, Timing, Timings, clock, peak_rss_bytes, run_job, worker_arguments
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def build(options: dict[str, Any]) -> Any:
+    """Options: model (a folder), dtype, seats, token_budget, max_model_len."""
+    arguments = EngineArgs(
+        model=options["model"],
+        dtype=options["dtype"],
+        max_num_seqs=options["seats"],
+        max_num_batched_tokens=options["token_budget"],
+        max_model_len=options["max_model_len"],
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        disable_log_stats=True,
+    )
+    return LLMEngine.from_engine_args(arguments)
+
+
+def make_driver(engine: Any) -> Any:
+    def drive(requests: list[Request]) -> Timings:
+        timings: Timings = {}
+        start = clock()
+        for request in requests:
+            params = vllm.SamplingParams(
+                temperature=0, max_tokens=request.output_len, ignore_eos=True, detokenize=False
+            )
+            engine.add_request(request.request_id, {"prompt_token_ids": request.prompt_token_ids}, params)
+            timings[request.request_id] = Timing(start)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = clock()
+            for output in outputs:
+                times = timings[output.request_id].token_times
+                times += [now] * (len(output.outputs[0].token_ids) - len(times))
+        return timings
+
+    return drive
+
+
+def main() -> None:
+    job, out = worker_arguments()
+    burst, single = run_job(job, make_driver(build(job.options)))
+    Run(burst, single, peak_rss_bytes(with_children=True), {"vllm": vllm.__version__}).write(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The two workloads: a burst of requests of mixed lengths, and one stream at a time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from benchmarks.peers.records import BURST, SINGLE, Job, Request
+
+from chairlift.workload.arrivals import AllAtOnce
+from chairlift.workload.lengths import parse_lengths
+from chairlift.workload.synthetic import make_workload
+
+WARM_UP_TOKENS: Final = 8
+ROUND_STRIDE: Final = 3
+"""Each measured round draws tokens thrice: the warm-up's, the burst's and the single streams'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent to every engine. The lengths depend on the seed alone; each round has tokens of its own.
+
+    Attributes:
+        workloads: of `records.WORKLOADS`.
+        num_warmup: requests of the burst that go before it, each with WARM_UP_TOKENS output tokens and other prompts.
+        single_repeats: single streams of single_prompt_len prompt and single_output_len output tokens.
+    """
+
+    workloads: tuple[str, ...] = (BURST, SINGLE)
+    num_prompts: int = 64
+    seed: int = 0
+    prompt_len: str = "lognormal:96,0.7,16..512"
+    output_len: str = "exp:96,8..384"
+    num_warmup: int = 8
+    single_prompt_len: int = 128
+    single_output_len: int = 128
+    single_repeats: int = 3
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens of the longest request, over both workloads."""
+        lengths = [len(r.prompt_token_ids) + r.output_len for r in [*self._burst(2, 0), *self._single(2, 0)]]
+        return max(lengths)
+
+    def job(self, options: dict[str, Any], vocab_size: int, number: int) -> Job:
+        """Round `number`, from 0, for an engine with these options."""
+        first = number * ROUND_STRIDE
+        warm_up = [
+            Request(f"warm-up-{i}", request.prompt_token_ids, min(request.output_len, WARM_UP_TOKENS))
+            for i, request in enumerate(self._burst(vocab_size, first)[: self.num_warmup])
+        ]
+        burst = self._burst(vocab_size, first + 1) if BURST in self.workloads else []
+        single = self._single(vocab_size, first + 2) if SINGLE in self.workloads else []
+        return Job(options, warm_up, burst, single)
+
+    def _burst(self, vocab_size: int, token_round: int) -> list[Request]:
+        return self._make(self.num_prompts, self.prompt_len, self.output_len, vocab_size, token_round)
+
+    def _single(self, vocab_size: int, token_round: int) -> list[Request]:
+        lengths = (f"fixed:{self.single_prompt_len}", f"fixed:{self.single_output_len}")
+        return self._make(self.single_repeats, *lengths, vocab_size, token_round)
+
+    def _make(self, count: int, prompt: str, output: str, vocab_size: int, token_round: int) -> list[Request]:
+        lengths = (parse_lengths(prompt), parse_lengths(output))
+        made = make_workload(self.seed, count, *lengths, AllAtOnce(), vocab_size, token_round=token_round)
+        return [Request(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]
