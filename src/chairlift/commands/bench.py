@@ -196,6 +196,50 @@ def compare(
         raise typer.Exit(1)
 
 
+NOT_FELT_ALONE = {
+    "batching",
+    "static_batch_size",
+    "static_run_to",
+    "scheduling_policy",
+    "max_num_seqs",
+    "kv",
+    "kv_arena",
+    "enable_prefix_caching",
+    "skip_tokenizer_init",
+    "seed",
+    "record_trace",
+}
+"""Options of an engine that change nothing where one window after the other is scored, or stand in its way."""
+
+
+@bench.command()
+@takes_options(name for name in ENGINE_OPTIONS if name not in NOT_FELT_ALONE)
+def perplexity(
+    text: Annotated[Path, typer.Option(help="A file in UTF-8, such as benchmarks/data/alice.txt of the repository.")],
+    model: ModelOption = None,
+    window: Annotated[int, typer.Option(help="Tokens that the model sees at once; windows do not overlap.")] = 512,
+    num_windows: Annotated[
+        int | None, typer.Option(help="Only the first so many; the whole text if not given.")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare with float32 (the same model in float32 on the torch kernels), or with another model of the "
+            "same vocabulary, run in that way."
+        ),
+    ] = None,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Perplexity of a text; beside a reference, how often the likeliest token is the same, and the divergence."""
+    log_to_stderr()
+    from chairlift.bench.perplexity import PerplexityOptions, run_perplexity
+    from chairlift.bench.perplexity_table import print_perplexity
+
+    options = PerplexityOptions(text=text, window=window, num_windows=num_windows, against=against)
+    print_perplexity(run_perplexity(config, options))
+
+
 @bench.command()
 def serve(
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
