@@ -31,6 +31,7 @@ class Kernels:
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
         make_prologue: a prologue by itself, where no product follows.
         attention: makes the attention backend of a model.
+        notes: what there is to say once a model is loaded.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Kernels:
     make_linear: Callable[[Any, torch.Tensor | None, Prologue], LinearKernel]
     make_prologue: Callable[[Prologue], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
+    notes: Callable[[], list[str]] = list
 
 
 def _reference_embedding(table: torch.Tensor) -> RowKernel:
@@ -82,16 +84,24 @@ TORCH = Kernels(
 )
 
 KERNELS = {kernels.name: kernels for kernels in (REFERENCE, TORCH)}
+"""The sets that run everywhere."""
 
 
-def get_kernels(name: str) -> Kernels:
-    """The kernel set of that name.
+def get_kernels(name: str, quantization: str | None = None) -> Kernels:
+    """A kernel set for one model.
+
+    Args:
+        name: "native", "torch" or "reference".
+        quantization: see `native_kernels`; the other sets have none.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such set, or it cannot be loaded.
     """
-    try:
-        return KERNELS[name]
-    except KeyError:
-        known = ", ".join(sorted(KERNELS))
-        raise ConfigError(f"attention_backend must be one of {known}, got {name!r}") from None
+    if name == "native":
+        from chairlift.kernels.cpu.kernel_set import native_kernels
+
+        return native_kernels(quantization)
+    if name not in KERNELS:
+        raise ConfigError(f"attention_backend must be one of native, {', '.join(KERNELS)}, got {name!r}")
+    assert quantization is None, "only native kernels quantize"
+    return KERNELS[name]

@@ -15,10 +15,12 @@ def held_bytes(model: object) -> int:
     """Bytes of all float tensors that an object of this package leads to, each storage once; K and V are left out.
 
     It asks the objects and not the architecture, so it counts what is there: copies that a kernel packed, and no table
-    twice that two layers share. A packed matrix counts its values, without what oneDNN pads it with.
+    twice that two layers share. A matrix that oneDNN packed counts its values, without their padding; a native kernel
+    says itself what it holds (`num_bytes`).
     """
     seen: set[int] = set()
     storages: dict[int, int] = {}
+    said = 0
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
@@ -28,8 +30,15 @@ def held_bytes(model: object) -> int:
         if isinstance(item, torch.Tensor):
             storages.update(_storage(item))
         else:
+            said += _native_bytes(item)
             to_visit.extend(_parts(item))
-    return sum(storages.values())
+    return sum(storages.values()) + said
+
+
+def _native_bytes(item: Any) -> int:
+    num_bytes = getattr(item, "num_bytes", 0) if type(item).__module__.startswith("chairlift.kernels.cpu.") else 0
+    assert isinstance(num_bytes, int)
+    return num_bytes
 
 
 def _storage(tensor: torch.Tensor) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from chairlift.models.llama import LlamaModel
 from chairlift.models.model import Model
 from chairlift.models.opt import OPTModel
 
+logger = logging.getLogger("chairlift")
+
 ModelFactory = Callable[[ModelConfig, Weights, Kernels, AttentionBackend[Any]], Model]
 
 SUPPORTED: dict[str, ModelFactory] = {"llama": LlamaModel, "opt": OPTModel}
@@ -29,22 +32,26 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device | str,
     attention_backend: str = "torch",
+    quantization: str | None = None,
+    kv_cache_dtype: torch.dtype | None = None,
 ) -> Model:
     """Make a model of `config` and read its parameters.
 
     Args:
-        dtype, device: of the KV memory; `weights` must yield the same.
-        attention_backend: name of the kernel set ("torch", or "reference" for the slow twin of everything).
+        dtype, device: of activations; `weights` must yield the same.
+        attention_backend: name of the kernel set ("native", "torch", or "reference" for the slow twin of everything).
+        quantization: the format of all matrices, with native kernels; None: as in the file.
+        kv_cache_dtype: of K and V in memory; None: `dtype`.
 
     Raises:
         ModelLoadError: the architecture or one of its features is not supported, or a parameter cannot be read.
-        ConfigError: no kernel set has that name.
+        ConfigError: no kernel set has that name, or it does not have this shape or these types.
     """
     factory = SUPPORTED.get(config.architecture)
     if factory is None:
         known = ", ".join(sorted(SUPPORTED))
         raise ModelLoadError(f"architecture must be one of {known}, got {config.architecture!r} ({config.name})")
-    kernels = get_kernels(attention_backend)
+    kernels = get_kernels(attention_backend, quantization)
     shape = AttentionShape(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -52,5 +59,9 @@ def build_model(
         scale=config.head_dim**-0.5,
         dtype=dtype,
         device=torch.device(device),
+        kv_cache_dtype=kv_cache_dtype,
     )
-    return factory(config, weights, kernels, kernels.attention(shape))
+    model = factory(config, weights, kernels, kernels.attention(shape))
+    for note in kernels.notes():
+        logger.info("%s", note)
+    return model

@@ -1,0 +1,147 @@
+"""The native kernel set: float32 activations over matrices in the formats of `formats.py`.
+
+Every call writes into memory that is kept: fresh tensors of a step's size cost more in page faults than the products
+that fill them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chairlift.kernels import torch_ops
+from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.attention import NativeAttention
+from chairlift.kernels.cpu.formats import common_format
+from chairlift.kernels.cpu.repacking import Repacked, describe, is_exact, measure, pack
+from chairlift.kernels.linear import LinearKernel, Prologue, RowKernel
+from chairlift.kernels.registry import Kernels
+from chairlift.kernels.weights import MatrixParts, Weights
+
+
+def native_kernels(quantization: str | None = None) -> Kernels:
+    """The set, with buffers of its own: one for each model.
+
+    Args:
+        quantization: the format of all matrices; None: of each, that of its file or the nearest.
+
+    Raises:
+        NativeUnavailableError: the extension cannot be loaded.
+    """
+    native = load()
+    loader, buffers = MatrixLoader(native, quantization), RowBuffers()
+
+    def make_embedding(matrix: NativeMatrix) -> RowKernel:
+        return NativeEmbedding(matrix, buffers)
+
+    def make_linear(matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
+        return NativeLinear(native, matrix, bias, prologue, buffers)
+
+    return Kernels(
+        name="native",
+        load_matrix=loader.load,
+        make_embedding=make_embedding,
+        make_linear=make_linear,
+        make_prologue=torch_ops.make_prologue,
+        attention=NativeAttention,
+        notes=loader.notes,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeMatrix:
+    """A packed matrix and what it is for: the name of its first part, without the path to it."""
+
+    packed: Any
+    purpose: str
+
+
+class MatrixLoader:
+    """Packs matrices part by part, so that none is ever in memory twice as a whole."""
+
+    def __init__(self, native: Any, quantization: str | None) -> None:
+        self._native = native
+        self._quantization = quantization
+        self._repacked: defaultdict[tuple[str, str], Repacked] = defaultdict(Repacked)
+
+    def load(self, weights: Weights, parts: MatrixParts, in_features: int) -> NativeMatrix:
+        """See Kernels.load_matrix."""
+        packed = [weights.packed(f"{name}.weight", (out, in_features)) for name, out in parts]
+        target = self._quantization or common_format([part.format for part in packed])
+        matrix = self._native.PackedMatrix(target, sum(out for _, out in parts), in_features)
+        first_row = 0
+        for part in packed:
+            pack(matrix, first_row, part)
+            if not is_exact(part.format, target):
+                measure(self._repacked[part.format, target], matrix, first_row, part)
+            first_row += len(part.rows)
+        return NativeMatrix(matrix, parts[0][0].rpartition(".")[2])
+
+    def notes(self) -> list[str]:
+        """What was lost in repacking."""
+        return describe(sorted(self._repacked.items()))
+
+
+class RowBuffers:
+    """Memory for the rows that kernels put out, one piece a purpose, shared by all layers and steps."""
+
+    def __init__(self) -> None:
+        self._whole: dict[tuple[str, int], torch.Tensor] = {}
+        self._rows: dict[tuple[str, int], torch.Tensor] = {}
+
+    def rows(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
+        """float32 [num_rows, width] for a purpose and width; what was there is lost."""
+        rows = self._rows.get(key)
+        if rows is None or rows.shape[0] != num_rows:
+            rows = self._rows[key] = self._cut(key, num_rows)
+        return rows
+
+    def _cut(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
+        whole = self._whole.get(key)
+        if whole is None or whole.shape[0] < num_rows:
+            whole = self._whole[key] = torch.empty((num_rows, key[1]))
+        return whole[:num_rows]
+
+
+class NativeEmbedding:
+    """Rows of a matrix by id."""
+
+    def __init__(self, matrix: NativeMatrix, buffers: RowBuffers) -> None:
+        self._matrix = matrix.packed
+        self._key = (matrix.purpose, matrix.packed.in_features)
+        self._buffers = buffers
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        assert ids.dtype == torch.int64, "the kernel reads 64-bit ids"
+        out = self._buffers.rows(self._key, len(ids))
+        self._matrix.gather(ids.contiguous().data_ptr(), len(ids), out.data_ptr())
+        return out
+
+
+class NativeLinear:
+    """A `LinearKernel`. A sum with a residual is computed in the residual's memory.
+
+    Attributes:
+        num_bytes: of bias and norm, which the extension copies.
+    """
+
+    def __init__(
+        self, native: Any, matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, buffers: RowBuffers
+    ) -> None:
+        vectors = [None if v is None else v.float().numpy() for v in (bias, prologue.weight, prologue.bias)]
+        self._matrix = matrix
+        self._kernel = native.Linear(matrix.packed, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+        self._key = (matrix.purpose, matrix.packed.out_features)
+        self._buffers = buffers
+        self.num_bytes = sum(v.nbytes for v in vectors if v is not None)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        assert x.dtype == torch.float32, "native kernels compute in float32"
+        assert x.stride(1) == 1, "a row lies in one piece"
+        num_rows = x.shape[0]
+        out = self._buffers.rows(self._key, num_rows) if residual is None else residual
+        self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
+        return out

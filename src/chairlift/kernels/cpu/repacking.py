@@ -1,0 +1,112 @@
+"""Matrices of a file into native ones, and what is lost where the formats differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from chairlift.kernels.cpu.formats import FLOATS
+from chairlift.kernels.weights import ByteArray, PackedRows
+
+VALUES_AT_ONCE: Final = 1 << 20
+"""Values that are held in float32 at a time."""
+
+MEASURED_ROWS: Final = 64
+"""Of each matrix, spread over it, that the error is measured on."""
+
+
+@dataclass(slots=True)
+class Repacked:
+    """Matrices that changed their format, from and to the same ones.
+
+    Attributes:
+        squared_error, squared: sums over the measured values.
+    """
+
+    num_matrices: int = 0
+    squared_error: float = 0.0
+    squared: float = 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """Root of the mean squared error, over the root of the mean square."""
+        return math.sqrt(self.squared_error / self.squared) if self.squared else 0.0
+
+
+def pack(matrix: Any, first_row: int, part: PackedRows) -> None:
+    """Put rows into a `PackedMatrix` from `first_row` on, in its format."""
+    if part.format == matrix.format:
+        matrix.pack_blocks(first_row, np.ascontiguousarray(part.rows))
+        return
+    to_blocks = SAME_VALUES.get((part.format, matrix.format))
+    step = max(1, VALUES_AT_ONCE // part.in_features)
+    for start in range(0, len(part.rows), step):
+        rows = np.ascontiguousarray(part.rows[start : start + step])
+        if to_blocks is not None:
+            matrix.pack_blocks(first_row + start, to_blocks(rows))
+        else:
+            matrix.pack_floats(first_row + start, np.ascontiguousarray(part.to_floats(rows)))
+
+
+def is_exact(source: str, target: str) -> bool:
+    """Whether every value of the one format is one of the other."""
+    return source == target or (source in FLOATS and target == "f32")
+
+
+def measure(repacked: Repacked, matrix: Any, first_row: int, part: PackedRows) -> None:
+    """Compare some rows with what the file holds."""
+    chosen = np.unique(np.linspace(0, len(part.rows) - 1, MEASURED_ROWS, dtype=np.int64))
+    expected = part.to_floats(np.ascontiguousarray(part.rows[chosen]))
+    values = np.concatenate([matrix.unpack(first_row + int(row), 1) for row in chosen])
+    repacked.num_matrices += 1
+    repacked.squared_error += float(np.square(values - expected, dtype=np.float64).sum())
+    repacked.squared += float(np.square(expected, dtype=np.float64).sum())
+
+
+def describe(repacked: Iterable[tuple[tuple[str, str], Repacked]]) -> list[str]:
+    """One line for each pair of formats (from, to)."""
+    return [
+        f"{each.num_matrices} matrices repacked from {source} to {target}: error {each.relative_error:.2%} of their "
+        "root mean square"
+        for (source, target), each in repacked
+    ]
+
+
+# -- blocks whose values another format can hold, but for the rounding of scales -------------------------------------
+
+
+def _q4_0_to_q4_1(rows: ByteArray) -> ByteArray:
+    """scale * (q - 8) is scale * q + minimum with a minimum of -8 scales."""
+    blocks = rows.reshape(len(rows), -1, 18)
+    scale = blocks[..., :2].copy().view(np.float16)
+    minimum = (scale * np.float16(-8)).view(np.uint8)
+    return np.concatenate((blocks[..., :2], minimum, blocks[..., 2:]), axis=-1).reshape(len(rows), -1)
+
+
+def _q4_k_to_q4_1(rows: ByteArray) -> ByteArray:
+    """256 values in 8 groups of 32, each with 6 bits of scale and of minimum that multiply those of the block:
+
+    d (f16), dmin (f16) | 12 bytes of scales and minimums | 128 bytes: groups 2j (low) and 2j + 1 (high) in 32 each
+    """
+    blocks = rows.reshape(len(rows), -1, 144)
+    d, dmin = (blocks[..., i : i + 2].copy().view(np.float16).astype(np.float32) for i in (0, 2))
+    packed = blocks[..., 4:16]
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = np.concatenate((first & 63, (third & 15) | (first >> 6 << 4)), axis=-1)
+    minimums = np.concatenate((second & 63, (third >> 4) | (second >> 6 << 4)), axis=-1)
+    halves = np.stack((d * scales, -dmin * minimums), axis=-1).astype(np.float16)
+    pairs = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, 32)
+    groups = np.concatenate((pairs & 15, pairs >> 4), axis=-2).reshape(*blocks.shape[:2], 8, 32)
+    values = groups[..., :16] | (groups[..., 16:] << 4)
+    return np.concatenate((halves.view(np.uint8), values), axis=-1).reshape(len(rows), -1)
+
+
+SAME_VALUES: Final[dict[tuple[str, str], Callable[[ByteArray], ByteArray]]] = {
+    ("q4_0", "q4_1"): _q4_0_to_q4_1,
+    ("q4_k", "q4_1"): _q4_k_to_q4_1,
+}
+"""(from, to) -> rows of blocks to rows of blocks."""
