@@ -1,0 +1,263 @@
+#include "sampling.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "isa.h"
+
+namespace chairlift {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+struct Candidate {
+  float value;
+  int32_t id;
+};
+
+int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+int64_t num_groups(int64_t n, int lanes) { return (n + kGroupVectors * lanes - 1) / (kGroupVectors * lanes); }
+
+// The arrays of one row, in a worker's scratch.
+struct Buffers {
+  Buffers(void* scratch, int64_t n) : num_maxima(num_groups(n, isa().sampling.lanes) * isa().sampling.lanes) {
+    sums = static_cast<double*>(scratch);
+    maxima = reinterpret_cast<float*>(sums + padded(num_maxima));
+    values = maxima + padded(num_maxima);
+    weights = values + padded(n);
+    kept = weights + padded(n);
+    ids = reinterpret_cast<int32_t*>(kept + padded(n));
+    kept_ids = ids + padded(n);
+  }
+
+  int64_t num_maxima;
+  double* sums;
+  float *maxima, *values, *weights, *kept;
+  int32_t *ids, *kept_ids;
+};
+
+float median(float a, float b, float c) { return std::max(std::min(a, b), std::min(std::max(a, b), c)); }
+
+// The largest t such that the values of at least t amount to `target` together, each counting amount(value); the
+// smallest value if none does. Quickselect by three-way partition; no branch depends on a value.
+// values, spare: [n], n > 0; both are overwritten. target > 0.
+template <typename Amount>
+float threshold(float* values, float* spare, int64_t n, double target, Amount amount) {
+  for (double above = 0.0;;) {
+    const float pivot = median(values[0], values[n / 2], values[n - 1]);
+    int64_t num_above = 0, num_below = 0;
+    double of_above = 0.0, of_equal = 0.0;
+    for (int64_t i = 0; i < n; ++i) {
+      const float x = values[i];
+      spare[num_above] = x;
+      values[num_below] = x;
+      num_above += x > pivot;
+      num_below += x < pivot;
+      of_above += x > pivot ? amount(x) : 0.0;
+      of_equal += x == pivot ? amount(x) : 0.0;
+    }
+    if (above + of_above >= target) {
+      std::swap(values, spare);
+      n = num_above;
+    } else {
+      above += of_above + of_equal;
+      if (above >= target || !num_below) return pivot;
+      n = num_below;
+    }
+  }
+}
+
+constexpr int kBinShift = 19;  // a bin: weights that share the exponent and four bits of the fraction
+constexpr int kNumBins = (0x3f800000 >> kBinShift) + 1;
+constexpr int64_t kFewWeights = 512;
+
+uint32_t bin_of(float weight) {
+  uint32_t bits;
+  std::memcpy(&bits, &weight, sizeof bits);
+  return bits >> kBinShift;
+}
+
+// `threshold` of weights, which lie in [0, 1]: a histogram says in which bin it is, and only that one is partitioned.
+template <typename Amount>
+float weight_threshold(float* weights, float* spare, int64_t n, double target, Amount amount) {
+  if (n <= kFewWeights) return threshold(weights, spare, n, target, amount);
+  double amounts[kNumBins] = {};
+  for (int64_t i = 0; i < n; ++i) amounts[bin_of(weights[i])] += amount(weights[i]);
+  uint32_t bin = kNumBins - 1, lowest = 0;
+  while (!(amounts[lowest] > 0)) ++lowest;
+  double above = 0.0;
+  while (bin > lowest && above + amounts[bin] < target) above += amounts[bin--];
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    spare[count] = weights[i];
+    count += bin_of(weights[i]) == bin;
+  }
+  return threshold(spare, weights, count, target - above, amount);
+}
+
+double one(float) { return 1.0; }
+double itself(float weight) { return static_cast<double>(weight); }
+
+// The value that the k-th largest of the row does not fall below; -inf if the group maxima do not tell.
+// Overwrites the maxima and `values`.
+float kth_bound(const Buffers& at, int64_t k) {
+  if (k > at.num_maxima) return -kInfinity;
+  return threshold(at.maxima, at.values, at.num_maxima, static_cast<double>(k), one);
+}
+
+// A logit below every token that top_k and min_p may keep, by enough for what rounding does to the weights.
+float logit_cut(const Buffers& at, const DrawParams& params, float largest) {
+  float cut = params.top_k ? kth_bound(at, params.top_k) : -kInfinity;
+  if (params.min_p > 0) cut = std::max(cut, largest + params.temperature * std::log(params.min_p));
+  return cut - (1e-4f * params.temperature + 1e-6f * (std::fabs(cut) + std::fabs(largest)));
+}
+
+// Weights of the n tokens from which is drawn; the token of weights[i] is ids[i], or i if ids is null.
+struct Choice {
+  int64_t n;
+  const int32_t* ids;
+  int64_t token(int64_t i) const { return ids ? ids[i] : i; }
+};
+
+Choice weigh(const float* logits, int64_t n, const DrawParams& params, float largest, const Buffers& at) {
+  const SamplingRows& rows = isa().sampling;
+  const float cut = params.top_k || params.min_p > 0 ? logit_cut(at, params, largest) : -kInfinity;
+  if (!(cut > -kInfinity)) {
+    rows.weights(logits, n, largest, params.temperature, at.weights, at.sums);
+    return {n, nullptr};
+  }
+  const int64_t count = rows.gather(logits, n, cut, at.values, at.ids);
+  rows.weights(at.values, count, largest, params.temperature, at.weights, at.sums);
+  return {count, at.ids};
+}
+
+double sum(const float* values, int64_t n) {
+  double total = 0.0;
+  for (int64_t i = 0; i < n; ++i) total += static_cast<double>(values[i]);
+  return total;
+}
+
+double sum_of_groups(const Buffers& at, int64_t n) {
+  double total = 0.0;
+  for (int64_t group = 0; group < num_groups(n, isa().sampling.lanes); ++group) total += at.sums[group];
+  return total;
+}
+
+// The smallest weight in the smallest set of tokens that holds top_p of the weight of those of at least `floor`.
+float nucleus_floor(const Buffers& at, int64_t n, double top_p, float floor) {
+  const SamplingRows& rows = isa().sampling;
+  const int64_t count = floor > 0 ? rows.gather(at.weights, n, floor, at.kept, at.kept_ids) : n;
+  const double total = floor > 0 ? sum(at.kept, count) : sum_of_groups(at, n);
+  // Tokens below this weigh less than half of 1 - top_p together, so the nucleus is full before it reaches one.
+  const double cut = top_p < 1 - 1e-9 ? 0.5 * (1 - top_p) * total / static_cast<double>(n) : 0.0;
+  const float lowest = std::max({floor, static_cast<float>(cut) * 0.99f, FLT_MIN});
+  const int64_t left = rows.gather(at.weights, n, lowest, at.kept, at.kept_ids);
+  return weight_threshold(at.kept, at.values, left, top_p * total, itself);
+}
+
+float weight_floor(const DrawParams& params, const Buffers& at, int64_t n) {
+  float floor = params.min_p;
+  if (params.top_k && params.top_k < n) {
+    std::copy_n(at.weights, n, at.kept);
+    floor = std::max(floor, weight_threshold(at.kept, at.values, n, static_cast<double>(params.top_k), one));
+  }
+  return params.top_p < 1 ? std::max(floor, nucleus_floor(at, n, params.top_p, floor)) : floor;
+}
+
+// The first of n weights at which the running sum exceeds `target`; the last positive one if rounding lets none.
+int64_t find(const float* weights, int64_t n, double target) {
+  double running = 0.0;
+  int64_t last = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    running += static_cast<double>(weights[i]);
+    if (running > target) return i;
+    if (weights[i] > 0) last = i;
+  }
+  return last;
+}
+
+// As `find` for uniform * total, over the sums of groups first.
+int64_t find_by_groups(const Buffers& at, int64_t n, double uniform) {
+  const int64_t groups = num_groups(n, isa().sampling.lanes), size = kGroupVectors * isa().sampling.lanes;
+  const double target = uniform * sum_of_groups(at, n);
+  double before = 0.0;
+  int64_t group = 0;
+  while (group < groups - 1 && !(before + at.sums[group] > target)) before += at.sums[group++];
+  const int64_t start = group * size;
+  return start + find(at.weights + start, std::min(size, n - start), target - before);
+}
+
+}  // namespace
+
+double uniform_at(uint64_t key, int64_t position) {
+  const uint64_t counter = (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u;
+  return static_cast<double>(mix(key + counter) >> 12) * 0x1p-52;
+}
+
+size_t sampling_scratch_bytes(int64_t n) {
+  const int lanes = isa().sampling.lanes;
+  const int64_t maxima = padded(num_groups(n, lanes) * lanes);
+  const int64_t four_byte_arrays = 5 * padded(n) + maxima;
+  return static_cast<size_t>(maxima) * sizeof(double) + static_cast<size_t>(four_byte_arrays) * sizeof(float);
+}
+
+int64_t argmax_token(const float* logits, int64_t n) { return isa().sampling.largest(logits, n, nullptr).index; }
+
+// min_p, top_k and top_p are thresholds, in this order, so equal tokens stay or go together. Where the first two bound
+// the logits from below, only what lies above the bound is looked at from then on.
+//
+//     logits --bound--> few candidates --exp--> weights --thresholds--> kept --running sum--> token
+//
+// A row whose largest logit is not finite has no distribution; it gives the last token, as the twin does.
+int64_t draw_token(const float* logits, int64_t n, const DrawParams& params, void* scratch) {
+  const SamplingRows& rows = isa().sampling;
+  const Buffers at(scratch, n);
+  const float largest = rows.largest(logits, n, params.top_k ? at.maxima : nullptr).value;
+  if (!std::isfinite(largest)) return n - 1;
+  const Choice choice = weigh(logits, n, params, largest, at);
+  const float floor = weight_floor(params, at, choice.n);
+  if (!(floor > 0)) return choice.token(find_by_groups(at, choice.n, params.uniform));
+  const int64_t left = rows.gather(at.weights, choice.n, floor, at.kept, at.kept_ids);
+  return choice.token(at.kept_ids[find(at.kept, left, params.uniform * sum(at.kept, left))]);
+}
+
+void token_logprobs(const float* logits, int64_t n, int64_t token, int64_t num_top, int64_t* ids, float* logprobs,
+                    int64_t* ranks, void* scratch) {
+  const SamplingRows& rows = isa().sampling;
+  const Buffers at(scratch, n);
+  const float largest = rows.largest(logits, n, at.maxima).value;
+  double log_sum = largest;
+  if (std::isfinite(largest)) {
+    rows.weights(logits, n, largest, 1.0f, at.weights, at.sums);
+    log_sum += std::log(sum_of_groups(at, n));
+  }
+  ids[0] = token;
+  logprobs[0] = static_cast<float>(static_cast<double>(logits[token]) - log_sum);
+  ranks[0] = 1 + rows.count_above(logits, n, logits[token]);
+  if (!num_top) return;
+  const float cut = std::isnan(largest) ? -kInfinity : kth_bound(at, num_top);
+  const int64_t count = rows.gather(logits, n, cut, at.values, at.ids);
+  Candidate* const candidates = reinterpret_cast<Candidate*>(at.weights);
+  for (int64_t i = 0; i < count; ++i)
+    candidates[i] = {std::isnan(at.values[i]) ? kInfinity : at.values[i], at.ids[i]};
+  std::partial_sort(candidates, candidates + num_top, candidates + count, [](Candidate a, Candidate b) {
+    return a.value > b.value || (a.value == b.value && a.id < b.id);
+  });
+  for (int64_t i = 0; i < num_top; ++i) {
+    const Candidate& top = candidates[i];
+    ids[1 + i] = top.id;
+    logprobs[1 + i] = static_cast<float>(static_cast<double>(logits[top.id]) - log_sum);
+    ranks[1 + i] = i && top.value == candidates[i - 1].value ? ranks[i] : 1 + i;
+  }
+}
+
+}  // namespace chairlift

@@ -1,0 +1,109 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "pool.h"
+#include "sampling.h"
+
+namespace nb = nanobind;
+
+namespace chairlift {
+namespace {
+
+template <typename T>
+using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Draws for requests whose parameters lie in arrays by row; the arrays are the caller's, and read at every call.
+class TokenSampler {
+ public:
+  TokenSampler(Array<const uint8_t> is_random, Array<const float> temperature, Array<const int64_t> top_k,
+               Array<const double> top_p, Array<const float> min_p, Array<const uint64_t> keys,
+               Array<const int64_t> positions)
+      : is_random_(is_random),
+        temperature_(temperature),
+        top_k_(top_k),
+        top_p_(top_p),
+        min_p_(min_p),
+        keys_(keys),
+        positions_(positions),
+        num_rows_(is_random.shape(0)) {
+    for (const size_t size : {temperature.shape(0), top_k.shape(0), top_p.shape(0), min_p.shape(0), keys.shape(0),
+                              positions.shape(0)})
+      if (size != num_rows_) throw nb::value_error("the parameter arrays differ in length");
+  }
+
+  void sample(uintptr_t logits, int64_t vocab_size, Array<const int64_t> rows, Array<int64_t> out) const {
+    const int64_t count = static_cast<int64_t>(rows.shape(0));
+    if (out.shape(0) != rows.shape(0)) throw nb::value_error("rows and out differ in length");
+    for (int64_t i = 0; i < count; ++i)
+      if (static_cast<uint64_t>(rows(i)) >= num_rows_) throw nb::index_error("a row is out of range");
+    const float* const values = reinterpret_cast<const float*>(logits);
+    const int64_t* const row_of = rows.data();
+    int64_t* const tokens = out.data();
+    const nb::gil_scoped_release release;
+    Pool& pool = Pool::get();
+    const size_t scratch_bytes = sampling_scratch_bytes(vocab_size);
+    pool.run(count, [&](int64_t i, int worker) {
+      const int64_t row = row_of[i];
+      const float* const own = values + i * vocab_size;
+      tokens[i] = is_random_.data()[row] ? draw_token(own, vocab_size, params(row), pool.scratch(worker, scratch_bytes))
+                                         : argmax_token(own, vocab_size);
+    });
+  }
+
+ private:
+  DrawParams params(int64_t row) const {
+    return {temperature_.data()[row], top_k_.data()[row], top_p_.data()[row], min_p_.data()[row],
+            uniform_at(keys_.data()[row], positions_.data()[row])};
+  }
+
+  Array<const uint8_t> is_random_;
+  Array<const float> temperature_;
+  Array<const int64_t> top_k_;
+  Array<const double> top_p_;
+  Array<const float> min_p_;
+  Array<const uint64_t> keys_;
+  Array<const int64_t> positions_;
+  size_t num_rows_;
+};
+
+void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> index, Array<const int64_t> tokens,
+              Matrix<int64_t> ids, Matrix<float> values, Matrix<int64_t> ranks) {
+  const size_t count = index.shape(0), columns = ids.shape(1);
+  if (tokens.shape(0) != count || ids.shape(0) != count || values.shape(0) != count || ranks.shape(0) != count)
+    throw nb::value_error("the arrays differ in length");
+  if (columns < 1 || columns - 1 > static_cast<size_t>(vocab_size) || values.shape(1) != columns ||
+      ranks.shape(1) != columns)
+    throw nb::value_error("the results need one column for the token and one for each of at most V likeliest");
+  for (size_t i = 0; i < count; ++i)
+    if (static_cast<uint64_t>(tokens(i)) >= static_cast<uint64_t>(vocab_size))
+      throw nb::index_error("a token id is out of range");
+  const float* const rows = reinterpret_cast<const float*>(logits);
+  const nb::gil_scoped_release release;
+  Pool& pool = Pool::get();
+  const size_t scratch_bytes = sampling_scratch_bytes(vocab_size);
+  pool.run(static_cast<int64_t>(count), [&](int64_t i, int worker) {
+    const int64_t at = i * static_cast<int64_t>(columns);
+    token_logprobs(rows + index.data()[i] * vocab_size, vocab_size, tokens.data()[i], static_cast<int64_t>(columns) - 1,
+                   ids.data() + at, values.data() + at, ranks.data() + at, pool.scratch(worker, scratch_bytes));
+  });
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  nb::class_<TokenSampler>(m, "TokenSampler")
+      .def(nb::init<Array<const uint8_t>, Array<const float>, Array<const int64_t>, Array<const double>,
+                    Array<const float>, Array<const uint64_t>, Array<const int64_t>>(),
+           nb::arg("is_random").noconvert(), nb::arg("temperature").noconvert(), nb::arg("top_k").noconvert(),
+           nb::arg("top_p").noconvert(), nb::arg("min_p").noconvert(), nb::arg("keys").noconvert(),
+           nb::arg("positions").noconvert())
+      .def("sample", &TokenSampler::sample, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("rows"),
+           nb::arg("out").noconvert(), "Logits float32 [len(rows), vocab_size] to one token a row.");
+  m.def("logprobs", &logprobs, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("index"), nb::arg("tokens"),
+        nb::arg("ids").noconvert(), nb::arg("logprobs").noconvert(), nb::arg("ranks").noconvert(),
+        "Logprobs and ranks of tokens[i] and of the likeliest tokens at logits row index[i].");
+}
+
+}  // namespace chairlift
