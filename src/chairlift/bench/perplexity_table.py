@@ -29,7 +29,7 @@ def perplexity_table(result: PerplexityResult) -> Table:
         f"windows of {options.window}"
     )
     caption = machine_caption(result.machine, result.peak_rss_bytes)
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", min_width=72)
     table.add_column("")
     table.add_column("value", justify="right")
     table.add_row("perplexity", f"{result.perplexity:.4f}")
