@@ -11,11 +11,13 @@ import numpy.typing as npt
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata
+from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
 from chairlift.worker.rows import RequestRows
 from chairlift.worker.sampler import Sampler
 from chairlift.worker.sampling_state import MIN_TEMPERATURE, SamplingState
+from chairlift.worker.torch_sampling import TorchSampling
 
 MODULUS = 100003
 FloatArray = npt.NDArray[np.float32]
@@ -47,11 +49,17 @@ def new_request(
 class SamplerBench:
     """Requests in rows, and a sampler over them."""
 
-    def __init__(self, requests: Sequence[NewRequest], vocab_size: int, spare_rows: int = 0) -> None:
+    def __init__(
+        self,
+        requests: Sequence[NewRequest],
+        vocab_size: int,
+        spare_rows: int = 0,
+        sampling: SamplingKernels | None = None,
+    ) -> None:
         max_model_len = max(len(request.token_ids) for request in requests) + 1
         self.rows = RequestRows(len(requests) + spare_rows, max_model_len, 16, torch.device("cpu"))
         self.state = SamplingState(len(requests) + spare_rows, vocab_size)
-        self.sampler = Sampler(self.state, self.rows)
+        self.sampler = Sampler(self.state, self.rows, sampling or TorchSampling())
         for request in requests:
             self.state.add(self.rows.add(request), request)
 

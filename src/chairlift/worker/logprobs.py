@@ -43,19 +43,15 @@ class LogprobTensors:
         )
 
 
-def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-    """log_softmax of the logits at the tokens asked for.
-
-    Args:
-        logits: float32 [N, V], as the model gave them.
-        token_ids: int64 [N].
-        num_top: likeliest tokens wanted, at most V of them are given.
-    """
+def gather_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `kernels.sampling.SamplingKernels.logprobs`."""
     chosen = logits.gather(1, token_ids[:, None])
     chosen_ranks = 1 + (logits > chosen).sum(dim=1, keepdim=True)
     top = logits.topk(min(num_top, logits.shape[1]), dim=1)
     top_ranks = 1 + (top.values[:, None, :] > top.values[:, :, None]).sum(dim=2)
-    return LogprobTensors(
+    return (
         torch.cat((token_ids[:, None], top.indices), dim=1),
         torch.cat((chosen, top.values), dim=1) - logits.logsumexp(dim=1, keepdim=True),
         torch.cat((chosen_ranks, top_ranks), dim=1),

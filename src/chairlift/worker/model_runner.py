@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata
+from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
-from chairlift.worker.logprobs import LogprobTensors, gather_logprobs
+from chairlift.worker.logprobs import LogprobTensors
 from chairlift.worker.rows import IntArray, RequestRows
 from chairlift.worker.sampler import SampledTokens, Sampler
 from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.torch_sampling import TorchSampling
 from chairlift.worker.transfer import to_device
 
 PROMPT_LOGPROB_ROWS = 256
@@ -77,6 +79,7 @@ class ModelRunner:
         max_model_len: tokens a request, prompt and output.
         block_size: slots a block.
         device: of the model.
+        sampling: the kernels that choose tokens, for logits on that device; torch's if None.
     """
 
     def __init__(
@@ -89,13 +92,15 @@ class ModelRunner:
         max_model_len: int,
         block_size: int,
         device: torch.device | None = None,
+        sampling: SamplingKernels | None = None,
     ) -> None:
         self._model = model
         self._plan = plan
         self._device = device or torch.device("cpu")
         self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device)
         self._state = SamplingState(max_num_seqs, vocab_size)
-        self._sampler = Sampler(self._state, self._rows)
+        self._sampling = sampling or TorchSampling()
+        self._sampler = Sampler(self._state, self._rows, self._sampling)
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -176,7 +181,7 @@ class ModelRunner:
         for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             piece = slice(start, start + PROMPT_LOGPROB_ROWS)
             logits = self._model.logits(hidden[hidden_rows[piece]])
-            parts.append(gather_logprobs(logits, targets[piece], num_top))
+            parts.append(LogprobTensors(*self._sampling.logprobs(logits, targets[piece], num_top)))
         return PromptLogprobs(spans, LogprobTensors.concatenate(parts))
 
     def _in_flight(self, done: PendingStep) -> PendingStep:

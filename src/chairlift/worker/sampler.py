@@ -8,15 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chairlift.kernels.sampling import IntArray, SamplingKernels
 from chairlift.outputs import TokenLogprobs
 from chairlift.worker import sampling_ops
-from chairlift.worker.logprobs import LogprobTensors, gather_logprobs
-from chairlift.worker.random_stream import uniform
-from chairlift.worker.rows import IntArray, RequestRows
+from chairlift.worker.logprobs import LogprobTensors
+from chairlift.worker.rows import RequestRows
 from chairlift.worker.sampling_state import Needs, SamplingState
 from chairlift.worker.transfer import to_device
 
 NeedsArray = npt.NDArray[np.uint8]
+
+MORE_THAN_A_TOKEN = int(Needs.MIN_TOKENS | Needs.LOGIT_BIAS | Needs.PENALTIES | Needs.LOGPROBS)
+"""Who needs none of these has a token chosen from the model's logits, and that is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,14 @@ class Sampler:
     Args:
         state: the parameters, by row.
         rows: the requests; read for tokens and lengths only.
+        sampling: the kernels that choose.
     """
 
-    def __init__(self, state: SamplingState, rows: RequestRows) -> None:
+    def __init__(self, state: SamplingState, rows: RequestRows, sampling: SamplingKernels) -> None:
         self._state = state
         self._rows = rows
+        self._sampling = sampling
+        self._choose = sampling.make_sampler(state.parameters(rows.num_tokens))
         self._device = rows.device
         self._counts = torch.zeros(0, device=rows.device)
 
@@ -72,55 +78,24 @@ class Sampler:
             rows: int64 [N], on the host.
         """
         needs: NeedsArray = self._state.needs[rows]
-        anybody = Needs(int(np.bitwise_or.reduce(needs)))
-        asking = np.flatnonzero(needs & Needs.LOGPROBS) if Needs.LOGPROBS in anybody else None
-        raw = None if asking is None else logits[to_device(asking, self._device)]
-        if Needs.MIN_TOKENS in anybody:
+        anybody = int(np.bitwise_or.reduce(needs))
+        if not anybody & MORE_THAN_A_TOKEN:
+            return SampledTokens(self._choose(logits, rows))
+        asking = np.flatnonzero(needs & Needs.LOGPROBS)
+        raw = logits[to_device(asking, self._device)] if len(asking) else None
+        if anybody & Needs.MIN_TOKENS:
             self._mask_stop_tokens(logits, rows, needs)
-        if Needs.LOGIT_BIAS in anybody:
+        if anybody & Needs.LOGIT_BIAS:
             self._add_bias(logits, rows, needs)
-        if Needs.PENALTIES in anybody:
+        if anybody & Needs.PENALTIES:
             self._apply_penalties(logits, rows, needs)
-        token_ids = self._choose(logits, rows, needs) if Needs.RANDOM in anybody else logits.argmax(dim=1)
-        if raw is None or asking is None:
+        token_ids = self._choose(logits, rows)
+        if raw is None:
             return SampledTokens(token_ids)
         num_top = self._state.num_logprobs[rows[asking]]
         chosen = token_ids[to_device(asking, self._device)]
-        logprobs = gather_logprobs(raw, chosen, int(num_top.max()))
+        logprobs = LogprobTensors(*self._sampling.logprobs(raw, chosen, int(num_top.max())))
         return SampledTokens(token_ids, logprobs, asking.tolist(), num_top.tolist())
-
-    def _choose(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> torch.Tensor:
-        random = np.flatnonzero(needs & Needs.RANDOM)
-        if len(random) == len(rows):
-            return self._draw(logits, rows, needs)
-        token_ids = logits.argmax(dim=1)
-        index = to_device(random, self._device)
-        token_ids[index] = self._draw(logits[index], rows[random], needs[random])
-        return token_ids
-
-    def _draw(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> torch.Tensor:
-        state = self._state
-        weights = sampling_ops.weights_(logits, to_device(state.temperature[rows], self._device))
-        filtered = np.flatnonzero(needs & Needs.FILTER)
-        if len(filtered) == len(rows):
-            self._filter(weights, rows)
-        elif len(filtered):
-            index = to_device(filtered, self._device)
-            weights[index] = self._filter(weights[index], rows[filtered])
-        uniforms = uniform(state.keys[rows], self._rows.num_tokens[rows])
-        return sampling_ops.draw(weights, to_device(uniforms, self._device))
-
-    def _filter(self, weights: torch.Tensor, rows: IntArray) -> torch.Tensor:
-        state = self._state
-        top_k, top_p, min_p = state.top_k[rows], state.top_p[rows], state.min_p[rows]
-        return sampling_ops.filter_(
-            weights,
-            to_device(top_k, self._device),
-            to_device(top_p, self._device),
-            to_device(min_p, self._device),
-            max_top_k=int(top_k.max()),
-            any_top_p=bool((top_p < 1).any()),
-        )
 
     def _mask_stop_tokens(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
         num_output = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]

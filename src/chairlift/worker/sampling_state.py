@@ -7,21 +7,19 @@ import enum
 import numpy as np
 import numpy.typing as npt
 
+from chairlift.kernels.sampling import IntArray, SamplingParameters
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
 from chairlift.worker.random_stream import stream_key
-from chairlift.worker.rows import IntArray
 
 MIN_TEMPERATURE = 1e-20
 """Below this a float32 division of logits would give 0/0; the distribution is the limit already."""
 
 
 class Needs(enum.IntFlag):
-    """What a request asks of the sampler beyond an argmax; a step does only what somebody in it needs."""
+    """What a request asks of the sampler beyond a token of its logits; a step does only what somebody in it needs."""
 
     NONE = 0
-    RANDOM = enum.auto()
-    FILTER = enum.auto()
     PENALTIES = enum.auto()
     LOGIT_BIAS = enum.auto()
     MIN_TOKENS = enum.auto()
@@ -34,6 +32,7 @@ class SamplingState:
 
     Attributes:
         needs: uint8, `Needs`.
+        is_random: uint8, 0 where the likeliest token is wanted.
         keys: uint64, of the request's random stream.
         bias: row -> (token ids int64, amounts float32), for rows with Needs.LOGIT_BIAS.
         stop_ids: row -> token ids int64 masked below min_tokens, for rows with Needs.MIN_TOKENS.
@@ -42,6 +41,7 @@ class SamplingState:
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.needs = np.zeros(max_num_seqs, dtype=np.uint8)
+        self.is_random = np.zeros(max_num_seqs, dtype=np.uint8)
         self.keys = np.zeros(max_num_seqs, dtype=np.uint64)
         self.temperature = np.ones(max_num_seqs, dtype=np.float32)
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
@@ -60,6 +60,7 @@ class SamplingState:
         """Fill a row. The token ids of `logit_bias` lie in the vocabulary: whoever took the request in has checked."""
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
+        self.is_random[row] = not params.is_greedy and params.top_k != 1
         self.temperature[row] = max(params.temperature, MIN_TEMPERATURE)
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.top_p[row] = params.top_p
@@ -80,16 +81,18 @@ class SamplingState:
             self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
         self.needs[row] = self._needs(row, params)
 
+    def parameters(self, positions: IntArray) -> SamplingParameters:
+        """These arrays, as the kernels read them. positions: of the next token, by row."""
+        return SamplingParameters(
+            self.is_random, self.temperature, self.top_k, self.top_p, self.min_p, self.keys, positions
+        )
+
     def remove(self, row: int) -> None:
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
 
     def _needs(self, row: int, params: SamplingParams) -> Needs:
         needs = Needs.NONE
-        if not params.is_greedy and params.top_k != 1:
-            needs |= Needs.RANDOM
-            if self.top_k[row] or params.top_p < 1 or params.min_p > 0:
-                needs |= Needs.FILTER
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
             needs |= Needs.PENALTIES
         if params.logit_bias:

@@ -68,10 +68,10 @@ class TokenSampler {
   size_t num_rows_;
 };
 
-void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> index, Array<const int64_t> tokens,
-              Matrix<int64_t> ids, Matrix<float> values, Matrix<int64_t> ranks) {
-  const size_t count = index.shape(0), columns = ids.shape(1);
-  if (tokens.shape(0) != count || ids.shape(0) != count || values.shape(0) != count || ranks.shape(0) != count)
+void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> tokens, Matrix<int64_t> ids,
+              Matrix<float> values, Matrix<int64_t> ranks) {
+  const size_t count = tokens.shape(0), columns = ids.shape(1);
+  if (ids.shape(0) != count || values.shape(0) != count || ranks.shape(0) != count)
     throw nb::value_error("the arrays differ in length");
   if (columns < 1 || columns - 1 > static_cast<size_t>(vocab_size) || values.shape(1) != columns ||
       ranks.shape(1) != columns)
@@ -85,7 +85,7 @@ void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> index, 
   const size_t scratch_bytes = sampling_scratch_bytes(vocab_size);
   pool.run(static_cast<int64_t>(count), [&](int64_t i, int worker) {
     const int64_t at = i * static_cast<int64_t>(columns);
-    token_logprobs(rows + index.data()[i] * vocab_size, vocab_size, tokens.data()[i], static_cast<int64_t>(columns) - 1,
+    token_logprobs(rows + i * vocab_size, vocab_size, tokens.data()[i], static_cast<int64_t>(columns) - 1,
                    ids.data() + at, values.data() + at, ranks.data() + at, pool.scratch(worker, scratch_bytes));
   });
 }
@@ -101,9 +101,9 @@ void bind_sampling(nb::module_& m) {
            nb::arg("positions").noconvert())
       .def("sample", &TokenSampler::sample, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("rows"),
            nb::arg("out").noconvert(), "Logits float32 [len(rows), vocab_size] to one token a row.");
-  m.def("logprobs", &logprobs, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("index"), nb::arg("tokens"),
+  m.def("logprobs", &logprobs, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("tokens"),
         nb::arg("ids").noconvert(), nb::arg("logprobs").noconvert(), nb::arg("ranks").noconvert(),
-        "Logprobs and ranks of tokens[i] and of the likeliest tokens at logits row index[i].");
+        "Logprobs and ranks of tokens[i] and of the likeliest tokens, of logits row i.");
 }
 
 }  // namespace chairlift

@@ -1,0 +1,63 @@
+"""Sampling by the native kernels: a row is read once or twice, and nothing is sorted.
+
+A row's token depends on its logits, parameters and position alone, whatever else is in the batch and however many
+threads there are. Draws differ from those of `worker/torch_sampling.py` only where a uniform number falls within
+rounding of the border between two tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from chairlift.kernels.cpu import load
+from chairlift.kernels.sampling import IntArray, SamplingParameters, TokenSampler
+
+
+class NativeSampling:
+    """Implements `SamplingKernels` for float32 logits on the CPU.
+
+    Raises:
+        NativeUnavailableError: the extension cannot be loaded.
+    """
+
+    def __init__(self) -> None:
+        self._native = load()
+
+    def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
+        return NativeSampler(self._native, parameters)
+
+    def logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        _check(logits)
+        num_rows, vocab_size = logits.shape
+        shape = (num_rows, 1 + min(num_top, vocab_size))
+        ids, ranks = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        values = np.empty(shape, np.float32)
+        self._native.logprobs(logits.data_ptr(), vocab_size, token_ids.numpy(), ids, values, ranks)
+        return torch.from_numpy(ids), torch.from_numpy(values), torch.from_numpy(ranks)
+
+
+class NativeSampler:
+    """A `TokenSampler`; leaves the logits as they are."""
+
+    def __init__(self, native: Any, parameters: SamplingParameters) -> None:
+        p = parameters
+        self._sample = native.TokenSampler(
+            p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions
+        ).sample
+
+    def __call__(self, logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        _check(logits)
+        token_ids: IntArray = np.empty(len(rows), np.int64)
+        self._sample(logits.data_ptr(), logits.shape[1], rows, token_ids)
+        return torch.from_numpy(token_ids)
+
+
+def _check(logits: torch.Tensor) -> None:
+    assert logits.dtype == torch.float32, "logits are float32"
+    assert logits.device.type == "cpu", "the native kernels read host memory"
+    assert logits.is_contiguous(), "rows follow one another"
