@@ -8,7 +8,9 @@ from pathlib import Path
 from chairlift.errors import ConfigError
 
 SCHEDULING_POLICIES = ("fcfs", "priority")
-ATTENTION_BACKENDS = ("torch", "reference")
+ATTENTION_BACKENDS = ("auto", "native", "torch", "reference")
+QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 BATCHINGS = ("continuous", "static")
 STATIC_RUN_TO = ("batch", "global")
 KV_POLICIES = ("paged", "exact", "max", "pow2", "oracle")
@@ -82,7 +84,15 @@ class EngineConfig:
 
     Attributes:
         model: a folder with config.json and safetensors, a .gguf file, a name on the hub; None is the default model.
-        device: "cpu" or "cuda"; dtype: of weights and activations; "auto" is float32 on the CPU.
+        device: "cpu" or "cuda".
+        dtype: of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights as the file
+            has them, and the file's type elsewhere.
+        attention_backend: the kernel set: "native", "torch", or "reference", the slow twin of both; "auto" is native
+            kernels on the CPU where they can be loaded, else torch.
+        quantization: the format that native kernels bring all matrices to: "int8" has a scale an output, "q8_0", "q4_0"
+            and "q4_1" are those of GGUF; None leaves each as in the file.
+        kv_cache_dtype: of K and V in memory: "auto" is bfloat16 with native kernels, else `dtype`; "int8" has a scale
+            for each token and head.
         max_model_len: the smaller of the model's context and the pool, if None.
         kv_cache_memory: bytes for K and V; None is a share of what is free.
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
@@ -108,7 +118,9 @@ class EngineConfig:
     model: str | None = None
     device: str = "cpu"
     dtype: str = "auto"
-    attention_backend: str = "torch"
+    attention_backend: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
@@ -138,7 +150,7 @@ class EngineConfig:
         if self.event_log is not None and self.event_log == self.record_trace:
             raise ConfigError(f"event_log and record_trace are both {self.event_log}: give each a file of its own")
         _one_of("dtype", self.dtype, DTYPES)
-        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        self._check_kernels()
         _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:
@@ -157,6 +169,31 @@ class EngineConfig:
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
             raise ConfigError("kv_cache_memory and num_kv_blocks both size the pool: give one of them")
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
+
+    def _check_kernels(self) -> None:
+        """Native kernels are for the CPU and compute in float32; they alone quantize, and torch keeps no int8."""
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATIONS)
+        why = self.why_not_native
+        if why is None:
+            return
+        if self.attention_backend == "native":
+            raise ConfigError(f"attention_backend=native cannot be combined with {why}: leave one of them out")
+        if self.quantization is not None:
+            raise ConfigError(f"quantization={self.quantization} is for native kernels, not for {why}: leave one out")
+        if self.kv_cache_dtype == "int8" and self.attention_backend != "reference":
+            raise ConfigError(f"kv_cache_dtype=int8 is for native kernels, not for {why}: leave one out")
+
+    @property
+    def why_not_native(self) -> str | None:
+        """The option that rules native kernels out; None: they may be used."""
+        if self.attention_backend not in ("auto", "native"):
+            return f"attention_backend={self.attention_backend}"
+        if self.device != "cpu":
+            return f"device={self.device}"
+        return None if self.dtype in ("auto", "float32") else f"dtype={self.dtype}"
 
     @property
     def has_prefix_cache(self) -> bool:

@@ -27,6 +27,8 @@ class EngineStarted:
 
     Attributes:
         static_batch_size, static_run_to: None unless `batching` is "static"; kv_arena: None where `kv` is "paged".
+        kernels: "native", "torch" or "reference"; kv_cache_dtype: of K and V; quantization: as asked for; "" or None
+            where no model computes.
         weight_bytes: read from memory by every step; kv_bytes_per_slot: K and V of one token in all layers; 0 where no
             model computes.
     """
@@ -46,6 +48,9 @@ class EngineStarted:
     static_batch_size: int | None = None
     static_run_to: str | None = None
     kv_arena: str | None = None
+    kernels: str = ""
+    kv_cache_dtype: str = ""
+    quantization: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_slot: int = 0
     schema_version: int = SCHEMA_VERSION

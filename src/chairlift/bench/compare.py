@@ -195,7 +195,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
     return CompareResult(
         machine=machine_facts(),
         options=options,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        dtype=loaded.choice.dtype,
         engines=rounds.engines,
         max_tokens=(min(declared), max(declared)),
         order=rounds.order,

@@ -17,6 +17,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventFan, open_event_log, read_events
+from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
 from chairlift.sim.cost_model import CostModel
@@ -25,7 +26,7 @@ from chairlift.sim.fitted import fit_cost_model
 from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
 from chairlift.sim.plan_engine import plan_pool, settle_max_model_len
 from chairlift.sim.plan_memory import config_of
-from chairlift.sim.planner import plan_memory
+from chairlift.sim.planner import PlannedModel, plan_memory
 from chairlift.sim.presets.show import print_constants
 from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig, SimResult, simulate
@@ -151,9 +152,10 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     """
     is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
     kind = "cuda" if device.name in DEVICES else "cpu"
+    model_config = config_of(model)
     memory = plan_memory(
-        config_of(model),
-        replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value]),
+        PlannedModel(model.name, model.name, model_config, matrix_formats(None, model_config)),
+        replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], attention_backend="torch"),
         None if is_pool_given else device.memory_bytes * num_devices,
         FREE_MEMORY_SHARE[kind],
     )

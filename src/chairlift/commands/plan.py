@@ -17,6 +17,8 @@ from chairlift.config import (
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
+    from chairlift.loading.resolve import ModelFiles
+    from chairlift.models.config import ModelConfig
     from chairlift.sim.devices import Device
     from chairlift.sim.planner import Load, PlannedModel
 
@@ -40,6 +42,9 @@ def plan(
         str, typer.Option(help="cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
     ] = CPU,
     dtype: Annotated[str, typer.Option(help=HELP["dtype"], rich_help_panel=ENGINE)] = "auto",
+    attention_backend: Annotated[str, typer.Option(help=HELP["attention_backend"], rich_help_panel=ENGINE)] = "auto",
+    quantization: Annotated[str | None, typer.Option(help=HELP["quantization"], rich_help_panel=ENGINE)] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help=HELP["kv_cache_dtype"], rich_help_panel=ENGINE)] = "auto",
     max_model_len: Annotated[int | None, typer.Option(help=HELP["max_model_len"], rich_help_panel=ENGINE)] = None,
     max_num_seqs: Annotated[
         int, typer.Option(help=HELP["max_num_seqs"], rich_help_panel=ENGINE)
@@ -82,6 +87,9 @@ def plan(
     config = EngineConfig(
         device=kind,
         dtype=dtype,
+        attention_backend=attention_backend,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -96,7 +104,7 @@ def plan(
     load = _load(prompt_len, output_len, max_tokens, request_rate, workload_seed)
     memory_bytes, free_share = _memory(memory, config, hardware)
     planned = make_plan(
-        _model(model), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
+        _model(model, config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
     )
     print_plan(planned, explained=explain, only_json=only_json)
 
@@ -138,33 +146,39 @@ def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> 
     )
 
 
-def _model(name: str | None) -> PlannedModel:
+def _model(name: str | None, config: EngineConfig) -> PlannedModel:
     """A shape, or a model whose configuration is read and whose weights are not.
 
     Raises:
         ModelLoadError: there is no such model.
     """
+    from chairlift.loading.formats import matrix_formats
+    from chairlift.loading.resolve import load_config, resolve_model
     from chairlift.sim.model_shape import MODEL_SHAPES
     from chairlift.sim.plan_memory import config_of
     from chairlift.sim.planner import PlannedModel
 
     if name in MODEL_SHAPES:
-        argument = f"FOLDER-OF-{name}"
-        note: str | None = (
-            f"{name} is a shape: put the folder of the model, or its name on the hub, in the place of {argument}."
-        )
-        return PlannedModel(name, argument, config_of(MODEL_SHAPES[name]), note)
-    from chairlift.loading.resolve import load_config, resolve_model
+        argument, model_config = f"FOLDER-OF-{name}", config_of(MODEL_SHAPES[name])
+        note = f"{name} is a shape: put the folder of the model, or its name on the hub, in the place of {argument}."
+        return PlannedModel(name, argument, model_config, matrix_formats(None, model_config), note)
+    files = resolve_model(name)
+    model_config = load_config(files)
+    formats = matrix_formats(files, model_config)
+    return PlannedModel(files.name, name or files.name, model_config, formats, _file_note(files, model_config, config))
+
+
+def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfig) -> str | None:
+    """That a quantized file grows in memory, unless kernels take it as it is."""
+    from chairlift.kernels.choice import choose_kernels
     from chairlift.worker.memory import format_memory
 
-    files = resolve_model(name)
-    note = None
-    if files.kind == "gguf":
-        note = (
-            f"The file has {format_memory(files.path.stat().st_size)}; its tensors are brought to the compute type "
-            f"when they are loaded, so memory holds what is planned here."
-        )
-    return PlannedModel(files.name, name or files.name, load_config(files), note)
+    if files.kind != "gguf" or choose_kernels(config, model_config.dtype).kernels == "native":
+        return None
+    return (
+        f"The file has {format_memory(files.path.stat().st_size)}; its tensors are brought to the compute type "
+        f"when they are loaded, so memory holds what is planned here."
+    )
 
 
 def _load(

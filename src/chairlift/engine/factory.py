@@ -17,9 +17,10 @@ from chairlift.engine.recording import EngineRecorder
 from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.models.held_bytes import held_bytes
+from chairlift.models.held_bytes import held_bytes, multiplied_bytes
 from chairlift.sim.model_shape import ModelShape
-from chairlift.sim.plan_engine import plan_pool, settle_max_model_len, startup_lines
+from chairlift.sim.plan_engine import plan_pool, planned_activations, settle_max_model_len, startup_lines
+from chairlift.sim.plan_memory import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
@@ -136,7 +137,7 @@ def _runner(loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCach
 
 def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
     """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
-    slot_bytes = loaded.config.kv_values_per_token * loaded.dtype.itemsize
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
     return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
 
 
@@ -159,9 +160,19 @@ def _started(
         static_batch_size=scheduler_config.static_batch_size if is_static else None,
         static_run_to=scheduler_config.static_run_to if is_static else None,
         kv_arena=None if config.kv == "paged" else config.kv_arena,
-        weight_bytes=ModelShape.from_config(loaded.config, loaded.name, loaded.dtype.itemsize).weight_bytes,
+        kernels=loaded.choice.kernels,
+        kv_cache_dtype=loaded.choice.kv_cache_dtype,
+        quantization=loaded.choice.quantization,
+        weight_bytes=_read_bytes(loaded),
         kv_bytes_per_slot=plan.block_bytes // plan.block_size,
     )
+
+
+def _read_bytes(loaded: LoadedModel) -> int:
+    """Of weights, in every step: the matrices of all layers and of the LM head."""
+    if loaded.choice.kernels == "native":
+        return multiplied_bytes(loaded.model)
+    return ModelShape.from_config(loaded.config, loaded.name, DTYPE_BYTES[loaded.choice.dtype]).weight_bytes
 
 
 def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
@@ -178,5 +189,18 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
     )
     if not logger.isEnabledFor(logging.INFO):
         return
-    for line in startup_lines(loaded.config, config, scheduler_config, plan, held_bytes(loaded.model)):
+    step = StepLimits(
+        scheduler_config.max_num_batched_tokens,
+        scheduler_config.max_num_seqs,
+        scheduler_config.max_model_len,
+        plan.block_size,
+    )
+    for line in startup_lines(
+        config,
+        scheduler_config,
+        plan,
+        weights=loaded.planned_weights,
+        activations=planned_activations(loaded.config, loaded.choice, loaded.device.type, step),
+        held_bytes=held_bytes(loaded.model),
+    ):
         logger.info("%s", line)

@@ -12,14 +12,18 @@ import torch
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.errors import ConfigError
+from chairlift.kernels.choice import KernelChoice, choose_kernels
+from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import Weights
+from chairlift.loading.formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.loading.resolve import ModelFiles, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.loading.resolve import ModelFiles, close_files, load_config, load_tokenizer, open_weights, resolve_model
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
-from chairlift.sim.plan_memory import compute_dtype
+from chairlift.sim.plan_engine import planned_weights
+from chairlift.sim.plan_memory import Amount
 from chairlift.worker.kv_cache import KVCachePlan
 
 logger = logging.getLogger("chairlift")
@@ -29,6 +33,8 @@ LOADING_OPTIONS: Final = (
     "device",
     "dtype",
     "attention_backend",
+    "quantization",
+    "kv_cache_dtype",
     "random_weights",
     "skip_tokenizer_init",
     "num_threads",
@@ -43,6 +49,8 @@ class LoadedModel:
 
     Attributes:
         engine_config: the one it was loaded for.
+        choice: the kernels that it runs on, and in which types.
+        planned_weights: what it was planned to hold.
         kv_cache_plan: of the KV memory; None before the first engine.
     """
 
@@ -52,7 +60,8 @@ class LoadedModel:
     model: Model
     tokenizer: Tokenizer | NoTokenizer
     device: torch.device
-    dtype: torch.dtype
+    choice: KernelChoice
+    planned_weights: list[Amount]
     kv_cache_plan: KVCachePlan | None = None
 
     def serves(self, config: EngineConfig) -> bool:
@@ -76,15 +85,35 @@ def load_model(config: EngineConfig) -> LoadedModel:
         ConfigError: a device, dtype or backend that this machine does not have.
     """
     device = _device(config.device)
-    _set_threads(config.num_threads)
     files = resolve_model(config.model)
     model_config = load_config(files)
-    dtype = _dtype(config.dtype, device, model_config)
+    choice = choose_kernels(config, model_config.dtype)
+    _set_threads(config.num_threads, choice)
     tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
-    weights = _weights(config, files, model_config, dtype, device)
-    model = build_model(model_config, weights, dtype=dtype, device=device, attention_backend=config.attention_backend)
-    logger.info("%s (%s, %d layers) on %s in %s", files.name, model_config.name, model_config.num_layers, device, dtype)
-    return LoadedModel(config, files.name, model_config, model, tokenizer, device, dtype)
+    dtype = _torch_dtype(choice.dtype)
+    model = build_model(
+        model_config,
+        _weights(config, files, model_config, dtype, device),
+        dtype=dtype,
+        device=device,
+        attention_backend=choice.kernels,
+        quantization=choice.quantization,
+        kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
+    )
+    logger.info(
+        "%s (%s, %d layers) on %s, %s kernels; activations in %s, K and V in %s",
+        files.name,
+        model_config.name,
+        model_config.num_layers,
+        device,
+        choice.kernels,
+        choice.dtype,
+        choice.kv_cache_dtype,
+    )
+    formats = matrix_formats(None if config.random_weights else files, model_config)
+    weights = planned_weights(model_config, choice, device.type, formats)
+    close_files()
+    return LoadedModel(config, files.name, model_config, model, tokenizer, device, choice, weights)
 
 
 def _device(name: str) -> torch.device:
@@ -93,14 +122,18 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _set_threads(num_threads: int | None) -> None:
+def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
+    """Native kernels have threads of their own, and torch's would only take turns with them."""
     if num_threads is None:
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if choice.kernels == "native":
+        load().set_num_threads(num_threads)
+        num_threads = 1
     torch.set_num_threads(num_threads)
 
 
-def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
-    dtype = getattr(torch, compute_dtype(name, device.type, config))
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
 

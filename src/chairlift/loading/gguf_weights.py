@@ -17,13 +17,9 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
+from chairlift.loading.gguf_names import tensor_names
 from chairlift.models.config import ModelConfig
 
-MODEL_ARCHS: Final = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-}
 PERMUTED: Final = {"q_proj": "num_heads", "k_proj": "num_kv_heads"}
 PERMUTED_ARCHS: Final = ("llama",)
 VALUES_PER_ROW: Final = 8192
@@ -50,7 +46,7 @@ class GGUFWeights(FileWeights):
     ) -> None:
         super().__init__(path, config, dtype, device)
         self._file = file or GGUFFile(path)
-        self._names = gguf.get_tensor_name_map(MODEL_ARCHS[config.name], config.num_layers)
+        self._names = tensor_names(config)
 
     def _file_name(self, name: str) -> str | None:
         found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))

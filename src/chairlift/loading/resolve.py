@@ -118,13 +118,18 @@ def _open_gguf(path: Path, mtime_ns: int, size: int) -> GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """The open file; configuration, weights and tokenizer of one model share it.
+    """The open file; configuration, weights and tokenizer of one model share it until `close_files`.
 
     Raises:
         ModelLoadError: see GGUFFile.
     """
     stat = path.stat()
     return _open_gguf(path, stat.st_mtime_ns, stat.st_size)
+
+
+def close_files() -> None:
+    """Let go of the file that is open, and so of the pages of it that are in memory, once nobody reads it any more."""
+    _open_gguf.cache_clear()
 
 
 def load_config(files: ModelFiles) -> ModelConfig:

@@ -18,25 +18,37 @@ def held_bytes(model: object) -> int:
     twice that two layers share. A matrix that oneDNN packed counts its values, without their padding; a native kernel
     says itself what it holds (`num_bytes`).
     """
-    seen: set[int] = set()
     storages: dict[int, int] = {}
     said = 0
+    for item in _objects(model):
+        if isinstance(item, torch.Tensor):
+            storages.update(_storage(item))
+        else:
+            said += _says(item, "num_bytes")
+    return sum(storages.values()) + said
+
+
+def multiplied_bytes(model: object) -> int:
+    """Bytes of the matrices that the native linear layers of a model read in every step."""
+    return sum(_says(item, "matrix_bytes") for item in _objects(model))
+
+
+def _objects(model: object) -> Iterator[Any]:
+    """What the model leads to, each once."""
+    seen: set[int] = set()
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
         if id(item) in seen or isinstance(item, KVCache):
             continue
         seen.add(id(item))
-        if isinstance(item, torch.Tensor):
-            storages.update(_storage(item))
-        else:
-            said += _native_bytes(item)
+        yield item
+        if not isinstance(item, torch.Tensor):
             to_visit.extend(_parts(item))
-    return sum(storages.values()) + said
 
 
-def _native_bytes(item: Any) -> int:
-    num_bytes = getattr(item, "num_bytes", 0) if type(item).__module__.startswith("chairlift.kernels.cpu.") else 0
+def _says(item: Any, attribute: str) -> int:
+    num_bytes = getattr(item, attribute, 0) if type(item).__module__.startswith("chairlift.kernels.cpu.") else 0
     assert isinstance(num_bytes, int)
     return num_bytes
 

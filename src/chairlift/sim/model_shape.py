@@ -16,7 +16,7 @@ class ModelShape:
     Attributes:
         gated: the feed-forward network has three matrices (up, gate, down) instead of two.
         max_position_embeddings: its context in tokens.
-        bytes_per_weight, bytes_per_kv_value: 2 is half precision.
+        bytes_per_weight, bytes_per_kv_value: 2 is half precision; quantized ones have scales in them.
     """
 
     name: str
@@ -29,8 +29,8 @@ class ModelShape:
     gated: bool
     vocab_size: int
     max_position_embeddings: int
-    bytes_per_weight: int = 2
-    bytes_per_kv_value: int = 2
+    bytes_per_weight: float = 2
+    bytes_per_kv_value: float = 2
 
     @classmethod
     def from_config(cls, config: ModelConfig, name: str, bytes_per_value: int = 2) -> ModelShape:
@@ -68,12 +68,12 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Bytes that every step reads: all layers and the LM head."""
-        return (self.num_layers * self.weights_per_layer + self.lm_head_weights) * self.bytes_per_weight
+        return round((self.num_layers * self.weights_per_layer + self.lm_head_weights) * self.bytes_per_weight)
 
     @property
     def kv_bytes_per_layer(self) -> int:
         """Bytes of K and V of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * self.bytes_per_kv_value
+        return round(2 * self.num_kv_heads * self.head_dim * self.bytes_per_kv_value)
 
     @property
     def kv_bytes_per_slot(self) -> int:

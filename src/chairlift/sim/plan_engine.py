@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Final
 
@@ -9,9 +10,11 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.arena import ARENAS
 from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError
+from chairlift.kernels.choice import KernelChoice
 from chairlift.models.config import ModelConfig
 from chairlift.sim.plan_fit import Lengths, Pool, count_fit
-from chairlift.sim.plan_memory import StepLimits, compute_dtype, plan_activations, plan_weights, total
+from chairlift.sim.plan_memory import Amount, StepLimits, plan_activations, plan_weights, total
+from chairlift.sim.plan_native import MatrixFormats, plan_native_activations, plan_native_weights
 from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
 from chairlift.worker.memory import format_memory
 
@@ -70,20 +73,44 @@ def pool_of(config: EngineConfig, context: int, num_blocks: int) -> Pool:
     return Pool(num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
 
 
+def planned_weights(
+    model_config: ModelConfig, choice: KernelChoice, device: str, formats: MatrixFormats
+) -> list[Amount]:
+    """What a loaded model will hold.
+
+    Args:
+        device: "cpu" or "cuda".
+        formats: of the model's file, see `loading.formats`.
+    """
+    if choice.kernels == "native":
+        return plan_native_weights(model_config, formats, choice.quantization)
+    return plan_weights(model_config, choice.dtype, device, choice.kernels)
+
+
+def planned_activations(
+    model_config: ModelConfig, choice: KernelChoice, device: str, limits: StepLimits
+) -> list[Amount]:
+    """What the largest step will need at most, besides weights, K and V."""
+    if choice.kernels == "native":
+        return plan_native_activations(model_config, limits)
+    return plan_activations(model_config, limits, choice.dtype, device)
+
+
 def startup_lines(
-    model_config: ModelConfig, config: EngineConfig, limits: SchedulerConfig, plan: KVCachePlan, weight_bytes: int
+    config: EngineConfig,
+    limits: SchedulerConfig,
+    plan: KVCachePlan,
+    *,
+    weights: Sequence[Amount],
+    activations: Sequence[Amount],
+    held_bytes: int,
 ) -> list[str]:
     """The plan beside what an engine got, for its log.
 
     Args:
         config: of the engine; limits: its scheduler's; plan: its pool.
-        weight_bytes: that its model really holds.
+        weights, activations: as planned; held_bytes: of weights, that its model really holds.
     """
-    device = config.device.split(":")[0]
-    dtype = compute_dtype(config.dtype, device, model_config)
-    weights = plan_weights(model_config, dtype, device, config.attention_backend)
-    step = StepLimits(limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_model_len, plan.block_size)
-    activations = plan_activations(model_config, step, dtype, device)
     pool = Pool(plan.num_blocks, plan.block_size, limits.max_model_len, config.kv, config.kv_arena)
     half = limits.max_model_len // 2
     typical = Lengths(min(TYPICAL.prompt, half), min(TYPICAL.output, half), min(TYPICAL.max_tokens, half))
@@ -92,7 +119,7 @@ def startup_lines(
     is_static = limits.batching == "static"
     seats = f"static batches of {limits.static_batch_size}" if is_static else f"seats for {limits.max_num_seqs}"
     return [
-        f"weights: {format_memory(total(weights))} planned, {format_memory(weight_bytes)} held; activations of a step: "
+        f"weights: {format_memory(total(weights))} planned, {format_memory(held_bytes)} held; activations of a step: "
         f"up to {format_memory(total(activations))} planned",
         f"kv={pool.name}: memory for {counts[0]} requests of max_model_len at once, or {counts[1]} of {typical.prompt} "
         f"prompt and {typical.output} output tokens; {seats}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.sim.plan_memory import DTYPE_BYTES, Amount, total
+from chairlift.sim.plan_memory import INT8_SCALE_BYTES, KV_DTYPE_BYTES, Amount, total
 from chairlift.sim.planner import Plan
 from chairlift.worker.kv_cache import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
@@ -14,7 +14,7 @@ def explain(plan: Plan) -> list[str]:
     """Every step from the model's sizes to blocks, requests and seconds."""
     memory, limits = plan.memory, plan.memory.limits
     return [
-        f"Weights of {plan.model.name} in {memory.dtype}",
+        f"Weights of {plan.model.name} for {memory.choice.kernels} kernels",
         *_sum(memory.weights),
         f"Activations of the largest step, at most: {limits.num_tokens:,} tokens of {limits.num_seqs:,} requests that "
         f"see up to {limits.max_model_len:,} tokens",
@@ -34,9 +34,11 @@ def _sum(amounts: Sequence[Amount]) -> list[str]:
 
 def _kv(plan: Plan) -> list[str]:
     model, memory, pool = plan.model.config, plan.memory, plan.memory.pool
-    size = DTYPE_BYTES[memory.dtype]
+    kept = memory.choice.kv_cache_dtype
+    scales = f" + {INT8_SCALE_BYTES} of scales" if kept == "int8" else ""
     lines = [
-        f"  a slot: 2 x {model.num_layers} layers x {model.num_kv_heads} KV heads x {model.head_dim} x {size} bytes = "
+        f"  a slot: {model.num_layers} layers x {model.num_kv_heads} KV heads x (2 x {model.head_dim} x "
+        f"{KV_DTYPE_BYTES[kept]}{scales}) bytes = "
         f"{memory.slot_bytes:,}",
         f"  a block: {pool.block_size} slots x {memory.slot_bytes:,} = {pool.block_bytes:,}",
     ]

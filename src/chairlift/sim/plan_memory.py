@@ -14,6 +14,11 @@ from chairlift.sim.model_shape import ModelShape
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
+
+INT8_SCALE_BYTES: Final = 8
+"""A float32 for the key and one for the value of each token and KV head."""
+
 PACKED_DTYPES: Final = ("float32", "bfloat16")
 """Types whose matrices the CPU kernels keep in an order of their own."""
 
@@ -49,11 +54,10 @@ def total(amounts: Sequence[Amount]) -> int:
     return sum(amount.num_bytes for amount in amounts)
 
 
-def compute_dtype(asked: str, device: str, config: ModelConfig) -> str:
-    """The type of weights, activations, K and V: "auto" is float32 on the CPU, and the file's on other devices."""
-    if asked != "auto":
-        return asked
-    return "float32" if device == "cpu" else config.dtype
+def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
+    """K and V of one token in all layers, in bytes, scales included; the type is one of KV_DTYPE_BYTES."""
+    scales = INT8_SCALE_BYTES * config.num_layers * config.num_kv_heads if kv_cache_dtype == "int8" else 0
+    return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
 
 def config_of(shape: ModelShape) -> ModelConfig:
@@ -98,15 +102,20 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend
     word = config.word_embed_proj_dim or config.hidden_size
     table = config.vocab_size * word
     rows = f"{config.vocab_size:,} x {word:,}"
-    amounts = [_values("embedding", rows, table, size), *_layers(config, size), *_around_layers(config, word, size)]
+    amounts = [values("embedding", rows, table, size), *_layers(config, size), *_around_layers(config, word, size)]
     if not config.tie_word_embeddings:
-        amounts.append(_values("LM head", rows, table, size))
+        amounts.append(values("LM head", rows, table, size))
     elif is_packed:
-        amounts.append(_values("LM head, packed copy of the embedding", rows, table, size))
-    if config.architecture == "llama":
-        positions, dim = config.max_position_embeddings, config.head_dim
-        amounts.append(_values("rotary table, float32", f"{positions:,} x {dim}", positions * dim, 4))
-    return amounts
+        amounts.append(values("LM head, packed copy of the embedding", rows, table, size))
+    return [*amounts, *rotary_table(config)]
+
+
+def rotary_table(config: ModelConfig) -> list[Amount]:
+    """Cosines and sines of all positions, where a model rotates."""
+    if config.architecture != "llama":
+        return []
+    positions, dim = config.max_position_embeddings, config.head_dim
+    return [values("rotary table, float32", f"{positions:,} x {dim}", positions * dim, 4)]
 
 
 def _layers(config: ModelConfig, size: int) -> list[Amount]:
@@ -116,34 +125,42 @@ def _layers(config: ModelConfig, size: int) -> list[Amount]:
     attention = hidden * 2 * (queries + keys)
     mlp = (3 if gated else 2) * hidden * inner
     amounts = [
-        _values("attention", f"{layers} x {hidden:,} x 2 x ({queries:,} + {keys:,})", layers * attention, size),
-        _values("MLP", f"{layers} x {3 if gated else 2} x {hidden:,} x {inner:,}", layers * mlp, size),
+        values("attention", f"{layers} x {hidden:,} x 2 x ({queries:,} + {keys:,})", layers * attention, size),
+        values("MLP", f"{layers} x {3 if gated else 2} x {hidden:,} x {inner:,}", layers * mlp, size),
     ]
-    # RMSNorm has a weight, LayerNorm a bias too.
+    small = values_beside_matrices(config)
+    amounts.append(values("norms and biases", f"{layers} x {small:,}", layers * small, size))
+    return amounts
+
+
+def values_beside_matrices(config: ModelConfig) -> int:
+    """Norms and biases of a layer. RMSNorm has a weight, LayerNorm a bias too."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
+    gated = config.architecture == "llama"
     small = (2 if gated else 4) * hidden
     small += queries + 2 * keys if config.attention_bias else 0
     small += hidden if config.attention_output_bias else 0
     small += (2 if gated else 1) * inner + hidden if config.mlp_bias else 0
-    small += 2 * dim if config.qk_norm else 0
-    amounts.append(_values("norms and biases", f"{layers} x {small:,}", layers * small, size))
-    return amounts
+    return small + (2 * dim if config.qk_norm else 0)
 
 
 def _around_layers(config: ModelConfig, word: int, size: int) -> list[Amount]:
     """What stands before and behind the layers, besides embedding and LM head."""
     hidden = config.hidden_size
     if config.architecture == "llama":
-        return [_values("final norm", f"{hidden:,}", hidden, size)]
+        return [values("final norm", f"{hidden:,}", hidden, size)]
     rows = config.max_position_embeddings + OPT_POSITION_OFFSET
-    amounts = [_values("positions", f"{rows:,} x {hidden:,}", rows * hidden, size)]
+    amounts = [values("positions", f"{rows:,} x {hidden:,}", rows * hidden, size)]
     if word != hidden:
-        amounts.append(_values("projections", f"2 x {word:,} x {hidden:,}", 2 * word * hidden, size))
+        amounts.append(values("projections", f"2 x {word:,} x {hidden:,}", 2 * word * hidden, size))
     if config.norm_before and config.final_norm:
-        amounts.append(_values("final norm", f"2 x {hidden:,}", 2 * hidden, size))
+        amounts.append(values("final norm", f"2 x {hidden:,}", 2 * hidden, size))
     return amounts
 
 
-def _values(what: str, how: str, count: int, size: int) -> Amount:
+def values(what: str, how: str, count: int, size: int) -> Amount:
+    """So many values of `size` bytes."""
     return Amount(what, f"{how} values x {size} bytes", count * size)
 
 
@@ -185,8 +202,8 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
         max(_attention(config, limits, size), _mlp(config, limits, size), key=lambda amount: amount.num_bytes),
         _gathered(config, limits, size, device),
         _masks(config, limits, size),
-        _logits(config, limits, size),
-        _request_rows(limits),
+        plan_logits(config, limits, size),
+        plan_request_rows(limits),
     ]
 
 
@@ -230,7 +247,8 @@ def _masks(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
     return Amount("masks and block ids", how, windows * (tokens * length * (size + 1) + seqs * row))
 
 
-def _logits(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
+def plan_logits(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
+    """Logits of sampled rows or of prompt tokens, whichever are more, and all that is made of them."""
     vocab, rows = config.vocab_size, min(limits.num_seqs, limits.num_tokens)
     prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.num_tokens)
     sampled = rows * vocab * (LOGIT_BYTES + size)
@@ -241,7 +259,7 @@ def _logits(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
     return Amount("logits and sampling", f"{rows} x {vocab:,} x ({LOGIT_BYTES} + {size}) bytes", sampled)
 
 
-def _request_rows(limits: StepLimits) -> Amount:
+def plan_request_rows(limits: StepLimits) -> Amount:
     """Token ids int32, a block table int32, and the index arrays of penalties (token ids, counts, values: 48 bytes)."""
     seqs, length = limits.num_seqs, limits.max_model_len
     blocks = -(-length // limits.block_size)

@@ -49,7 +49,9 @@ def _table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 def _memory_table(plan: Plan) -> Table:
     memory, pool = plan.memory, plan.memory.pool
-    table = _table(f"{plan.model.name} in {memory.dtype}", "memory", "bytes", "")
+    table = _table(
+        f"{plan.model.name} on {memory.choice.kernels} kernels in {memory.choice.dtype}", "memory", "bytes", ""
+    )
     rows = [
         ("weights", total(memory.weights)),
         ("activations of a step, at most", total(memory.activations)),

@@ -16,20 +16,20 @@ from typing import Any, Final
 
 from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.errors import ConfigError
+from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.models.config import ModelConfig
 from chairlift.sim.devices import Device
 from chairlift.sim.model_shape import ModelShape
-from chairlift.sim.plan_engine import plan_pool, pool_of
+from chairlift.sim.plan_engine import plan_pool, planned_activations, planned_weights, pool_of
 from chairlift.sim.plan_fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
 from chairlift.sim.plan_memory import (
     DTYPE_BYTES,
     Amount,
     StepLimits,
-    compute_dtype,
-    plan_activations,
-    plan_weights,
+    kv_slot_bytes,
     total,
 )
+from chairlift.sim.plan_native import MatrixFormats, native_read_bytes
 from chairlift.sim.plan_speed import Speed, plan_speed, take_load
 from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig
@@ -49,11 +49,13 @@ class PlannedModel:
 
     Attributes:
         name: for people; argument: what `chairlift serve` takes; note: what is to be known of both.
+        formats: of the matrices in its file, see `loading.formats`.
     """
 
     name: str
     argument: str
     config: ModelConfig
+    formats: MatrixFormats
     note: str | None = None
 
 
@@ -109,7 +111,7 @@ class MemoryPlan:
         max_model_len: as the engine settles it.
     """
 
-    dtype: str
+    choice: KernelChoice
     memory_bytes: int | None
     free_share: float
     limits: StepLimits
@@ -153,7 +155,10 @@ class Plan:
         return {
             "model": self.model.name,
             "load": self.load.to_dict(),
-            "dtype": memory.dtype,
+            "kernels": memory.choice.kernels,
+            "dtype": memory.choice.dtype,
+            "kv_cache_dtype": memory.choice.kv_cache_dtype,
+            "quantization": memory.choice.quantization,
             "memory_bytes": memory.memory_bytes,
             "weight_bytes": total(memory.weights),
             "activation_bytes": total(memory.activations),
@@ -196,7 +201,7 @@ def make_plan(
         raise ConfigError(
             f"request_rate={load.request_rate:g} is simulated on a device, and none is known: give device"
         )
-    memory = plan_memory(model.config, config, memory_bytes, free_share)
+    memory = plan_memory(model, config, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
     pool = pool_of(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
@@ -214,32 +219,32 @@ def make_plan(
         policies=policies,
         speed=speed,
         serve=serve_command(model, config, memory),
-        notes=[*_notes(model, config, fit), *_time_notes(hardware, memory.dtype)],
+        notes=[*_notes(model, config, fit), *_time_notes(hardware, memory.choice.dtype)],
     )
 
 
 def plan_memory(
-    model_config: ModelConfig, config: EngineConfig, memory_bytes: int | None, free_share: float = 1.0
+    model: PlannedModel, config: EngineConfig, memory_bytes: int | None, free_share: float = 1.0
 ) -> MemoryPlan:
     """The memory's share of `make_plan`."""
-    device = config.device.split(":")[0]
-    dtype = compute_dtype(config.dtype, device, model_config)
+    model_config, device = model.config, config.device.split(":")[0]
+    choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
     limits = StepLimits(
         config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len or context, config.block_size
     )
-    weights = plan_weights(model_config, dtype, device, config.attention_backend)
-    activations = plan_activations(model_config, limits, dtype, device)
+    weights = planned_weights(model_config, choice, device, model.formats)
+    activations = planned_activations(model_config, choice, device, limits)
     kv_bytes = config.kv_cache_memory
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
     elif memory_bytes is not None:
         raise ConfigError("memory is what the KV pool is cut from: give memory, kv_cache_memory or num_kv_blocks")
-    slot_bytes = model_config.kv_values_per_token * DTYPE_BYTES[dtype]
+    slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype)
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
     max_model_len = pool_of(config, context, pool.num_blocks).max_model_len
     return MemoryPlan(
-        dtype=dtype,
+        choice=choice,
         memory_bytes=memory_bytes,
         free_share=free_share,
         limits=limits,
@@ -301,17 +306,28 @@ def _speed(
     fit: Fit,
     load: Load,
 ) -> Speed:
-    shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.dtype])
+    shape = _shape(model, memory)
     sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
     lengths = take_load(accepted(pool, load.lengths(pool.max_model_len)), fit.num_running)
     return plan_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
+
+
+def _shape(model: PlannedModel, memory: MemoryPlan) -> ModelShape:
+    """The model as it is kept in memory."""
+    shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.choice.dtype])
+    if memory.choice.kernels == "native":
+        read = native_read_bytes(model.config, model.formats, memory.choice.quantization)
+        shape = replace(shape, bytes_per_weight=shape.bytes_per_weight * read / shape.weight_bytes)
+    return replace(shape, bytes_per_kv_value=memory.slot_bytes / model.config.kv_values_per_token)
 
 
 def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
     """The command that starts the planned engine: it has exactly the planned blocks."""
     options: dict[str, object] = {
         "device": config.device,
-        "dtype": memory.dtype,
+        "dtype": memory.choice.dtype,
+        "attention-backend": memory.choice.kernels,
+        "kv-cache-dtype": memory.choice.kv_cache_dtype,
         "max-model-len": memory.max_model_len,
         "block-size": config.block_size,
         "num-kv-blocks": memory.pool.num_blocks,
@@ -320,6 +336,8 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "batching": config.batching,
         "kv": config.kv,
     }
+    if config.quantization is not None:
+        options["quantization"] = config.quantization
     if config.kv != "paged":
         options["kv-arena"] = config.kv_arena
     if config.batching == "static":

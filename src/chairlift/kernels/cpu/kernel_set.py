@@ -125,7 +125,7 @@ class NativeLinear:
     """A `LinearKernel`. A sum with a residual is computed in the residual's memory.
 
     Attributes:
-        num_bytes: of bias and norm, which the extension copies.
+        num_bytes: of bias and norm, which the extension copies; matrix_bytes: of the matrix.
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class NativeLinear:
         self._kernel = native.Linear(matrix.packed, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
         self._key = (matrix.purpose, matrix.packed.out_features)
         self._buffers = buffers
+        self.matrix_bytes: int = matrix.packed.num_bytes
         self.num_bytes = sum(v.nbytes for v in vectors if v is not None)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,0 +1,70 @@
+"""Which kernel set an engine runs on, and in which types. No tensors: planners ask as well."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+from chairlift.config import EngineConfig
+from chairlift.kernels.cpu import NativeUnavailableError, load
+
+logger = logging.getLogger("chairlift")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """What the options of an engine come to.
+
+    Attributes:
+        kernels: "native", "torch" or "reference".
+        dtype: of activations; and of weights, but for native kernels.
+        kv_cache_dtype: of K and V in memory.
+        quantization: the format of all matrices; None: as in the file.
+    """
+
+    kernels: str
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str | None
+
+
+def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
+    """Settle `attention_backend`, `dtype` and `kv_cache_dtype`.
+
+    Args:
+        file_dtype: of the model's tensors, `ModelConfig.dtype`.
+
+    Raises:
+        ConfigError: native kernels are asked for, by name or by what only they can, and cannot be loaded.
+    """
+    kernels = _kernel_set(config)
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if config.device == "cpu" else file_dtype
+    kv_cache_dtype = config.kv_cache_dtype
+    if kv_cache_dtype == "auto":
+        kv_cache_dtype = "bfloat16" if kernels == "native" else dtype
+    return KernelChoice(kernels, dtype, kv_cache_dtype, config.quantization)
+
+
+def _kernel_set(config: EngineConfig) -> str:
+    if config.attention_backend != "auto":
+        return config.attention_backend
+    if config.why_not_native is not None:
+        return "torch"
+    needs_native = config.quantization is not None or config.kv_cache_dtype == "int8"
+    try:
+        load()
+    except NativeUnavailableError as error:
+        if needs_native:
+            raise
+        _warn(str(error))
+        return "torch"
+    return "native"
+
+
+@cache
+def _warn(reason: str) -> None:
+    """Once."""
+    logger.warning("%s. The torch kernels are used, which are several times slower and keep weights in float32", reason)

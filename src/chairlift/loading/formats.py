@@ -1,0 +1,62 @@
+"""How a model's file holds its matrices, from headers alone: nothing is read that would have to be dequantized."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.resolve import ModelFiles, open_gguf
+from chairlift.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from chairlift.loading.gguf_file import GGUFFile
+
+OF_DTYPE: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+OF_SAFETENSORS: Final = {"F16": "f16", "BF16": "bf16"}
+
+
+def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[str], str]:
+    """Name of a parameter -> `PackedRows.format`; for what a file does not have, and without a file (None: random
+    weights, or a shape), that of the configuration's type.
+
+    Raises:
+        ModelLoadError: a file cannot be read.
+    """
+    default = OF_DTYPE[config.dtype]
+    if files is None:
+        return lambda name: default
+    if files.kind == "gguf":
+        return _gguf_formats(open_gguf(files.path), config, default)
+    found: dict[str, str] = {}
+    for file in sorted(files.path.glob("*.safetensors")):
+        found.update(_safetensors_formats(file))
+    return lambda name: found.get(name, default)
+
+
+def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
+    from chairlift.loading.gguf_names import tensor_names
+
+    names = tensor_names(config)
+
+    def find(name: str) -> str:
+        tensor = file.tensors.get(names.get_name(name, try_suffixes=(".weight",)) or "")
+        return default if tensor is None else tensor.type.name.lower()
+
+    return find
+
+
+def _safetensors_formats(file: Path) -> dict[str, str]:
+    """A safetensors file begins with the length of its header, 8 bytes, and the header, JSON."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+    except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
+        raise ModelLoadError(f"{file}: truncated or damaged ({error}); fetch it again") from error
+    return {
+        name: OF_SAFETENSORS.get(tensor["dtype"], "f32") for name, tensor in header.items() if name != "__metadata__"
+    }
