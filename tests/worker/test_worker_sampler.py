@@ -11,8 +11,24 @@ from hypothesis import strategies as st
 from scipy import stats
 from worker_fakes import SamplerBench, new_request, twin_logits, twin_sample, twin_weights
 
+from chairlift.kernels.cpu import NativeUnavailableError
+from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
+from chairlift.worker.torch_sampling import TorchSampling
+
+
+@pytest.fixture(params=["torch", "native"], scope="module")
+def sampling(request: pytest.FixtureRequest) -> SamplingKernels:
+    """Every way to choose a token."""
+    if request.param == "torch":
+        return TorchSampling()
+    try:
+        return NativeSampling()
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+
 
 NUM_DRAWS = 6000
 LOGITS = torch.tensor([1.0, 0.3, -0.5, 2.0, 1.7, -3.0, 0.9, 0.0, 1.2, -1.0, 0.6, -0.2])
@@ -32,11 +48,11 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("params", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
-def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+def test_draws_follow_the_distribution(sampling: SamplingKernels, params: SamplingParams) -> None:
     requests = [
         new_request(str(seed), [3, 5, 3, 0, 3], params, num_prompt=2, seed=seed, stop=[3]) for seed in range(NUM_DRAWS)
     ]
-    bench = SamplerBench(requests, len(LOGITS))
+    bench = SamplerBench(requests, len(LOGITS), sampling)
     draws = bench.sample(LOGITS.repeat(NUM_DRAWS, 1), [request.request_id for request in requests])
     weights = twin_weights(params, twin_logits(requests[0], LOGITS.numpy()))
     observed = np.bincount(draws, minlength=len(LOGITS))
@@ -105,66 +121,72 @@ def _random_logits(seed: int, num_rows: int, vocab_size: int = VOCAB) -> torch.T
 
 @settings(max_examples=300, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32))
-def test_equals_the_slow_twin(requests: list[NewRequest], seed: int) -> None:
+def test_equals_the_slow_twin(sampling: SamplingKernels, requests: list[NewRequest], seed: int) -> None:
     logits = _random_logits(seed, len(requests))
-    sampled = SamplerBench(requests, VOCAB).sample(logits, [request.request_id for request in requests])
+    sampled = SamplerBench(requests, VOCAB, sampling).sample(logits, [request.request_id for request in requests])
     assert sampled == [twin_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32), st.randoms(use_true_random=False))
-def test_alone_or_in_a_crowd(requests: list[NewRequest], seed: int, shuffler: random.Random) -> None:
+def test_alone_or_in_a_crowd(
+    sampling: SamplingKernels, requests: list[NewRequest], seed: int, shuffler: random.Random
+) -> None:
     logits = _random_logits(seed, len(requests))
     alone = [
-        SamplerBench([request], VOCAB).sample(logits[i : i + 1], [request.request_id])[0]
+        SamplerBench([request], VOCAB, sampling).sample(logits[i : i + 1], [request.request_id])[0]
         for i, request in enumerate(requests)
     ]
     order = list(range(len(requests)))
     shuffler.shuffle(order)
-    crowd = SamplerBench([requests[i] for i in order], VOCAB, spare_rows=2)
+    crowd = SamplerBench([requests[i] for i in order], VOCAB, sampling, spare_rows=2)
     shuffler.shuffle(order)
     assert crowd.sample(logits[order], [str(i) for i in order]) == [alone[i] for i in order]
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
 @pytest.mark.parametrize("top_k", [0, 300])
-def test_large_vocabulary_in_mixed_company(spread: float, top_k: int) -> None:
+def test_large_vocabulary_in_mixed_company(sampling: SamplingKernels, spread: float, top_k: int) -> None:
     """A flat nucleus outgrows the sorted head, a steep one does not; neither notices the other."""
     vocab_size = 5003
     params = [SamplingParams(temperature=t, top_p=p, top_k=top_k) for t in (0.5, 1.0, 3.0) for p in (0.1, 0.9, 0.999)]
     params += [SamplingParams(top_k=50), SamplingParams(), SamplingParams(temperature=0), SamplingParams(min_p=0.2)]
     requests = [new_request(str(i), [1, 2, 3], p, seed=i) for i, p in enumerate(params)]
     logits = _random_logits(3, len(requests), vocab_size) * spread
-    sampled = SamplerBench(requests, vocab_size).sample(logits, [request.request_id for request in requests])
+    sampled = SamplerBench(requests, vocab_size, sampling).sample(logits, [request.request_id for request in requests])
     assert sampled == [twin_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
 
 
-def test_tiny_temperature_is_greedy_and_fair_to_ties() -> None:
+def test_tiny_temperature_is_greedy_and_fair_to_ties(sampling: SamplingKernels) -> None:
     logits = torch.tensor([300.0, -1e30, 300.0, 299.0])
     requests = [new_request(str(i), params=SamplingParams(temperature=5e-324), seed=i) for i in range(200)]
-    draws = SamplerBench(requests, 4).sample(logits.repeat(200, 1), [request.request_id for request in requests])
+    draws = SamplerBench(requests, 4, sampling).sample(
+        logits.repeat(200, 1), [request.request_id for request in requests]
+    )
     assert set(draws) == {0, 2}
     assert 60 < draws.count(0) < 140
 
 
-def test_equal_tokens_stay_or_go_together() -> None:
+def test_equal_tokens_stay_or_go_together(sampling: SamplingKernels) -> None:
     logits = torch.tensor([0.0, 1.0, 1.0, 1.0, -2.0])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1.0)):
         requests = [new_request(str(i), params=params, seed=i) for i in range(100)]
-        draws = SamplerBench(requests, 5).sample(logits.repeat(100, 1), [request.request_id for request in requests])
+        draws = SamplerBench(requests, 5, sampling).sample(
+            logits.repeat(100, 1), [request.request_id for request in requests]
+        )
         assert set(draws) == {1, 2, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-20, 1.0, 100.0])
-def test_all_masked_but_one(temperature: float) -> None:
+def test_all_masked_but_one(sampling: SamplingKernels, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=0.5, min_tokens=2, repetition_penalty=1.7)
     request = new_request("a", [0], params, stop=[token for token in range(VOCAB) if token != 23])
-    assert SamplerBench([request], VOCAB).sample(_random_logits(0, 1), ["a"]) == [23]
+    assert SamplerBench([request], VOCAB, sampling).sample(_random_logits(0, 1), ["a"]) == [23]
 
 
-def test_rows_forget_their_last_request() -> None:
+def test_rows_forget_their_last_request(sampling: SamplingKernels) -> None:
     params = SamplingParams(temperature=0, logit_bias={7: 100.0}, min_tokens=5, repetition_penalty=50.0, logprobs=2)
-    bench = SamplerBench([new_request("old", [9], params, stop=[9])], VOCAB)
+    bench = SamplerBench([new_request("old", [9], params, stop=[9])], VOCAB, sampling)
     logits = torch.zeros(1, VOCAB)
     logits[0, 9] = 1.0
     assert bench.sample(logits, ["old"]) == [7]
@@ -179,10 +201,12 @@ def test_rows_forget_their_last_request() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32), st.lists(st.none() | st.integers(0, 5), min_size=7, max_size=7))
-def test_logprobs_are_of_the_raw_distribution(requests: list[NewRequest], seed: int, wanted: list[int | None]) -> None:
+def test_logprobs_are_of_the_raw_distribution(
+    sampling: SamplingKernels, requests: list[NewRequest], seed: int, wanted: list[int | None]
+) -> None:
     requests = [_with_logprobs(request, k) for request, k in zip(requests, wanted, strict=False)]
     logits = _random_logits(seed, len(requests))
-    bench = SamplerBench(requests, VOCAB)
+    bench = SamplerBench(requests, VOCAB, sampling)
     sampled = bench.sampler.sample(logits.clone(), bench.rows.rows_of(r.request_id for r in requests))
     records = sampled.logprob_records()
     assert sorted(records) == [i for i in range(len(requests)) if wanted[i] is not None]
@@ -204,9 +228,9 @@ def _with_logprobs(request: NewRequest, wanted: int | None) -> NewRequest:
     return replace(request, sampling_params=replace(request.sampling_params, logprobs=wanted))
 
 
-def test_equals_share_a_rank() -> None:
+def test_equals_share_a_rank(sampling: SamplingKernels) -> None:
     request = new_request("a", params=SamplingParams(temperature=0, logprobs=4, logit_bias={3: 100}))
-    bench = SamplerBench([request], 4)
+    bench = SamplerBench([request], 4, sampling)
     sampled = bench.sampler.sample(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), np.array([0]))
     record = sampled.logprob_records()[0]
     assert (record.token.token_id, record.token.rank) == (3, 3)

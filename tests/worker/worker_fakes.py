@@ -17,7 +17,6 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.worker.rows import RequestRows
 from chairlift.worker.sampler import Sampler
 from chairlift.worker.sampling_state import MIN_TEMPERATURE, SamplingState
-from chairlift.worker.torch_sampling import TorchSampling
 
 MODULUS = 100003
 FloatArray = npt.NDArray[np.float32]
@@ -53,13 +52,13 @@ class SamplerBench:
         self,
         requests: Sequence[NewRequest],
         vocab_size: int,
+        sampling: SamplingKernels,
         spare_rows: int = 0,
-        sampling: SamplingKernels | None = None,
     ) -> None:
         max_model_len = max(len(request.token_ids) for request in requests) + 1
         self.rows = RequestRows(len(requests) + spare_rows, max_model_len, 16, torch.device("cpu"))
         self.state = SamplingState(len(requests) + spare_rows, vocab_size)
-        self.sampler = Sampler(self.state, self.rows, sampling or TorchSampling())
+        self.sampler = Sampler(self.state, self.rows, sampling)
         for request in requests:
             self.state.add(self.rows.add(request), request)
 
