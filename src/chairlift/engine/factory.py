@@ -15,6 +15,8 @@ from chairlift.engine.input_processor import InputProcessor, NoTokenizer, Reques
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
 from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
+from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes, multiplied_bytes
@@ -132,6 +134,7 @@ def _runner(loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCach
         max_model_len=scheduler_config.max_model_len,
         block_size=plan.block_size,
         device=loaded.device,
+        sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
     )
 
 
