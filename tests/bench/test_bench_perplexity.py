@@ -66,8 +66,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def config(model: Path, **changes: Any) -> EngineConfig:
-    return EngineConfig(model=str(model), num_threads=1, **changes)
+def config(model: Path, attention_backend: str = "torch", **changes: Any) -> EngineConfig:
+    return EngineConfig(model=str(model), attention_backend=attention_backend, num_threads=1, **changes)
 
 
 def transformers_nll(model: Path, windows: list[list[int]]) -> list[torch.Tensor]:
@@ -148,6 +148,14 @@ def test_bfloat16_differs_from_float32(letters_model: Callable[..., Path], text:
     assert result.against is not None
     assert 1e-7 < result.against.mean_kl < 1e-1
     assert result.against.log_ratio != 0.0
+
+
+def test_the_default_kernels_are_near_float32(letters_model: Callable[..., Path], text: Path) -> None:
+    options = PerplexityOptions(text=text, window=100, against="float32")
+    result = run_perplexity(config(letters_model(), attention_backend="auto"), options)
+    assert result.against is not None
+    assert result.against.mean_kl < 1e-2
+    assert result.against.greedy_agreement > 0.9
 
 
 def test_a_reference_of_another_vocabulary(letters_model: Callable[..., Path], text: Path) -> None:
