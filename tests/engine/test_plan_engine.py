@@ -15,20 +15,26 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.config import QUANTIZATIONS
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.factory import build_engine
 from chairlift.engine.loaded_model import load_model
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
+from chairlift.kernels.choice import choose_kernels
+from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.held_bytes import held_bytes
 from chairlift.request import Request
 from chairlift.sim.model_shape import ModelShape
+from chairlift.sim.plan_engine import planned_activations
 from chairlift.sim.plan_fit import Fit, Lengths, Pool, count_fit
-from chairlift.sim.plan_memory import StepLimits, plan_activations, plan_weights, total
+from chairlift.sim.plan_memory import StepLimits, plan_weights, total
+from chairlift.sim.plan_native import native_read_bytes
 from chairlift.sim.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.workload.lengths import Fixed
 from fakes import make_engine, make_request, run_to_end
+from native import needs_native
 
 RESERVATIONS = [(kv, arena) for kv in ("exact", "max", "pow2", "oracle") for arena in ("buddy", "first-fit")]
 POLICIES = [("paged", "buddy"), *RESERVATIONS]
@@ -196,7 +202,9 @@ def test_a_static_batch_has_the_planned_members(
 
 
 def planned(folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None) -> Plan:
-    model = PlannedModel("tiny", str(folder), load_config(resolve_model(str(folder))))
+    files = resolve_model(str(folder))
+    model_config = load_config(files)
+    model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
     load = Load(prompt_len=Fixed(prompt), output_len=Fixed(output))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
@@ -264,6 +272,27 @@ def test_weights_are_planned_to_the_byte(arch: str, backend: str, tiny_model_dir
     assert has_copy == (loaded.config.tie_word_embeddings and backend == "torch")
 
 
+@needs_native
+@pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "opt"])
+def test_native_weights_are_planned_to_the_byte(
+    arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
+) -> None:
+    folder, events = tiny_model_dir(arch, intermediate_size=104), EventList()
+    config = EngineConfig(
+        model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, quantization=quantization
+    )
+    loaded = load_model(config)
+    build_engine(config, loaded=loaded, events=events)
+    assert held_bytes(loaded.model) == total(loaded.planned_weights)
+    started = events.events[0]
+    assert isinstance(started, EngineStarted)
+    assert (started.kernels, started.kv_cache_dtype, started.quantization) == ("native", "bfloat16", quantization)
+    files = resolve_model(str(folder))
+    formats = matrix_formats(files, loaded.config)
+    assert started.weight_bytes == native_read_bytes(loaded.config, formats, quantization)
+
+
 def test_a_tied_embedding_is_there_twice_and_kv_memory_is_not_counted(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama", tie_word_embeddings=True)
     config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, dtype="bfloat16")
@@ -276,8 +305,9 @@ def test_an_engine_says_what_was_planned_and_what_it_holds(
     tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, events = tiny_model_dir("opt"), EventList()
+    config = config_of(folder, "exact", "buddy", num_kv_blocks=64, attention_backend="torch")
     with caplog.at_level(logging.INFO, logger="chairlift"):
-        build_engine(config_of(folder, "exact", "buddy", num_kv_blocks=64), events=events)
+        build_engine(config, events=events)
     said = "\n".join(caplog.messages)
     assert len(caplog.messages) <= 5
     assert "weights: 422.2 KiB planned, 422.2 KiB held" in said
@@ -306,12 +336,14 @@ FLAT = SamplingParams(temperature=90, top_p=0.9999, logprobs=3, frequency_penalt
 OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignore_eos=True)
 
 
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
 @pytest.mark.parametrize("arch", ["llama", "mistral", "opt"])
 def test_a_step_stays_below_the_planned_activations(
-    arch: str, params: SamplingParams, tiny_model_dir: Callable[..., Path]
+    arch: str, params: SamplingParams, backend: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
-    """The bound without its smallest tile, which would hide everything else of so small a model."""
+    """The bound without its smallest tile, which would hide everything else of so small a model. What native kernels
+    take besides tensors does not show."""
     config = EngineConfig(
         model=str(tiny_model_dir(arch)),
         skip_tokenizer_init=True,
@@ -320,12 +352,14 @@ def test_a_step_stays_below_the_planned_activations(
         max_num_seqs=16,
         max_num_batched_tokens=240,
         max_model_len=200,
+        attention_backend=backend,
     )
     engine = build_engine(config)
-    amounts = plan_activations(engine.model_config, StepLimits(240, 16, 200, 16), "float32", "cpu")
+    limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.model_config.dtype)
+    amounts = planned_activations(engine.model_config, choice, "cpu", limits)
     bound = total([amount for amount in amounts if not amount.what.startswith("gathered")])
     rng = random.Random(0)
     for index, length in enumerate([15] * 12 + [198] * 3):
         prompt = [rng.randrange(3, 256) for _ in range(length)]
         engine.core.add(Request(str(index), prompt, params, params.max_tokens or 1, seed=index))
-    assert 0.2 * bound < peak_bytes(engine.core) < bound
+    assert (0.2 if backend == "torch" else 0.05) * bound < peak_bytes(engine.core) < bound

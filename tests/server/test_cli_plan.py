@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from chairlift.cli import app
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.sim.devices import DEVICES
+from native import needs_native
 
 
 def run(*arguments: str) -> Result:
@@ -87,17 +88,30 @@ def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., 
         "fixed:9",
     ]
     assert "embedding: 256 x 64 values x 4 bytes = 65,536" not in run(*options).stdout
-    explained = run(*options, "--explain").stdout
+    explained = run(*options, "--attention-backend", "torch", "--explain").stdout
     assert "embedding: 256 x 64 values x 4 bytes = 65,536" in explained
-    assert "a slot: 2 x 2 layers x 4 KV heads x 16 x 4 bytes = 1,024" in explained
+    assert "a slot: 2 layers x 4 KV heads x (2 x 16 x 4) bytes = 1,024" in explained
     assert "25 requests write 700 slots and hold 800 of 800; the next one does not fit" in explained
 
 
-def test_a_quantized_file_takes_more_in_memory_than_on_disk(smollm2_gguf: Path) -> None:
-    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100")
+def test_torch_kernels_take_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:
+    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100", "--attention-backend", "torch")
     assert record["weight_bytes"] > 5 * smollm2_gguf.stat().st_size
     assert any("The file has 93.81 MiB" in note for note in record["notes"])
     assert record["speed"] is None
+
+
+@needs_native
+def test_native_kernels_take_a_quantized_file_as_it_is(smollm2_gguf: Path) -> None:
+    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100")
+    assert 0.9 < record["weight_bytes"] / smollm2_gguf.stat().st_size < 1.01
+    assert record["kv_bytes_per_slot"] == 30 * 3 * 64 * 2 * 2
+    options = ("--num-kv-blocks", "100", "--kv-cache-dtype", "int8", "--quantization", "q4_0")
+    smaller = record_of(str(smollm2_gguf), *options)
+    assert smaller["kv_bytes_per_slot"] == 30 * 3 * (64 * 2 + 8)
+    assert smaller["weight_bytes"] < record["weight_bytes"]
+    assert "--kv-cache-dtype int8" in smaller["serve"]
+    assert "--quantization q4_0" in smaller["serve"]
 
 
 def test_a_calibrated_device_says_how_fast(tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_plan
+from chairlift.loading.formats import matrix_formats
 from chairlift.sim.cost_model import StepShape
 from chairlift.sim.devices import DEVICES
 from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
@@ -28,13 +29,15 @@ from chairlift.sim.plan_memory import (
     plan_weights,
     total,
 )
+from chairlift.sim.plan_native import plan_native_activations, plan_native_weights
 from chairlift.sim.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.sim.roofline import Roofline
 from chairlift.worker import model_runner
 from chairlift.workload.lengths import Fixed, Uniform, parse_lengths
 
 GIB = 1 << 30
-OPT_13B = PlannedModel("opt-13b", "opt-13b", config_of(MODEL_SHAPES["opt-13b"]))
+OPT_CONFIG = config_of(MODEL_SHAPES["opt-13b"])
+OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
 FIXED = Load(prompt_len=Fixed(100), output_len=Fixed(60))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
@@ -74,10 +77,11 @@ def test_the_constants_of_the_kernels_are_theirs() -> None:
 
 
 def value_of(how: str) -> int:
-    """The number that an arithmetic in words comes to."""
+    """The number that an arithmetic in words comes to; shapes and formats of matrices stand behind it."""
+    how = re.sub(r"\([\d,]+ x [\d,]+ in \w+\)", "", how)
     expression = re.sub(r"(?<=\d),(?=\d)", "", how).replace(" x ", " * ")
     expression = re.sub(r"\b(?!min\b|max\b)[a-z]+\b", "", expression)
-    assert re.fullmatch(r"[\d\s+*(),minax]+", expression), how
+    assert re.fullmatch(r"[\d.\s+*(),minax]+", expression), how
     return int(eval(expression))
 
 
@@ -88,6 +92,9 @@ def all_amounts() -> list[Amount]:
             amounts += plan_weights(config_of(shape), dtype, device)
             for limits in (StepLimits(512, 64, 2048, 16), StepLimits(8192, 1000, 30_000, 7)):
                 amounts += plan_activations(config_of(shape), limits, dtype, device)
+                amounts += plan_native_activations(config_of(shape), limits)
+        for quantization in (None, *QUANTIZATIONS):
+            amounts += plan_native_weights(config_of(shape), lambda name: "bf16", quantization)
     return amounts
 
 

@@ -15,11 +15,12 @@ from chairlift.cli import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 from chairlift.events import read_events
+from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.run import summarize
 from chairlift.sim.devices import find_device
 from chairlift.sim.model_shape import MODEL_SHAPES
 from chairlift.sim.plan_memory import config_of
-from chairlift.sim.planner import plan_memory
+from chairlift.sim.planner import PlannedModel, plan_memory
 
 SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 
@@ -68,7 +69,9 @@ def test_the_switches() -> None:
 def test_the_pool_is_what_the_planner_gives() -> None:
     engine = last_line(run(*SMALL, "--device", "A100-40GB"))["engine"]
     config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
-    memory = plan_memory(config_of(MODEL_SHAPES["opt-13b"]), config, find_device("A100-40GB").memory_bytes, 0.9)
+    model_config = config_of(MODEL_SHAPES["opt-13b"])
+    model = PlannedModel("opt-13b", "opt-13b", model_config, matrix_formats(None, model_config))
+    memory = plan_memory(model, config, find_device("A100-40GB").memory_bytes, 0.9)
     assert engine["num_blocks"] == memory.pool.num_blocks
     given = last_line(run(*SMALL, "--kv-cache-memory", "12GiB"))["engine"]
     assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"

@@ -16,7 +16,6 @@ from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
 from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
-from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes, multiplied_bytes

@@ -202,7 +202,7 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
         max(_attention(config, limits, size), _mlp(config, limits, size), key=lambda amount: amount.num_bytes),
         _gathered(config, limits, size, device),
         _masks(config, limits, size),
-        plan_logits(config, limits, size),
+        plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
         plan_request_rows(limits),
     ]
 
@@ -247,16 +247,14 @@ def _masks(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
     return Amount("masks and block ids", how, windows * (tokens * length * (size + 1) + seqs * row))
 
 
-def plan_logits(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
-    """Logits of sampled rows or of prompt tokens, whichever are more, and all that is made of them."""
+def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, prompt_logit_bytes: int) -> Amount:
+    """Logits of sampled rows, or of prompt tokens if those are more, and all that is made of them."""
     vocab, rows = config.vocab_size, min(limits.num_seqs, limits.num_tokens)
     prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.num_tokens)
-    sampled = rows * vocab * (LOGIT_BYTES + size)
-    prompt = prompt_rows * vocab * (PROMPT_LOGIT_BYTES + size)
+    sampled, prompt = rows * vocab * logit_bytes, prompt_rows * vocab * prompt_logit_bytes
     if prompt > sampled:
-        how = f"{prompt_rows} x {vocab:,} x ({PROMPT_LOGIT_BYTES} + {size}) bytes"
-        return Amount("logits: prompt logprobs", how, prompt)
-    return Amount("logits and sampling", f"{rows} x {vocab:,} x ({LOGIT_BYTES} + {size}) bytes", sampled)
+        return Amount("logits: prompt logprobs", f"{prompt_rows} x {vocab:,} x {prompt_logit_bytes} bytes", prompt)
+    return Amount("logits and sampling", f"{rows} x {vocab:,} x {logit_bytes} bytes", sampled)
 
 
 def plan_request_rows(limits: StepLimits) -> Amount:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from chairlift.kernels.cpu.formats import common_format, matrix_bytes
+from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
 from chairlift.models.config import ModelConfig
 from chairlift.sim.plan_memory import (
     OPT_POSITION_OFFSET,
@@ -23,7 +24,10 @@ from chairlift.sim.plan_memory import (
 MatrixFormats = Callable[[str], str]
 """Name of a parameter -> how the file holds it, as `PackedRows.format`."""
 
-FLOAT_BYTES = 4
+FLOAT_BYTES: Final = 4
+
+LOGIT_BYTES: Final = 12
+"""A sampled row and token of the vocabulary at worst: the logit, a copy for logprobs, penalty counts (4 each)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,13 @@ def _head(config: ModelConfig) -> str:
 
 
 def _amount(what: str, shapes: Counter[tuple[int, int, str]]) -> Amount:
-    terms = [f"{count} x {out:,} x {size:,} in {name}" for (out, size, name), count in sorted(shapes.items())]
     num_bytes = sum(count * matrix_bytes(name, out, size) for (out, size, name), count in shapes.items())
-    return Amount(what, " + ".join(terms), num_bytes)
+    return Amount(what, " + ".join(_term(*shape, count) for shape, count in sorted(shapes.items())), num_bytes)
+
+
+def _term(out_features: int, in_features: int, name: str, count: int) -> str:
+    num_stripes, stripe_bytes = stripes(name, out_features, in_features)
+    return f"{count} x {num_stripes:,} stripes x {stripe_bytes:,} bytes ({out_features:,} x {in_features:,} in {name})"
 
 
 def _matrices(config: ModelConfig) -> Iterator[Matrix]:
@@ -144,6 +152,6 @@ def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Amo
         ),
         values("MLP", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES),
         values("rows as the products read them", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
-        plan_logits(config, limits, FLOAT_BYTES),
+        plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
         plan_request_rows(limits),
     ]

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Final
 
@@ -19,8 +20,13 @@ NEAREST: Final = {"q4_k": "q4_1"}
 """Where blocks of ggml go that have no native form; all others go to q8_0, which has more bits than any of them."""
 
 STRIPE: Final = 16
+"""Outputs that are kept together; the last stripe is padded."""
+
 GROUP: Final = 32
-"""Outputs and inputs are padded to multiples of these."""
+"""Inputs are padded to a multiple of it."""
+
+ALIGNMENT: Final = 64
+"""A stripe starts at a multiple of so many bytes."""
 
 BYTES_PER_INPUT: Final = {
     "q4_0": 0.5 + 2 / GROUP,
@@ -50,8 +56,14 @@ def common_format(found: Collection[str]) -> str:
     return "q4_1" if formats == {"q4_0", "q4_1"} else "q8_0"
 
 
-def matrix_bytes(name: str, out_features: int, in_features: int) -> int:
-    """What a matrix takes in memory in the format `name`, padding included."""
-    outputs = -(-out_features // STRIPE) * STRIPE
+def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
+    """A matrix in memory, as the number of its stripes and the bytes of one of them."""
     inputs = -(-in_features // GROUP) * GROUP
-    return int(outputs * inputs * BYTES_PER_INPUT[name]) + (outputs * 4 if name == "int8" else 0)
+    scales = 4 * STRIPE if name == "int8" else 0
+    stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + scales
+    return -(-out_features // STRIPE), -(-stripe_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def matrix_bytes(name: str, out_features: int, in_features: int) -> int:
+    """What a matrix takes in memory in the format `name`."""
+    return math.prod(stripes(name, out_features, in_features))
