@@ -122,8 +122,11 @@ def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> Setting:
 def _round(stage: Stage, ours: Setting, theirs: Setting, load: Load, vocab_size: int, number: int) -> tuple[Run, Run]:
     """The two, one after the other; every other round the peer goes first."""
     order = [ours, theirs] if number % 2 == 0 else [theirs, ours]
-    runs = [stage.run(setting, load.job(setting.options, vocab_size, number)) for setting in order]
-    return (runs[0], runs[1]) if number % 2 == 0 else (runs[1], runs[0])
+    runs = {
+        setting.label: stage.run(setting, load.job(setting.options, vocab_size, number), beside=theirs.label)
+        for setting in order
+    }
+    return runs[ours.label], runs[theirs.label]
 
 
 def _add_perplexities(peer: Peer, context: Context, measured: Sequence[Measured]) -> None:

@@ -37,8 +37,8 @@ def settings(context: Context) -> list[Setting]:
         if batching not in BATCHINGS:
             given = context.arguments.batching
             raise ConfigError(f"batching={given}: {batching!r} is none of {', '.join(BATCHINGS)}")
-        for seats in context.seats([BATCHINGS[batching]]):
-            chosen.append(setting(context, python, model, batching, seats))
+        seats = context.seats([BATCHINGS[batching]])
+        chosen += [setting(context, python, model, batching, number) for number in seats]
     return chosen
 
 

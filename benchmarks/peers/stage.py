@@ -63,8 +63,11 @@ class Stage:
     prefix: Sequence[str] = ()
     state: Path | None = None
 
-    def run(self, setting: Setting, job: Job) -> Run:
+    def run(self, setting: Setting, job: Job, beside: str) -> Run:
         """The run of the job, out of the folder or made now.
+
+        Args:
+            beside: what it is compared with: every comparison has runs of its own, made next to one another.
 
         Raises:
             RunFailedError: the process failed; it has said why on standard error.
@@ -73,7 +76,7 @@ class Stage:
         with tempfile.TemporaryDirectory() as temporary:
             folder = self.state or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            out = folder / f"{setting.worker}-{_digest(setting, job)}.json"
+            out = folder / f"{setting.worker}-{_digest(setting, job, beside)}.json"
             if not out.exists():
                 self._make(setting, job, Path(temporary), out)
             run = Run.read(out)
@@ -96,6 +99,6 @@ def _environment(setting: Setting) -> dict[str, str]:
     return {**kept, **setting.variables}
 
 
-def _digest(setting: Setting, job: Job) -> str:
-    text = json.dumps([setting.to_dict(), asdict(job)], sort_keys=True)
+def _digest(setting: Setting, job: Job, beside: str) -> str:
+    text = json.dumps([setting.to_dict(), asdict(job), beside], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

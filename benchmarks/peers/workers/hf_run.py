@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class TokenClock(transformers.generation.streamers.BaseStreamer):  # type: ignor
         pass
 
 
-def static_driver(model: Any, options: dict[str, Any]) -> Drive:
+@contextmanager
+def static_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
     """Batches of options["seats"] in order of arrival, padded on the left, each run to its own longest output."""
 
     @torch.inference_mode()
@@ -53,7 +55,7 @@ def static_driver(model: Any, options: dict[str, Any]) -> Drive:
             timings |= generate_batch(model, requests[first : first + size], start)
         return timings
 
-    return drive
+    yield drive
 
 
 def generate_batch(model: Any, batch: Sequence[Request], sent: float) -> Timings:
@@ -72,7 +74,8 @@ def generate_batch(model: Any, batch: Sequence[Request], sent: float) -> Timings
     return {r.request_id: Timing(sent, [now] * min(r.output_len, num_new), is_streamed=False) for r in batch}
 
 
-def continuous_driver(model: Any, options: dict[str, Any]) -> Drive:
+@contextmanager
+def continuous_driver(model: Any, options: dict[str, Any]) -> Iterator[Drive]:
     """One manager; the generation thread is its own, and this one takes the tokens as they come."""
     config = transformers.ContinuousBatchingConfig(
         max_requests_per_batch=options["seats"],
@@ -99,14 +102,18 @@ def continuous_driver(model: Any, options: dict[str, Any]) -> Drive:
             num_open -= output.is_finished()
         return timings
 
-    return drive
+    try:
+        yield drive
+    finally:
+        manager.stop(hard_stop=True)
 
 
 def main() -> None:
     job, out = worker_arguments()
     model = load(job.options)
     driver = {"static": static_driver, "continuous": continuous_driver}[job.options["batching"]]
-    burst, single = run_job(job, driver(model, job.options))
+    with driver(model, job.options) as drive:
+        burst, single = run_job(job, drive)
     engine = {"transformers": transformers.__version__, "torch": torch.__version__}
     Run(burst, single, peak_rss_bytes(), engine).write(out)
 
