@@ -1,4 +1,7 @@
-"""The whole engine on tiny random models gives transformers' greedy tokens, token for token, however it is squeezed."""
+"""The whole engine on tiny random models gives transformers' greedy tokens, token for token, however it is squeezed.
+
+Everything is kept in float32. In other types the tokens are others, but the same in every squeeze, to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ import transformers
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.engine.factory import build_engine
 from chairlift.events import EventList, Step
+from native import needs_native
 
 NEW_TOKENS = 20
+BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
 ARCHITECTURES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"]
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -55,7 +60,10 @@ def reference_tokens(folder: Path) -> list[list[int]]:
 def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[Step]]:
     events = EventList()
     config = EngineConfig(
-        model=str(folder), skip_tokenizer_init=True, num_threads=1, **{"num_kv_blocks": 200, **options}
+        model=str(folder),
+        skip_tokenizer_init=True,
+        num_threads=1,
+        **{"num_kv_blocks": 200, "kv_cache_dtype": "float32", **options},
     )
     llm = LLM(engine=build_engine(config, events=events))
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -64,11 +72,14 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
     return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("squeeze", SQUEEZES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_greedy_tokens_are_those_of_transformers(arch: str, squeeze: str, tiny_model_dir: Callable[..., Path]) -> None:
+def test_greedy_tokens_are_those_of_transformers(
+    arch: str, squeeze: str, backend: str, tiny_model_dir: Callable[..., Path]
+) -> None:
     folder = tiny_model_dir(arch)
-    answers, steps = engine_answers(folder, **SQUEEZES[squeeze])
+    answers, steps = engine_answers(folder, attention_backend=backend, **SQUEEZES[squeeze])
     assert answers == reference_tokens(folder)
     if squeeze.startswith("preempted"):
         assert sum(len(step.preempted) for step in steps) >= 8
@@ -77,6 +88,37 @@ def test_greedy_tokens_are_those_of_transformers(arch: str, squeeze: str, tiny_m
             n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 and c
         ]
         assert len(chunked) > 20
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "bfloat16 memory": {"kv_cache_dtype": "auto"},
+    "int8": {"quantization": "int8", "kv_cache_dtype": "int8"},
+    "q4_1": {"quantization": "q4_1", "kv_cache_dtype": "bfloat16"},
+    "q8_0": {"quantization": "q8_0", "kv_cache_dtype": "float32"},
+}
+
+
+def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, float]]]:
+    config = EngineConfig(model=str(folder), skip_tokenizer_init=True, **{"num_kv_blocks": 200, **options})
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
+    outputs = LLM(engine=build_engine(config)).generate(make_prompts(), params, progress=False)
+    return [
+        [(entry.token.token_id, entry.token.logprob) for entry in output.outputs[0].logprobs or []]
+        for output in outputs
+    ]
+
+
+@needs_native
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("arch", ["mistral", "qwen3", "opt"])
+def test_answers_do_not_depend_on_company_to_the_last_bit(
+    arch: str, formats: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    """Whatever is rounded, it is rounded alike in every batch, chunk, block size and number of threads."""
+    folder = tiny_model_dir(arch)
+    alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])
+    for squeeze in ("chunked", "small blocks", "preempted"):
+        assert answers_with_logprobs(folder, num_threads=2, **FORMATS[formats], **SQUEEZES[squeeze]) == alone, squeeze
 
 
 RESERVING: dict[str, dict[str, Any]] = {
