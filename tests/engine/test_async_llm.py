@@ -38,6 +38,17 @@ async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> Re
     return total.build()
 
 
+def slow_down(llm: AsyncLLM, seconds: float = 0.005) -> None:
+    """Make every step take longer, so that requests are still running when a test gets to them."""
+    submit = llm.engine.core._executor.submit
+
+    def slow(output: Any) -> Any:
+        time.sleep(seconds)
+        return submit(output)
+
+    llm.engine.core._executor.submit = slow  # type: ignore[method-assign]
+
+
 async def until_idle(llm: AsyncLLM) -> None:
     for _ in range(500):
         if llm.num_unfinished == 0 and not llm.engine.core.has_work:
@@ -133,6 +144,7 @@ def test_a_bad_request_disturbs_nobody(make_llm: Make) -> None:
 def test_when_the_engine_dies_every_stream_ends_with_an_error_and_later_ones_too(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
+        slow_down(llm)
         jobs = [asyncio.create_task(answer(llm, [n], forced(100))) for n in range(3, 6)]
         await asyncio.sleep(0.05)
         assert llm.is_healthy
@@ -212,13 +224,7 @@ def test_after_closing_nothing_hangs(make_llm: Make) -> None:
 def test_the_arrival_is_when_the_request_came_not_when_the_engine_looked(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
-        submit = llm.engine.core._executor.submit
-
-        def slow(output: Any) -> Any:
-            time.sleep(0.15)
-            return submit(output)
-
-        llm.engine.core._executor.submit = slow  # type: ignore[method-assign]
+        slow_down(llm, 0.15)
         busy = asyncio.create_task(answer(llm, [5], forced(6)))
         await asyncio.sleep(0.05)
         came = llm.engine.core.now()
@@ -236,6 +242,7 @@ def test_the_arrival_is_when_the_request_came_not_when_the_engine_looked(make_ll
 def test_closing_ends_streams_in_flight(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
+        slow_down(llm)
         job = asyncio.create_task(answer(llm, [5], forced(200)))
         await asyncio.sleep(0.05)
         llm.close()

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from chairlift import LLM, SamplingParams
+from native import needs_native
 
 PROMPTS = [
     "The capital of France is",
@@ -31,6 +32,12 @@ def reference(smollm2_gguf: Path) -> transformers.PreTrainedModel:
     return model.eval()
 
 
+@pytest.fixture(scope="module")
+def llm(smollm2_gguf: Path) -> LLM:
+    """transformers has the weights in float32, and nothing quantizes activations."""
+    return LLM(str(smollm2_gguf), attention_backend="torch", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
+
+
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(
     llm: LLM, reference: transformers.PreTrainedModel
 ) -> None:
@@ -45,3 +52,23 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(
         assert answer.logprobs is not None
         ours = torch.tensor([entry.token.logprob for entry in answer.logprobs])
         torch.testing.assert_close(ours, expected, atol=2e-3, rtol=0)
+
+
+@needs_native
+def test_native_kernels_take_the_quantized_file_as_it_is(
+    smollm2_gguf: Path, reference: transformers.PreTrainedModel
+) -> None:
+    """Activations are rounded to 8 bits on the way: logprobs are close, and not shifted."""
+    native = LLM(str(smollm2_gguf), attention_backend="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    ours, expected = [], []
+    for output in native.generate([PROMPTS[3], PROMPTS[4]], params, progress=False):
+        tokens = torch.tensor(output.prompt_token_ids)
+        with torch.inference_mode():
+            logprobs = reference(tokens[None]).logits[0, :-1].log_softmax(-1)
+        expected.append(logprobs.gather(-1, tokens[1:, None])[:, 0])
+        entries = output.prompt_logprobs or []
+        ours.append(torch.tensor([entry.token.logprob for entry in entries if entry is not None]))
+    difference = torch.cat(ours) - torch.cat(expected)
+    assert difference.abs().mean() < 0.1
+    assert difference.mean().abs() < 0.03

@@ -33,6 +33,7 @@ static void bind_process(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Native CPU kernels.";
+  nb::set_leak_warnings(false);  // a process that ends with a model loaded has not leaked it
   chairlift::bind_process(m);
   chairlift::bind_linear(m);
   chairlift::bind_attention(m);
