@@ -51,3 +51,28 @@ def test_without_padding_nothing_is_packed_besides() -> None:
     assert plain.attention.query_start_loc_host == [0, 4]
     assert empty.attention.query_start_loc_host == [0, 4, 5, 7]
     assert np.array_equal(plain.samples, [True])
+
+
+def test_a_step_of_last_known_tokens_is_a_decode() -> None:
+    batch = pack({"done": 1}, {})
+    assert batch.is_decode
+    assert batch.samples.tolist() == [True]
+    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([36], [6])
+    assert batch.attention.slot_mapping.tolist() == [3 * BLOCK_SIZE + 2]
+    assert (batch.attention.query_start_loc_host, batch.attention.seq_lens_host) == ([0, 1], [7])
+    assert not pack({"done": 1, "goes on": 1}, {}).is_decode, "one token of two"
+    assert not pack({"done": 1, "goes on": 2}, {}).is_decode
+    assert not pack({"done": 1, "goes on": 0}, {"goes on": 1}).is_decode
+
+
+def test_rows_are_looked_up_again_once_they_may_have_moved() -> None:
+    rows = RequestRows(3, 16, BLOCK_SIZE, torch.device("cpu"))
+    for name in ("a", "b", "c"):
+        rows.add(new_request(name, [1, 2]))
+    before = rows.rows_of(["a", "b"]).tolist()
+    assert rows.rows_of(["b", "a"]).tolist() == before[::-1]
+    rows.remove("b")
+    rows.remove("a")
+    rows.add(new_request("b", [1, 2]))
+    rows.add(new_request("a", [1, 2]))
+    assert rows.rows_of(["b", "a"]).tolist() == before

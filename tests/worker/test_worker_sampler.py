@@ -207,7 +207,7 @@ def test_logprobs_are_of_the_raw_distribution(
     requests = [_with_logprobs(request, k) for request, k in zip(requests, wanted, strict=False)]
     logits = _random_logits(seed, len(requests))
     bench = SamplerBench(requests, VOCAB, sampling)
-    sampled = bench.sampler.sample(logits.clone(), bench.rows.rows_of(r.request_id for r in requests))
+    sampled = bench.sampler.sample(logits.clone(), bench.rows.rows_of([r.request_id for r in requests]))
     records = sampled.logprob_records()
     assert sorted(records) == [i for i in range(len(requests)) if wanted[i] is not None]
     expected = logits.double().log_softmax(dim=1)

@@ -63,7 +63,9 @@ class SamplerBench:
             self.state.add(self.rows.add(request), request)
 
     def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[int]:
-        token_ids: list[int] = self.sampler.sample(logits.clone(), self.rows.rows_of(request_ids)).token_ids.tolist()
+        token_ids: list[int] = self.sampler.sample(
+            logits.clone(), self.rows.rows_of(list(request_ids))
+        ).token_ids.tolist()
         return token_ids
 
 

@@ -32,6 +32,7 @@ class InputBatch:
         token_start, token_end: int64 [B], on the host: where the request's tokens are packed.
         samples: bool [B], on the host: the request's last known token is among its scheduled ones.
         is_padded: bool [B], on the host: the request computes padding only, in a row that holds something.
+        is_decode: every request computes one token, its last known one, and nothing else is packed.
         token_ids, positions: int64 [T], on the device; padding repeats the row's first token at position 0.
         attention: the shape of the step, for the attention backend.
     """
@@ -43,6 +44,7 @@ class InputBatch:
     token_end: IntArray
     samples: npt.NDArray[np.bool_]
     is_padded: npt.NDArray[np.bool_]
+    is_decode: bool
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionMetadata
@@ -70,6 +72,10 @@ def gather_input_batch(
     """Pack the next `n` tokens of each request, for a step with at least one token or padding; no loop over tokens."""
     request_ids = list(num_scheduled_tokens)
     batch_rows = rows.rows_of(request_ids)
+    if not num_padding_tokens and max(num_scheduled_tokens.values()) == 1:
+        decode = _decode_batch(rows, request_ids, batch_rows)
+        if decode is not None:
+            return decode
     counts: IntArray = np.fromiter(num_scheduled_tokens.values(), np.int64, len(request_ids))
     computed = rows.num_computed_tokens[batch_rows]
     seq_lens = computed + counts
@@ -88,7 +94,8 @@ def gather_input_batch(
     positions = np.arange(starts[-1]) + np.repeat(sequences.first_positions - starts[:-1], sequences.counts)
     positions[is_padding] = 0
     token_rows = np.repeat(sequences.rows, sequences.counts)
-    token_index = to_device(token_rows * rows.max_model_len + positions, rows.device)
+    slots = _slots(rows, token_rows, positions)
+    slots[is_padding] = -1
     return InputBatch(
         request_ids=request_ids,
         rows=batch_rows,
@@ -97,9 +104,35 @@ def gather_input_batch(
         token_end=token_end,
         samples=(seq_lens == known) & (counts > 0),
         is_padded=(counts == 0) & (computed > 0),
-        token_ids=rows.token_ids.view(-1)[token_index].long(),
+        is_decode=False,
+        token_ids=rows.tokens_at(token_rows, positions),
         positions=to_device(positions, rows.device),
-        attention=_attention_metadata(rows, sequences, starts, _slots(rows, token_rows, positions, is_padding)),
+        attention=_attention_metadata(rows, sequences, starts, slots),
+    )
+
+
+def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArray) -> InputBatch | None:
+    """The step that most steps are, without what only others need; None if a row has more than one token to compute."""
+    num_rows = len(request_ids)
+    positions = rows.num_computed_tokens[batch_rows]
+    seq_lens = positions + 1
+    if (seq_lens != rows.num_tokens[batch_rows]).any():
+        return None
+    starts: IntArray = np.arange(num_rows + 1)
+    nobody = np.zeros(num_rows, dtype=np.bool_)
+    tokens = _Sequences(batch_rows, np.ones_like(batch_rows), positions, seq_lens)
+    return InputBatch(
+        request_ids=request_ids,
+        rows=batch_rows,
+        num_scheduled=tokens.counts,
+        token_start=starts[:-1],
+        token_end=starts[1:],
+        samples=~nobody,
+        is_padded=nobody,
+        is_decode=True,
+        token_ids=rows.tokens_at(batch_rows, positions),
+        positions=to_device(positions, rows.device),
+        attention=_attention_metadata(rows, tokens, starts, _slots(rows, batch_rows, positions)),
     )
 
 
@@ -118,11 +151,11 @@ def _pad(tokens: _Sequences, padding: IntArray) -> _Sequences:
     return _Sequences(*(column[kept] for column in columns))
 
 
-def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray, is_padding: npt.NDArray[np.bool_]) -> IntArray:
-    """Where K and V go: int64 [T], -1 for padding."""
+def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> IntArray:
+    """Where K and V go: int64 [T]."""
     blocks, offsets = np.divmod(positions, rows.block_size)
-    slots = rows.block_tables[token_rows, blocks].astype(np.int64) * rows.block_size + offsets
-    slots[is_padding] = -1
+    slots: IntArray = np.multiply(rows.block_tables[token_rows, blocks], rows.block_size, dtype=np.int64)
+    slots += offsets
     return slots
 
 

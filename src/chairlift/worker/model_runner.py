@@ -110,7 +110,7 @@ class ModelRunner:
             return PendingStep(output.step, [])
         batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens)
         hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(batch.attention))
-        prompt_logprobs = self._prompt_logprobs(batch, hidden)
+        prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_needing else None
         self._rows.advance(batch.rows, batch.num_scheduled)
         request_ids, sampled = self._sample(batch, hidden)
         return self._in_flight(PendingStep(output.step, request_ids, sampled, prompt_logprobs))
@@ -143,6 +143,10 @@ class ModelRunner:
 
         The logits of padded rows are computed as well, as a padded batch has to, and nobody looks at them.
         """
+        if batch.is_decode:
+            sampled = self._sampler.sample(self._model.logits(hidden), batch.rows)
+            self._rows.append_sampled(batch.rows, sampled.token_ids)
+            return batch.request_ids, sampled
         chosen = np.flatnonzero(batch.samples)
         padded = np.flatnonzero(batch.is_padded)
         if not len(chosen) and not len(padded):

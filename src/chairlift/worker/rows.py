@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ class RequestRows:
 
     A row is taken from a free list and keeps its number until the request is removed; preemption is remove and add.
     The token ids live on the device and only there: a token is appended where it was sampled, so the step that needs
-    it as input never waits for the host. Everything else is numpy on the host, where it is decided.
+    it as input never waits for the host. Everything else is numpy on the host, where it is decided. On the CPU numpy
+    handles the token ids too: a small operation costs it a fraction of what it costs torch.
 
     Args:
         max_num_seqs: rows.
@@ -40,12 +41,14 @@ class RequestRows:
         self.max_blocks_per_seq = -(-max_model_len // block_size)
         self.device = device
         self.token_ids = torch.zeros((max_num_seqs, max_model_len), dtype=torch.int32, device=device)
+        self._host_token_ids = self.token_ids.view(-1).numpy() if device.type == "cpu" else None
         self.block_tables = np.zeros((max_num_seqs, self.max_blocks_per_seq), dtype=np.int32)
         self.num_blocks: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed_tokens: IntArray = np.zeros(max_num_seqs, dtype=np.int64)
         self._row_of: dict[str, int] = {}
+        self._last_rows: tuple[list[str], IntArray] = ([], np.zeros(0, dtype=np.int64))
         self._free_rows = list(reversed(range(max_num_seqs)))
 
     def __len__(self) -> int:
@@ -57,9 +60,20 @@ class RequestRows:
     def row_of(self, request_id: str) -> int:
         return self._row_of[request_id]
 
-    def rows_of(self, request_ids: Iterable[str]) -> IntArray:
-        """int64 [B], in the order given."""
-        return np.array([self._row_of[request_id] for request_id in request_ids], dtype=np.int64)
+    def rows_of(self, request_ids: list[str]) -> IntArray:
+        """int64 [B], in the order given; to read only, because whoever asks for the same ids gets the same array."""
+        last_ids, rows = self._last_rows
+        if request_ids != last_ids:
+            rows = np.array([self._row_of[request_id] for request_id in request_ids], dtype=np.int64)
+            self._last_rows = (request_ids, rows)
+        return rows
+
+    def tokens_at(self, rows: IntArray, positions: IntArray) -> torch.Tensor:
+        """The tokens that stand there; int64, on the device."""
+        index = rows * self.max_model_len + positions
+        if self._host_token_ids is not None:
+            return torch.from_numpy(self._host_token_ids[index].astype(np.int64))
+        return self.token_ids.view(-1)[to_device(index, self.device)].long()
 
     def add(self, new: NewRequest) -> int:
         """Take a free row for the request and fill it; returns the row."""
@@ -67,6 +81,7 @@ class RequestRows:
         assert new.request_id not in self._row_of, f"{new.request_id} has a row already"
         assert 0 <= new.num_computed_tokens < num_tokens <= self.max_model_len, "a new request has a token to compute"
         row = self._free_rows.pop()
+        self._last_rows = ([], self._last_rows[1][:0])
         self._row_of[new.request_id] = row
         self.token_ids[row, :num_tokens] = to_device(np.array(new.token_ids, dtype=np.int32), self.device)
         self.num_prompt_tokens[row] = new.num_prompt_tokens
@@ -98,6 +113,9 @@ class RequestRows:
         """Append one token to each row, on the device. token_ids: int64 [len(rows)]."""
         positions = self.num_tokens[rows]
         assert int(positions.max()) < self.max_model_len, "a row has no room for another token"
-        index = to_device(rows * self.max_model_len + positions, self.device)
-        self.token_ids.view(-1)[index] = token_ids.to(torch.int32)
+        index = rows * self.max_model_len + positions
+        if self._host_token_ids is not None:
+            self._host_token_ids[index] = token_ids.numpy()
+        else:
+            self.token_ids.view(-1)[to_device(index, self.device)] = token_ids.to(torch.int32)
         self.num_tokens[rows] = positions + 1

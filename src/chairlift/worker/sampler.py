@@ -18,9 +18,6 @@ from chairlift.worker.transfer import to_device
 
 NeedsArray = npt.NDArray[np.uint8]
 
-MORE_THAN_A_TOKEN = int(Needs.MIN_TOKENS | Needs.LOGIT_BIAS | Needs.PENALTIES | Needs.LOGPROBS)
-"""Who needs none of these has a token chosen from the model's logits, and that is all."""
-
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -77,10 +74,10 @@ class Sampler:
             logits: float32 [N, V], contiguous; overwritten.
             rows: int64 [N], on the host.
         """
+        if not self._state.num_needing:
+            return SampledTokens(self._choose(logits, rows))
         needs: NeedsArray = self._state.needs[rows]
         anybody = int(np.bitwise_or.reduce(needs))
-        if not anybody & MORE_THAN_A_TOKEN:
-            return SampledTokens(self._choose(logits, rows))
         asking = np.flatnonzero(needs & Needs.LOGPROBS)
         raw = logits[to_device(asking, self._device)] if len(asking) else None
         if anybody & Needs.MIN_TOKENS:

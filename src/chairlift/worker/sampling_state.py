@@ -32,6 +32,7 @@ class SamplingState:
 
     Attributes:
         needs: uint8, `Needs`.
+        num_needing: rows that need anything.
         is_random: uint8, 0 where the likeliest token is wanted.
         keys: uint64, of the request's random stream.
         bias: row -> (token ids int64, amounts float32), for rows with Needs.LOGIT_BIAS.
@@ -41,6 +42,7 @@ class SamplingState:
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.needs = np.zeros(max_num_seqs, dtype=np.uint8)
+        self.num_needing = 0
         self.is_random = np.zeros(max_num_seqs, dtype=np.uint8)
         self.keys = np.zeros(max_num_seqs, dtype=np.uint64)
         self.temperature = np.ones(max_num_seqs, dtype=np.float32)
@@ -79,7 +81,9 @@ class SamplingState:
         if params.min_tokens:
             stop_ids = np.array(new.stop_token_ids, dtype=np.int64)
             self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
-        self.needs[row] = self._needs(row, params)
+        needs = self._needs(row, params)
+        self.needs[row] = needs
+        self.num_needing += bool(needs)
 
     def parameters(self, positions: IntArray) -> SamplingParameters:
         """These arrays, as the kernels read them. positions: of the next token, by row."""
@@ -88,6 +92,8 @@ class SamplingState:
         )
 
     def remove(self, row: int) -> None:
+        self.num_needing -= bool(self.needs[row])
+        self.needs[row] = 0
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
 

@@ -10,4 +10,5 @@ import torch
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """The array as a tensor there: shared with it on the CPU, one copy that the host does not wait for elsewhere."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
