@@ -27,10 +27,12 @@ class _Naive:
 class RowsMachine(RuleBasedStateMachine):
     """Rows and gathered batches against lists of Python integers."""
 
-    @initialize(block_size=st.sampled_from([1, 3, 4, 16, 32]))
-    def start(self, block_size: int) -> None:
+    @initialize(block_size=st.sampled_from([1, 3, 4, 16, 32]), in_torch=st.booleans())
+    def start(self, block_size: int, in_torch: bool) -> None:
         self.block_size = block_size
         self.rows = RequestRows(MAX_SEQS, MAX_MODEL_LEN, block_size, torch.device("cpu"))
+        if in_torch:  # as on every other device
+            self.rows._host_token_ids = None
         self.naive: dict[str, _Naive] = {}
         self.num_added = 0
 
