@@ -89,6 +89,7 @@ def test_leaving_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None
 def test_a_cancelled_waiter_is_taken_off_the_queue(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm(max_num_seqs=1)
+        slow_down(llm)
         first = asyncio.create_task(answer(llm, [5], forced(60)))
         waiting = asyncio.create_task(answer(llm, [6], forced(60)))
         await asyncio.sleep(0.05)
@@ -255,6 +256,7 @@ def test_closing_ends_streams_in_flight(make_llm: Make) -> None:
 def test_a_static_batch_answers_when_it_is_over_even_if_a_member_leaves(make_llm: Make) -> None:
     async def run(**options: Any) -> list[RequestOutput]:
         llm = make_llm(**options)
+        slow_down(llm)
         leaving = asyncio.create_task(answer(llm, [9, 9], forced(100)))
         jobs = [asyncio.create_task(answer(llm, [5 + i, 6, 7], forced(count))) for i, count in enumerate((3, 12, 6))]
         await asyncio.sleep(0.02)

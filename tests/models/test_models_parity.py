@@ -16,9 +16,10 @@ from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
+from native import needs_native
 from packed_steps import Tables, pack
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", pytest.param("native", marks=needs_native))
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),

@@ -1,0 +1,267 @@
+"""The native kernel set: formats, repacking, fused parts, shared tables, kept memory."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from unittest.mock import patch
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+from chairlift.kernels import choice
+from chairlift.kernels.choice import choose_kernels
+from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format, matrix_bytes, native_format
+from chairlift.kernels.cpu.repacking import Repacked, describe, measure, pack
+from chairlift.kernels.linear import NO_PROLOGUE, SILU_AND_MUL, Prologue
+from chairlift.kernels.registry import REFERENCE, Kernels, get_kernels
+from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, packed_tensor
+from chairlift.layers.embedding import Embedding, LMHead
+from chairlift.layers.linear import Linear
+from native import needs_native
+
+Q = gguf.GGMLQuantizationType
+
+
+class Matrices:
+    """A `Weights` over given matrices."""
+
+    def __init__(self, **matrices: PackedRows) -> None:
+        self._matrices = matrices
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        part = self._matrices[name.removesuffix(".weight")]
+        return torch.from_numpy(part.to_floats(part.rows).copy()).view(shape)
+
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        return self._matrices[name.removesuffix(".weight")]
+
+    def has(self, name: str) -> bool:
+        return True
+
+
+def blocks(kind: gguf.GGMLQuantizationType, rows: int, in_features: int, seed: int = 0) -> PackedRows:
+    """Random rows of ggml blocks; those that the package cannot write are random bytes with sane scales."""
+    rng = np.random.default_rng(seed)
+    if kind in (Q.Q4_0, Q.Q4_1, Q.Q8_0):
+        raw = gguf.quantize(rng.standard_normal((rows, in_features), dtype=np.float32), kind)
+    else:
+        assert kind == Q.Q4_K
+        raw = rng.integers(0, 256, (rows, in_features // 256 * 144), dtype=np.uint8)
+        scales = rng.uniform(1e-4, 1e-2, (rows, in_features // 256, 2)).astype(np.float16)
+        raw.reshape(rows, -1, 144)[..., :4] = scales.view(np.uint8)
+
+    def to_floats(part: ByteArray) -> FloatArray:
+        values: FloatArray = gguf.dequantize(part, kind)
+        return values
+
+    return PackedRows(kind.name.lower(), raw, in_features, to_floats)
+
+
+@pytest.fixture
+def native() -> Kernels:
+    return get_kernels("native")
+
+
+# -- formats ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (["q4_1"], "q4_1"),
+        (["q4_0", "q4_1"], "q4_1"),
+        (["q4_k", "q4_0"], "q4_1"),
+        (["q4_k", "q4_k", "q6_k"], "q8_0"),
+        (["q5_0"], "q8_0"),
+        (["bf16", "bf16"], "bf16"),
+        (["bf16", "f16"], "f32"),
+        (["q8_0", "f16"], "f16"),
+    ],
+)
+def test_the_common_format_of_parts(found: list[str], expected: str) -> None:
+    assert common_format(found) == expected
+
+
+def test_every_format_of_ggml_has_a_native_one() -> None:
+    assert {native_format(kind.name.lower()) for kind in Q} <= set(BYTES_PER_INPUT)
+
+
+@needs_native
+@given(st.sampled_from(sorted(BYTES_PER_INPUT)), st.integers(1, 70), st.integers(1, 200))
+def test_bytes_are_those_of_the_extension(name: str, out_features: int, in_features: int) -> None:
+    assert load().PackedMatrix(name, out_features, in_features).num_bytes == matrix_bytes(
+        name, out_features, in_features
+    )
+
+
+# -- repacking -------------------------------------------------------------------------------------------------------
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("kind", "target", "bound"),
+    [
+        (Q.Q4_0, "q4_1", 0.0),
+        (Q.Q4_K, "q4_1", 5e-4),
+        (Q.Q4_1, "q8_0", 6e-3),
+        (Q.Q4_K, "q8_0", 6e-3),
+        (Q.Q8_0, "int8", 2e-2),
+        (Q.Q8_0, "f32", 0.0),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_what_repacking_loses(kind: gguf.GGMLQuantizationType, target: str, bound: float) -> None:
+    part = blocks(kind, 37, 512)
+    matrix = load().PackedMatrix(target, 50, 512)
+    pack(matrix, 5, part)
+    ours, expected = matrix.unpack(5, 37), part.to_floats(part.rows)
+    error = float(np.sqrt(np.square(ours - expected).mean() / np.square(expected).mean()))
+    assert error <= bound
+    repacked = Repacked()
+    measure(repacked, matrix, 5, part)
+    assert repacked.relative_error == pytest.approx(error, rel=1e-4, abs=1e-9), "37 rows are all measured"
+    assert describe([(("a", "b"), repacked)]) == [
+        f"1 matrices repacked from a to b: error {error:.2%} of their root mean square"
+    ]
+
+
+@needs_native
+def test_a_model_says_once_what_it_repacked() -> None:
+    kernels = get_kernels("native")
+    weights = Matrices(q=blocks(Q.Q4_0, 16, 64), k=blocks(Q.Q8_0, 16, 64, seed=1), o=blocks(Q.Q8_0, 16, 64))
+    kernels.load_matrix(weights, [("q", 16), ("k", 16)], 64)
+    kernels.load_matrix(weights, [("o", 16)], 64)
+    (note,) = kernels.notes()
+    assert note.startswith("1 matrices repacked from q4_0 to q8_0: error 0.")
+
+
+# -- the set ---------------------------------------------------------------------------------------------------------
+
+
+@needs_native
+def test_fused_parts_are_those_parts_side_by_side(native: Kernels) -> None:
+    weights = Matrices(q=blocks(Q.Q4_1, 24, 64), k=blocks(Q.Q4_1, 8, 64, 1), v=blocks(Q.Q4_1, 9, 64, 2))
+    x = torch.randn(5, 64)
+    fused = Linear(native, weights, [("q", 24), ("k", 8), ("v", 9)], 64)(x).clone()
+    parts = [Linear(native, weights, [(name, out)], 64)(x).clone() for name, out in (("q", 24), ("k", 8), ("v", 9))]
+    assert torch.equal(fused, torch.cat(parts, dim=1))
+    expected = torch.cat([x @ weights.tensor(f"{n}.weight", (out, 64)).t() for n, out in (("q", 24), ("k", 8))], dim=1)
+    torch.testing.assert_close(fused[:, :32], expected, rtol=0.05, atol=0.5)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["f32", "int8"])
+def test_a_tied_head_multiplies_what_the_embedding_looks_up(kind: str) -> None:
+    native = get_kernels("native", None if kind == "f32" else kind)
+    weights = Matrices(embed=packed_tensor(torch.randn(40, 24)))
+    embedding = Embedding(native, weights, "embed", 40, 24)
+    head = LMHead(native, weights, "lm_head", 40, 24, tied_to=embedding)
+    assert head._apply._matrix is embedding.matrix  # type: ignore[attr-defined]
+    table = torch.from_numpy(embedding.matrix.packed.unpack(0, 40))
+    assert torch.equal(embedding(torch.tensor([7, 0, 39, 7])), table[[7, 0, 39, 7]])
+    hidden = torch.randn(3, 24)
+    torch.testing.assert_close(head(hidden), hidden @ table.t(), rtol=1e-5 if kind == "f32" else 0.05, atol=0.2)
+
+
+@needs_native
+def test_sums_are_in_the_residual_and_other_rows_in_memory_that_is_kept(native: Kernels) -> None:
+    weights = Matrices(**{"0.up": packed_tensor(torch.randn(8, 8)), "1.up": packed_tensor(torch.randn(8, 8))})
+    first, second = (Linear(native, weights, [(f"{i}.up", 8)], 8) for i in range(2))
+    x, residual = torch.randn(3, 8), torch.randn(3, 8)
+    expected = REFERENCE.make_linear(weights.tensor("0.up.weight", (8, 8)), None, NO_PROLOGUE)(x)
+    out = first(x)
+    torch.testing.assert_close(out, expected)
+    before = residual.clone()
+    assert first(x, residual) is residual
+    torch.testing.assert_close(residual, before + expected)
+    assert second(x).data_ptr() == out.data_ptr()
+    assert first(x[:2]).data_ptr() == out.data_ptr()
+    assert len(first(torch.randn(9, 8))) == 9
+
+
+@needs_native
+def test_rows_may_lie_apart(native: Kernels) -> None:
+    weights = Matrices(down=packed_tensor(torch.randn(6, 10)))
+    wide, norm = torch.randn(4, 50), Prologue("rms_norm", torch.rand(10), eps=1e-5)
+    for prologue, x in ((SILU_AND_MUL, wide[:, 5:25]), (norm, wide[:, 20:30])):
+        ours = Linear(native, weights, [("down", 6)], 10, prologue=prologue)(x)
+        twin = REFERENCE.make_linear(weights.tensor("down.weight", (6, 10)), None, prologue)
+        torch.testing.assert_close(ours, twin(x), rtol=1e-4, atol=1e-4)
+
+
+# -- the choice ------------------------------------------------------------------------------------------------------
+
+
+def test_what_options_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "load", lambda: object())
+
+    def chosen(**options: object) -> tuple[str, str, str, str | None]:
+        settled = choose_kernels(EngineConfig(**options), "bfloat16")  # type: ignore[arg-type]
+        return settled.kernels, settled.dtype, settled.kv_cache_dtype, settled.quantization
+
+    assert chosen() == ("native", "float32", "bfloat16", None)
+    assert chosen(quantization="q8_0", kv_cache_dtype="int8") == ("native", "float32", "int8", "q8_0")
+    assert chosen(dtype="bfloat16") == ("torch", "bfloat16", "bfloat16", None)
+    assert chosen(device="cuda") == ("torch", "bfloat16", "bfloat16", None)
+    assert chosen(device="cuda", dtype="float16") == ("torch", "float16", "float16", None)
+    assert chosen(attention_backend="torch") == ("torch", "float32", "float32", None)
+    assert chosen(attention_backend="reference", kv_cache_dtype="int8") == ("reference", "float32", "int8", None)
+
+
+def test_without_the_extension_torch_serves_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise NativeUnavailableError("the native kernels are not compiled: install a C++ compiler")
+
+    monkeypatch.setattr(choice, "load", fail)
+    choice._warn.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="chairlift"):
+        assert choose_kernels(EngineConfig(), "float32").kernels == "torch"
+        assert choose_kernels(EngineConfig(), "float32").kernels == "torch"
+    (said,) = caplog.messages
+    assert "not compiled: install a C++ compiler" in said
+    for options in ({"quantization": "q8_0"}, {"kv_cache_dtype": "int8"}):
+        with pytest.raises(NativeUnavailableError, match="not compiled"):
+            choose_kernels(EngineConfig(**options), "float32")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention_backend": "native", "device": "cuda"}, "attention_backend=native cannot be .* device=cuda"),
+        ({"attention_backend": "native", "dtype": "bfloat16"}, "attention_backend=native cannot be .* dtype=bfloat16"),
+        ({"quantization": "q8_0", "attention_backend": "torch"}, "quantization=q8_0 is for native kernels, not for"),
+        ({"quantization": "q8_0", "device": "cuda"}, "quantization=q8_0 is for native kernels, not for device=cuda"),
+        ({"quantization": "q5_0"}, "quantization must be one of int8, q8_0, q4_0, q4_1, got 'q5_0'"),
+        ({"kv_cache_dtype": "int8", "attention_backend": "torch"}, "kv_cache_dtype=int8 is for native kernels"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of auto, bfloat16, float32, int8, got 'fp8'"),
+    ],
+)
+def test_combinations_that_nobody_can_honour(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("_native"), r"are not compiled: install a C\+\+ compiler"),
+        (ImportError("libgomp is missing"), "cannot be loaded: libgomp is missing"),
+    ],
+)
+def test_the_reason_why_it_cannot_be_loaded_is_told(error: ImportError, message: str) -> None:
+    load.cache_clear()
+    with (
+        patch.object(importlib, "import_module", side_effect=error),
+        pytest.raises(NativeUnavailableError, match=message),
+    ):
+        load()

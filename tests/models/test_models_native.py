@@ -1,0 +1,128 @@
+"""Native kernels in every format against the reference kernels over the same rounded weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chairlift.config import QUANTIZATIONS
+from chairlift.kernels.cpu import load
+from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
+from chairlift.loading.resolve import ModelFiles, load_config, open_weights
+from chairlift.models.config import ModelConfig
+from chairlift.models.model import Model
+from chairlift.models.registry import build_model
+from native import needs_native
+from packed_steps import Tables, pack
+
+pytestmark = needs_native
+
+CPU = torch.device("cpu")
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+ODD_SIZES = {"hidden_size": 72, "head_dim": 12, "intermediate_size": 100, "vocab_size": 259}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": True}),
+    "llama3, biases": ("llama3", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 40}),
+    "opt": ("opt", {"word_embed_proj_dim": 32}),
+    "opt, norm after": ("opt", {"do_layer_norm_before": False}),
+    "sizes that are no multiples": (
+        "llama",
+        {"hidden_size": 72, "head_dim": 12, "intermediate_size": 100, "vocab_size": 259},
+    ),
+}
+PROMPTS = {0: 53, 1: 1, 2: 30}
+
+
+class Rounded:
+    """A `Weights` with every matrix rounded to a format, both packed and as a tensor."""
+
+    def __init__(self, weights: Weights, name: str) -> None:
+        self._weights = weights
+        self._format = name
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = self._weights.tensor(name, shape)
+        if len(shape) == 1 or "embed_positions" in name:
+            return tensor
+        if self._format in FLOATS:
+            return tensor.to(FLOATS[self._format]).float()
+        matrix = load().PackedMatrix(self._format, *shape)
+        matrix.pack_floats(0, tensor.numpy())
+        return torch.from_numpy(matrix.unpack(0, shape[0]))
+
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        tensor = self._weights.tensor(name, shape)
+        return packed_tensor(tensor.to(FLOATS.get(self._format, torch.float32)))
+
+    def has(self, name: str) -> bool:
+        return self._weights.has(name)
+
+
+def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, Model, Model]:
+    files = ModelFiles("hf", folder, "tiny")
+    config = load_config(files)
+    weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kv_cache_dtype": kv_cache_dtype}
+    quantization = name if name in QUANTIZATIONS else None
+    native = build_model(config, weights, attention_backend="native", quantization=quantization, **options)
+    return config, native, build_model(config, weights, attention_backend="reference", **options)
+
+
+@torch.inference_mode()
+def logits(model: Model, vocab_size: int) -> torch.Tensor:
+    """Three prompts at once in two chunks, and a token each after them: [T, V]."""
+    draw, tables = random.Random(0), Tables(64, 8)
+    model.allocate_kv_cache(64, 8)
+    tokens = {sequence: [draw.randrange(vocab_size) for _ in range(length + 1)] for sequence, length in PROMPTS.items()}
+    rows = []
+    for cut in (0.0, 0.4, 1.0):
+        work = [(s, int(cut * n), int(0.4 * n) if cut == 0 else n if cut < 1 else n + 1) for s, n in PROMPTS.items()]
+        work = [span for span in work if span[2] > span[1]]
+        step = pack(tables, work)
+        ids = torch.tensor([token for s, start, stop in work for token in tokens[s][start:stop]])
+        hidden = model.forward(ids, step.positions, model.plan(step.metadata))
+        rows.append(model.logits(hidden).clone())
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_matrices_of_floats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
+    arch, overrides = ARCHITECTURES[case]
+    config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
+    ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_quantized_matrices(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
+    """The weights are the same; activations are rounded to 8 bits by native kernels only."""
+    arch, overrides = ARCHITECTURES[case]
+    config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
+    ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
+    assert relative_error(ours, expected) < 0.04
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_memory_of_few_bits(
+    case: str, kv_cache_dtype: torch.dtype, bound: float, tiny_model_dir: Callable[..., Path]
+) -> None:
+    """Both round alike, up to the last bit of what is rounded."""
+    arch, overrides = ARCHITECTURES[case]
+    config, native, reference = both(tiny_model_dir(arch, **overrides), "f32", kv_cache_dtype)
+    ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
+    assert relative_error(ours, expected) < bound
+
+
+def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((ours - expected).square().mean().sqrt() / expected.square().mean().sqrt())
