@@ -108,3 +108,13 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     assert versus.stage("chairlift", 0, settings, tmp_path) == run
     with pytest.raises(SystemExit, match="other settings"):
         versus.stage("chairlift", 0, replace(settings, num_prompts=8), tmp_path)
+
+
+def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    startup = script("startup_memory")
+    model, sizes = str(tiny_model_dir("llama")), ["--num-requests", "2", "--prompt-len", "20", "--output-len", "4"]
+    startup.main(["--model", model, "--repeats", "1", *sizes, "--", "--skip-tokenizer-init", "--num-threads", "1"])
+    (start,) = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]
+    assert 0 < start["ready"] < start["first_token"]
+    assert start["peak_bytes"] >= start["idle_bytes"] > 50 << 20
+    assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 2, "bfloat16, and one block besides"
