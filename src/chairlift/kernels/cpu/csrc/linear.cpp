@@ -239,27 +239,35 @@ void PackedMatrix::gather(const int64_t* ids, int64_t n, float* out) const {
 
 // --- Linear ---------------------------------------------------------------------------------------------------------
 
-// Activations of all rows, block by block, in memory of the calling thread.
+// Activations of all rows, block by block, in memory of the calling thread. The outliers of a block come after all
+// blocks: they have room for the most there can be, and touch little of it.
 struct Linear::Activations {
   Activations(const PackedMatrix& matrix, int64_t rows)
       : tiles(isa().linear),
         shift(shift_of(matrix.format())),
-        group(matrix.format() == WeightFormat::int8 ? matrix.padded_inputs() : kGroup),
+        integer(is_integer(matrix.format())),
         num_blocks((rows + tiles.block_rows - 1) / tiles.block_rows) {
     const int64_t values = matrix.padded_inputs() * tiles.block_rows;
-    const int64_t scales = matrix.padded_inputs() / group * tiles.block_rows * 4;
-    integer = is_integer(matrix.format());
+    const int64_t groups = matrix.padded_inputs() / kGroup;
     values_bytes = integer ? values : values * 4;
-    scales_bytes = integer ? scales : 0;
+    scales_bytes = integer ? groups * tiles.block_rows * 4 : 0;
+    max_inputs = std::min(groups * kMaxOutliers * tiles.block_rows, matrix.padded_inputs());
+    max_outliers = groups * kMaxOutliers * tiles.block_rows;
     block_bytes = round_up(values_bytes + 3 * scales_bytes, 64);
-    data = memory(static_cast<size_t>(num_blocks * block_bytes));
+    outlier_bytes = integer ? round_up(4 * (2 + 2 * max_inputs + 2 * max_outliers), 64) : 0;
+    data = memory(static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes)));
   }
 
   ActivationBlock block(int64_t index) const {
     uint8_t* at = data + index * block_bytes;
     uint8_t* scale = at + values_bytes;
-    return {at, reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
-            reinterpret_cast<float*>(scale + 2 * scales_bytes)};
+    auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
+    int32_t* inputs = outliers + 1;
+    int32_t* starts = inputs + max_inputs;
+    int32_t* rows = starts + max_inputs + 1;
+    return {at,       reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
+            reinterpret_cast<float*>(scale + 2 * scales_bytes),
+            outliers, inputs, starts, rows, reinterpret_cast<float*>(rows + max_outliers)};
   }
 
   static uint8_t* memory(size_t num_bytes) {
@@ -280,8 +288,8 @@ struct Linear::Activations {
 
   const LinearTiles& tiles;
   int shift;
-  int64_t group, num_blocks, values_bytes, scales_bytes, block_bytes;
   bool integer;
+  int64_t num_blocks, values_bytes, scales_bytes, max_inputs, max_outliers, block_bytes, outlier_bytes;
   uint8_t* data;
 };
 
@@ -302,26 +310,90 @@ Linear::Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bi
   if (!bias_.empty()) bias_.resize(static_cast<size_t>(matrix_->num_stripes() * kStripe), 0.0f);
 }
 
-// One block of rows through the prologue and into the layout that tiles read. `row` is scratch of padded_inputs floats
-// and as many bytes.
+namespace {
+
+// How far above its group's mean magnitude an input must be to be an outlier: kMinOutlier or more. Behind a norm a few
+// channels are always large, and every product of the layer sees what rounding does to their neighbours. What a gated
+// activation gives has many large values, and each of them costs. docs/adr/0014 has the measurements.
+float outlier_after(Prologue prologue) {
+  switch (prologue) {
+    case Prologue::rms_norm:
+    case Prologue::layer_norm: return kMinOutlier;
+    case Prologue::none: return 5;
+    default: return 7;
+  }
+}
+
+// What one thread needs to prepare a block: a row, the row in bytes, and the block's outliers before they are sorted.
+struct PrepareScratch {
+  PrepareScratch(uint8_t* memory, int64_t padded_inputs, int64_t block_rows)
+      : row(reinterpret_cast<float*>(memory)),
+        outlier_values(row + padded_inputs),
+        bytes(reinterpret_cast<int8_t*>(outlier_values + padded_inputs * block_rows)),
+        outlier_rows(reinterpret_cast<uint8_t*>(bytes + padded_inputs)) {}
+
+  static size_t num_bytes(int64_t padded_inputs, int64_t block_rows) {
+    return static_cast<size_t>(padded_inputs * (4 + 4 * block_rows + 2));
+  }
+
+  float* row;
+  float* outlier_values;
+  int8_t* bytes;
+  uint8_t* outlier_rows;
+};
+
+void sort_outliers(const PrepareScratch& scratch, int64_t padded_inputs, int64_t block_rows,
+                   const ActivationBlock& to) {
+  auto* inputs = const_cast<int32_t*>(to.outlier_inputs);
+  auto* starts = const_cast<int32_t*>(to.outlier_starts);
+  auto* rows = const_cast<int32_t*>(to.outlier_rows);
+  auto* values = const_cast<float*>(to.outlier_values);
+  int32_t num_inputs = 0, num_values = 0;
+  for (int64_t word = 0; word < padded_inputs; word += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, scratch.outlier_rows + word, 8);
+    if (!eight) continue;
+    for (int64_t k = word; k < word + 8; ++k) {
+      unsigned bits = scratch.outlier_rows[k];
+      if (!bits) continue;
+      inputs[num_inputs] = static_cast<int32_t>(k);
+      starts[num_inputs++] = num_values;
+      for (; bits; bits &= bits - 1) {
+        const int row = __builtin_ctz(bits);
+        rows[num_values] = row;
+        values[num_values++] = scratch.outlier_values[k * block_rows + row];
+      }
+    }
+  }
+  starts[num_inputs] = num_values;
+  *const_cast<int32_t*>(to.num_outlier_inputs) = num_inputs;
+}
+
+}  // namespace
+
+// One block of rows through the prologue and into the layout that tiles read.
 void Linear::prepare(const Activations& activations, int64_t block, const float* x, int64_t x_stride, int64_t rows,
-                     float* row) const {
+                     uint8_t* memory) const {
   const LinearTiles& tiles = activations.tiles;
   const int64_t inputs = matrix_->in_features(), padded = matrix_->padded_inputs();
   const ActivationBlock to = activations.block(block);
   const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
   const int64_t first = block * tiles.block_rows, last = std::min<int64_t>(first + tiles.block_rows, rows);
-  for (int64_t i = inputs; i < padded; ++i) row[i] = 0;
+  const PrepareScratch scratch(memory, padded, tiles.block_rows);
+  if (activations.integer) std::memset(scratch.outlier_rows, 0, static_cast<size_t>(padded));
   for (int64_t r = first; r < last; ++r) {
-    tiles.prologue(args, x + r * x_stride, inputs, row);
-    const RowTarget target = {const_cast<void*>(to.values), const_cast<float*>(to.scale),
-                              const_cast<int32_t*>(to.correction), const_cast<float*>(to.sum),
-                              static_cast<int>(r - first)};
+    tiles.prologue(args, x + r * x_stride, inputs, scratch.row);
+    for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
+    const RowTarget target = {const_cast<void*>(to.values),         const_cast<float*>(to.scale),
+                              const_cast<int32_t*>(to.correction),  const_cast<float*>(to.sum),
+                              static_cast<int>(r - first), outlier_after(prologue_), scratch.outlier_rows,
+                              scratch.outlier_values};
     if (activations.integer)
-      tiles.quantize(row, padded, activations.group, activations.shift, reinterpret_cast<int8_t*>(row + padded), target);
+      tiles.quantize(scratch.row, padded, activations.shift, scratch.bytes, target);
     else
-      tiles.interleave(row, padded, target);
+      tiles.interleave(scratch.row, padded, target);
   }
+  if (activations.integer) sort_outliers(scratch, padded, tiles.block_rows, to);
 }
 
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
@@ -330,9 +402,9 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   Pool& pool = Pool::get();
   const Activations activations(*matrix_, rows);
   const int64_t padded = matrix_->padded_inputs(), block_rows = activations.tiles.block_rows;
-  const size_t row_bytes = static_cast<size_t>(padded) * 5;
+  const size_t scratch_bytes = PrepareScratch::num_bytes(padded, block_rows);
   const auto prepare_block = [&](int64_t block, int worker) {
-    prepare(activations, block, x, x_stride, rows, static_cast<float*>(pool.scratch(worker, row_bytes)));
+    prepare(activations, block, x, x_stride, rows, static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes)));
   };
   if (activations.num_blocks == 1)
     prepare_block(0, 0);
@@ -359,7 +431,7 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
       const int64_t column = s * kStripe;
       for (int64_t b = first_block; b < last_block; ++b) {
         const int64_t row = b * block_rows;
-        multiply({matrix_->stripe(s), padded, activations.group, activations.block(b),
+        multiply({matrix_->stripe(s), padded, activations.block(b),
                   static_cast<int>(std::min(block_rows, rows - row)), bias_.empty() ? nullptr : bias_.data() + column,
                   out + row * out_stride + column, out_stride,
                   static_cast<int>(std::min<int64_t>(kStripe, matrix_->out_features() - column)), add});

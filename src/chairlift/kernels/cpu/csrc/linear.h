@@ -68,7 +68,7 @@ class Linear {
  private:
   struct Activations;
   void prepare(const Activations& activations, int64_t block, const float* x, int64_t x_stride, int64_t rows,
-               float* row) const;
+               uint8_t* scratch) const;
 
   std::shared_ptr<const PackedMatrix> matrix_;
   std::vector<float> bias_;

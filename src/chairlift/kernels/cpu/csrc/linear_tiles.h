@@ -23,22 +23,33 @@ constexpr int kGroup = 32;
 
 // Activations, in blocks of kBlockRows rows (a constant of the instruction set), interleaved likewise:
 //
-//   integer formats   values [inputs / 4][block rows][4] int8; for each activation group, [groups][block rows] of
+//   integer formats   values [inputs / 4][block rows][4] int8; for each group of 32 inputs, [groups][block rows] of
 //                     scale (f32), correction (int32: minus the sum of the values times what weights are shifted by)
 //                     and sum (f32: scale times the sum of the values)
 //   float formats     values [inputs][block rows] f32
+//
+// Outliers: inputs that are several times the mean magnitude of their group would take all of its eight bits for
+// themselves. They are zero in `values` and stand beside them as floats, by input, ascending: input i of
+// `outlier_inputs` has the entries outlier_starts[i] .. outlier_starts[i + 1] - 1.
 struct ActivationBlock {
   const void* values;
   const float* scale;
   const int32_t* correction;
   const float* sum;
+  const int32_t* num_outlier_inputs;
+  const int32_t* outlier_inputs;
+  const int32_t* outlier_starts;
+  const int32_t* outlier_rows;
+  const float* outlier_values;
 };
+constexpr float kMinOutlier = 4;
+// Of 32 values fewer than 32 / kMinOutlier can be more than kMinOutlier times their mean.
+constexpr int kMaxOutliers = 7;
 
 // One stripe times one block of rows. Columns are outputs.
 struct StripeTask {
   const uint8_t* stripe;
   int64_t padded_inputs;
-  int64_t group;  // inputs that share an activation scale
   ActivationBlock block;
   int num_rows;
   const float* bias;  // [16] or null
@@ -65,6 +76,9 @@ struct RowTarget {
   int32_t* correction;
   float* sum;
   int row;
+  float outlier;          // times the mean magnitude of its group: what is larger is an outlier
+  uint8_t* outlier_rows;  // [padded_inputs]: one bit a row
+  float* outlier_values;  // [padded_inputs][block rows]
 };
 
 struct LinearTiles {
@@ -72,9 +86,9 @@ struct LinearTiles {
   void (*multiply[kNumWeightFormats])(const StripeTask& task);
   // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x.
   void (*prologue)(const PrologueArgs& args, const float* x, int64_t inputs, float* y);
-  // y [inputs], zero up to padded_inputs. shift: what stored weights are above their true values. scratch: padded_inputs bytes.
-  void (*quantize)(const float* y, int64_t padded_inputs, int64_t group, int shift, int8_t* scratch,
-                   const RowTarget& target);
+  // y [inputs], zero up to padded_inputs; its outliers are set to zero. shift: what stored weights are above their true
+  // values. scratch: padded_inputs bytes.
+  void (*quantize)(float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target);
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
 };
 

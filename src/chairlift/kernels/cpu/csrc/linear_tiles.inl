@@ -1,5 +1,6 @@
 // Compiled once for every instruction set. The order of floating point operations of one output is the same for any
-// number of rows: products of integers are exact, and each group of inputs ends in one fma, groups ascending.
+// number of rows: products of integers are exact, each group of inputs ends in one fma, groups ascending, and each of the
+// row's outliers is one fma, inputs ascending.
 #include "linear_tiles.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
@@ -50,6 +51,35 @@ static inline void dot_nibbles(const uint8_t* planes, const int8_t* x, I (&acc)[
     for (int m = 0; m < kRows; ++m) acc[m] = iadd(acc[m], more[m]);
 }
 
+// With few rows a stripe is read faster than the hardware looks ahead.
+constexpr int kFewRows = 4;
+constexpr int64_t kAhead = 2048;
+template <int kRows>
+static inline void prefetch(const uint8_t* p, int num_bytes) {
+  if (kRows <= kFewRows)
+    for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + kAhead + i);
+}
+
+// y[row] += weight * value for each outlier. column(k): the weights of input k.
+template <int kRows, typename Column>
+static inline void add_outliers(const ActivationBlock& block, F* y, Column column) {
+  const int32_t num_inputs = *block.num_outlier_inputs;
+  for (int32_t i = 0; i < num_inputs; ++i) {
+    const F weights = column(static_cast<uint32_t>(block.outlier_inputs[i]));
+    int32_t at = block.outlier_starts[i];
+    const int32_t end = block.outlier_starts[i + 1];
+    if (end - at == kRows) {
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) y[m] = fma(weights, set1(block.outlier_values[at + m]), y[m]);
+      continue;
+    }
+    for (; at < end; ++at) {
+      F& sum = y[block.outlier_rows[at]];
+      sum = fma(weights, set1(block.outlier_values[at]), sum);
+    }
+  }
+}
+
 template <bool kHasMinimum, int kRows>
 static void multiply_q4(const StripeTask& task, int column) {
   const int64_t groups = task.padded_inputs / kGroup;
@@ -64,6 +94,7 @@ static void multiply_q4(const StripeTask& task, int column) {
     I acc[kRows];
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) acc[m] = kHasMinimum ? izero() : iset1(task.block.correction[at + m]);
+    prefetch<kRows>(planes + g * kGroup * kStripe / 2, kGroup * kStripe / 2);
     dot_nibbles<kRows>(planes + g * kGroup * kStripe / 2, x + at * kGroup, acc);
     const F scale = load_f16(scales + g * kStripe);
 #pragma GCC unroll 16
@@ -74,18 +105,24 @@ static void multiply_q4(const StripeTask& task, int column) {
       for (int m = 0; m < kRows; ++m) y[m] = fma(minimum, set1(task.block.sum[at + m]), y[m]);
     }
   }
+  add_outliers<kRows>(task.block, y, [&](uint32_t k) {
+    const uint32_t g = k / kGroup, within = k % kGroup;
+    const I plane = iload(planes + g * kGroup * kStripe / 2 + within % 16 / 4 * kStripe * 4);
+    const F value = to_float(bits_at(plane, static_cast<int>(within % 4 * 8 + within / 16 * 4), 15));
+    const F scale = load_f16(scales + g * kStripe);
+    return kHasMinimum ? fma(value, scale, load_f16(minimums + g * kStripe)) : mul(sub(value, set1(8.0f)), scale);
+  });
   for (int m = 0; m < kRows; ++m) put(task, m, column, y[m]);
 }
 
-// Bytes times activations over `quads` times four inputs, for kRows rows. Few rows use several chains of sums, and
-// quads is a multiple of 4 because groups are of 16 inputs or more.
+// The sum over one group of 32 inputs of bytes times activations, for kRows rows. Few rows use several chains of sums.
 template <int kRows>
-static inline void dot_bytes(const uint8_t* w, const int8_t* x, int64_t quads, I (&acc)[kRows]) {
+static inline void dot_bytes(const uint8_t* w, const int8_t* x, I (&acc)[kRows]) {
   constexpr int kChains = kRows == 1 ? 4 : kRows <= 4 ? 2 : 1;
   I more[kChains][kRows];
   for (int c = 1; c < kChains; ++c)
     for (int m = 0; m < kRows; ++m) more[c][m] = izero();
-  for (int64_t k = 0; k < quads; k += kChains) {
+  for (int k = 0; k < kGroup / 4; k += kChains) {
 #pragma GCC unroll 4
     for (int c = 0; c < kChains; ++c) {
       const I weights = iload(w + (k + c) * kStripe * 4);
@@ -101,6 +138,12 @@ static inline void dot_bytes(const uint8_t* w, const int8_t* x, int64_t quads, I
     for (int m = 0; m < kRows; ++m) acc[m] = iadd(acc[m], more[c][m]);
 }
 
+// The weights of one input, where they are stored as bytes above 128.
+static inline F byte_column(const uint8_t* w, uint32_t k) {
+  const I bytes = bits_at(iload(w + k / 4 * kStripe * 4), static_cast<int>(k % 4 * 8), 255);
+  return sub(to_float(bytes), set1(128.0f));
+}
+
 template <int kRows>
 static void multiply_q8_0(const StripeTask& task, int column) {
   const int64_t groups = task.padded_inputs / kGroup;
@@ -114,17 +157,19 @@ static void multiply_q8_0(const StripeTask& task, int column) {
     I acc[kRows];
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) acc[m] = iset1(task.block.correction[at + m]);
-    dot_bytes<kRows>(w + g * kGroup * kStripe, x + at * kGroup, kGroup / 4, acc);
+    dot_bytes<kRows>(w + g * kGroup * kStripe, x + at * kGroup, acc);
     const F scale = load_f16(scales + g * kStripe);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) y[m] = fma(mul(to_float(acc[m]), scale), set1(task.block.scale[at + m]), y[m]);
   }
+  add_outliers<kRows>(task.block, y,
+               [&](uint32_t k) { return mul(byte_column(w, k), load_f16(scales + k / kGroup * kStripe)); });
   for (int m = 0; m < kRows; ++m) put(task, m, column, y[m]);
 }
 
 template <int kRows>
 static void multiply_int8(const StripeTask& task, int column) {
-  const int64_t groups = task.padded_inputs / task.group;
+  const int64_t groups = task.padded_inputs / kGroup;
   const uint8_t* w = task.stripe + column * 4;
   const F scale = load(reinterpret_cast<const float*>(task.stripe + task.padded_inputs * kStripe) + column);
   const int8_t* x = static_cast<const int8_t*>(task.block.values);
@@ -135,10 +180,11 @@ static void multiply_int8(const StripeTask& task, int column) {
     I acc[kRows];
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) acc[m] = iset1(task.block.correction[at + m]);
-    dot_bytes<kRows>(w + g * task.group * kStripe, x + at * task.group, task.group / 4, acc);
+    dot_bytes<kRows>(w + g * kGroup * kStripe, x + at * kGroup, acc);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) y[m] = fma(to_float(acc[m]), set1(task.block.scale[at + m]), y[m]);
   }
+  add_outliers<kRows>(task.block, y, [&](uint32_t k) { return byte_column(w, k); });
   for (int m = 0; m < kRows; ++m) put(task, m, column, mul(y[m], scale));
 }
 
@@ -257,27 +303,40 @@ static void prologue(const PrologueArgs& args, const float* x, int64_t n, float*
 
 // --- activations ----------------------------------------------------------------------------------------------------
 
-static inline float largest(const float* y, int64_t n) {
+// Moves a group's outliers from y to the target; returns the largest magnitude that is left.
+static inline float split_outliers(float* y, int64_t first, const RowTarget& target) {
+  F sum = zero();
+  for (int i = 0; i < kGroup; i += kLanes) sum = add(sum, abs(load(y + first + i)));
+  const F limit = set1(reduce_add(sum) * (target.outlier / kGroup));
   F top = zero();
-  for (int64_t i = 0; i < n; i += kLanes) top = max(abs(load(y + i)), top);
+  for (int i = 0; i < kGroup; i += kLanes) {
+    float* part = y + first + i;
+    const F values = load(part);
+    const M is_outlier = less(limit, abs(values));
+    const F rest = select(is_outlier, zero(), values);
+    top = max(abs(rest), top);
+    for (unsigned bits = mask_bits(is_outlier); bits; bits &= bits - 1) {
+      const int64_t k = first + i + __builtin_ctz(bits);
+      target.outlier_rows[k] = static_cast<uint8_t>(target.outlier_rows[k] | 1u << target.row);
+      target.outlier_values[k * kBlockRows + target.row] = y[k];
+    }
+    store(part, rest);
+  }
   return reduce_max(top);
 }
 
-// Symmetric, to -127..127: scale is the largest magnitude over 127. A row of zeros has scale 0.
-static void quantize(const float* y, int64_t padded_inputs, int64_t group, int shift, int8_t* scratch,
-                     const RowTarget& target) {
-  const int64_t groups = padded_inputs / group;
+// Symmetric, to -127..127: a group's scale is its largest magnitude over 127. A group of zeros has scale 0.
+static void quantize(float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target) {
+  const int64_t groups = padded_inputs / kGroup;
   for (int64_t g = 0; g < groups; ++g) {
-    const float* values = y + g * group;
-    int8_t* bytes = scratch + g * group;
-    const float top = largest(values, group);
+    const float top = split_outliers(y, g * kGroup, target);
     const float scale = top / 127.0f;
     const F inverse = set1(top > 1e-30f ? 127.0f / top : 0.0f);
     I sum = izero();
-    for (int64_t i = 0; i < group; i += kLanes) {
-      const I q = to_int(mul(load(values + i), inverse));
+    for (int64_t i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
+      const I q = to_int(mul(load(y + i), inverse));
       sum = iadd(sum, q);
-      store_s8(bytes + i, q);
+      store_s8(scratch + i, q);
     }
     const int32_t total = ireduce_add(sum);
     const int64_t at = g * kBlockRows + target.row;

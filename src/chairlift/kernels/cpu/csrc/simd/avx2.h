@@ -99,6 +99,9 @@ static inline void istore(void* p, I x) { _mm256_storeu_si256(static_cast<__m256
 static inline I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
 static inline I low_nibbles(I x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 static inline I high_nibbles(I x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+static inline I bits_at(I x, int shift, int32_t mask) {
+  return _mm256_and_si256(_mm256_srl_epi32(x, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(mask));
+}
 static inline F to_float(I x) { return _mm256_cvtepi32_ps(x); }
 static inline I to_int(F x) { return _mm256_cvtps_epi32(x); }
 static inline int32_t ireduce_add(I x) {

@@ -134,6 +134,10 @@ static inline void istore(void* p, I x) { std::memcpy(p, x.v, sizeof x.v); }
 static inline I iadd(I a, I b) { return ilanes([&](int i) { return a.v[i] + b.v[i]; }); }
 static inline I low_nibbles(I x) { return ilanes([&](int i) { return x.v[i] & 0x0f0f0f0f; }); }
 static inline I high_nibbles(I x) { return ilanes([&](int i) { return (x.v[i] >> 4) & 0x0f0f0f0f; }); }
+// (x >> shift) & mask, lane by lane.
+static inline I bits_at(I x, int shift, int32_t mask) {
+  return ilanes([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.v[i]) >> shift) & mask; });
+}
 static inline F to_float(I x) { return lanes([&](int i) { return static_cast<float>(x.v[i]); }); }
 // Rounds to nearest, ties to even; the value must fit.
 static inline I to_int(F x) { return ilanes([&](int i) { return static_cast<int32_t>(std::nearbyint(x.v[i])); }); }
