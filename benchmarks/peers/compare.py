@@ -14,7 +14,7 @@ from benchmarks.peers.engine_options import parse_engine_options
 from benchmarks.peers.environment import default_folder
 from benchmarks.peers.figures import figures_of
 from benchmarks.peers.records import WORKLOADS, Run
-from benchmarks.peers.report import Measured, print_report
+from benchmarks.peers.report import Measured, Perplexity, print_report
 from benchmarks.peers.stage import Setting, Stage
 from benchmarks.peers.workload import Load
 from rich.console import Console
@@ -38,7 +38,7 @@ class Peer:
     name: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     settings: Callable[[Context], list[Setting]]
-    perplexity: Callable[[Context, Setting, Path], float] | None = None
+    perplexity: Callable[[Context, Setting, Path], Perplexity] | None = None
 
 
 @dataclass(frozen=True, slots=True)

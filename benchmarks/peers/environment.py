@@ -54,7 +54,7 @@ def environment(folder: Path, requirements: Sequence[str], unwanted: Sequence[st
         return python
     if not python.exists():
         run([sys.executable, "-m", "venv", folder])
-    pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     run([*pip, "install", *requirements])
     if unwanted:
         run([*pip, "uninstall", "--yes", *unwanted])

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.compare import Context, Peer, main
-from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder
+from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder, window_perplexity
 from benchmarks.peers.environment import environment, torch_requirement
+from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import Setting
 
 from chairlift.errors import ConfigError
@@ -50,5 +51,9 @@ def setting(context: Context, python: Path, model: Path, batching: str, seats: i
     return Setting(f"{batching}, float32, {seats} seats", "hf_run", python, options)
 
 
+def perplexity(context: Context, setting: Setting, text: Path) -> Perplexity:
+    return window_perplexity(context, setting.python, "hf_perplexity", Path(setting.options["model"]), text)
+
+
 if __name__ == "__main__":
-    main(Peer("transformers", add_arguments, settings), __doc__)
+    main(Peer("transformers", add_arguments, settings, perplexity), __doc__)

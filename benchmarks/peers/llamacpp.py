@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from benchmarks.peers.compare import Context, Peer, main
 from benchmarks.peers.environment import SetupError, environment, run
+from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import Setting
 
 PROGRAMS: Final = ("llama-server", "llama-bench", "llama-batched-bench", "llama-quantize", "llama-perplexity")
@@ -119,12 +121,19 @@ def requantized(context: Context, programs: Path, weights: str) -> Path:
     return target
 
 
-def perplexity(context: Context, setting: Setting, text: Path) -> float:
-    """By llama-perplexity: windows of 512 tokens, of which the second half is scored."""
+def perplexity(context: Context, setting: Setting, text: Path) -> Perplexity:
+    """By llama-perplexity, which scores the second half of each window; therefore of a float32 copy too."""
     programs = Path(setting.options["command"][0]).parent
-    model = setting.options["command"][2]
+    threads = context.num_threads_or_all
+    value = estimate(programs, Path(setting.options["command"][2]), text, threads)
+    float32 = estimate(programs, requantized(context, programs, "F32"), text, threads)
+    return Perplexity(value, "llama-perplexity: windows of 512 tokens, the second half of each scored", float32)
+
+
+@cache
+def estimate(programs: Path, model: Path, text: Path, num_threads: int) -> float:
     command = [programs / "llama-perplexity", "--model", model, "--file", text, "--ctx-size", "512"]
-    words = [str(word) for word in [*command, "--threads", context.num_threads_or_all]]
+    words = [str(word) for word in [*command, "--threads", num_threads]]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     found = re.search(r"Final estimate: PPL = ([\d.]+)", done.stdout + done.stderr)
     if found is None:

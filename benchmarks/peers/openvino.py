@@ -12,8 +12,9 @@ import argparse
 from pathlib import Path
 
 from benchmarks.peers.compare import Context, Peer, main
-from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder
+from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder, window_perplexity
 from benchmarks.peers.environment import environment, run, torch_requirement
+from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import Setting
 
 from chairlift.errors import ConfigError
@@ -58,10 +59,21 @@ def int8_folder(context: Context) -> Path:
     requirements = (*EXPORTER, *EXPORT_REQUIREMENTS, torch_requirement())
     python = environment(context.folder / "export", requirements, unwanted=["torchvision"])
     source = hf_folder(context, python)
-    cli = [python.with_name("optimum-cli"), "export", "openvino", "--task", "text-generation-with-past"]
+    cli: list[str | Path] = [
+        python.with_name("optimum-cli"),
+        "export",
+        "openvino",
+        "--task",
+        "text-generation-with-past",
+    ]
     run([*cli, "--weight-format", "int8", "--model", source, target])
     return target
 
 
+def perplexity(context: Context, setting: Setting, text: Path) -> Perplexity:
+    model = Path(setting.options["model"])
+    return window_perplexity(context, setting.python, "openvino_perplexity", model, text)
+
+
 if __name__ == "__main__":
-    main(Peer("OpenVINO GenAI", add_arguments, settings), __doc__)
+    main(Peer("OpenVINO GenAI", add_arguments, settings, perplexity), __doc__)

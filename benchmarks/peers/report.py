@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,25 @@ from chairlift.bench.text import number
 Figures = dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """Of a peer on a text.
+
+    Attributes:
+        definition: which tokens are predicted from which.
+        float32: by the same measure, of the same weights in float32; None: measure Chairlift's
+            (`chairlift bench perplexity`), which has the same definition.
+    """
+
+    value: float
+    definition: str
+    float32: float | None = None
+
+    def __str__(self) -> str:
+        reference = "" if self.float32 is None else f", of the same weights in float32 {self.float32:.3f}"
+        return f"{self.value:.3f}{reference} ({self.definition})"
+
+
 @dataclass(slots=True)
 class Measured:
     """A setting of the peer with what was measured of it.
@@ -34,7 +53,7 @@ class Measured:
     setting: Setting
     rounds: list[tuple[Figures, Figures]] = field(default_factory=list)
     engines: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
-    perplexity: float | None = None
+    perplexity: Perplexity | None = None
 
 
 def print_report(
@@ -92,9 +111,10 @@ def _spread(values: Sequence[float]) -> str:
 def _caption(entry: Measured) -> str:
     variables = "".join(f"{name}={value} " for name, value in entry.setting.variables.items())
     versions = ", ".join(f"{name} {value}" for name, value in entry.engines[1].items())
-    perplexity = "" if entry.perplexity is None else f"\nperplexity of the peer {entry.perplexity:.3f}"
-    options = json.dumps(entry.setting.options)
-    return f"ratio: Chairlift / peer, median of the rounds\n{versions}; {variables}{options}{perplexity}"
+    perplexity = "" if entry.perplexity is None else f"\nperplexity of the peer {entry.perplexity}"
+    flags = " ".join(f"{name}={value}" for name, value in entry.setting.options.items() if name != "command")
+    command = shlex.join(entry.setting.options.get("command", []))
+    return f"ratio: Chairlift / peer, median of the rounds\n{versions}: {variables}{command}{flags}{perplexity}"
 
 
 def record(peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
@@ -113,7 +133,7 @@ def _setting_record(entry: Measured) -> dict[str, Any]:
     return {
         **entry.setting.to_dict(),
         "engines": {"chairlift": entry.engines[0], "peer": entry.engines[1]},
-        "perplexity": entry.perplexity,
+        "perplexity": entry.perplexity and asdict(entry.perplexity),
         "rounds": [{"chairlift": ours, "peer": theirs} for ours, theirs in entry.rounds],
         "ratios": {c.figure.key: {"rounds": c.ratios, "median": median(c.ratios)} for c in compare(entry.rounds)},
     }

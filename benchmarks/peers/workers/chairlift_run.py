@@ -33,7 +33,7 @@ def drive(engine: Engine, log: EventList, requests: list[Request]) -> Timings:
 def timings_of(events: list[Event]) -> Timings:
     timings: Timings = {}
 
-    def add(_: str, metrics: RequestMetrics) -> None:
+    def add(_: int, metrics: RequestMetrics) -> None:
         timings[metrics.request_id] = Timing(metrics.arrival, metrics.token_times, metrics.is_streamed)
 
     tally = RequestTally(add)
@@ -52,7 +52,7 @@ def main() -> None:
         burst, single = run_job(job, lambda requests: drive(engine, log, requests))
     finally:
         engine.close()
-    facts = {"chairlift": __version__, "torch": torch.__version__, "num_threads": torch.get_num_threads()}
+    facts = {"chairlift": __version__, "torch": torch.__version__}
     Run(burst, single, peak_rss_bytes(), {**facts, **asdict(started)}).write(out)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
-import transformers
+
+transformers: Any = import_module("transformers")
 
 
 def main() -> None:
     source, target = map(Path, sys.argv[1:])
-    names = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+    names: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     model = transformers.AutoModelForCausalLM.from_pretrained(**names, dtype=torch.float32)
     model.save_pretrained(target)
     transformers.AutoTokenizer.from_pretrained(**names).save_pretrained(target)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
-import transformers
 from benchmarks.peers.records import (
     Drive,
     Request,
@@ -20,6 +20,8 @@ from benchmarks.peers.records import (
     worker_arguments,
 )
 
+transformers: Any = import_module("transformers")
+
 
 def load(options: dict[str, Any]) -> Any:
     """Options: model (a folder with safetensors), num_threads."""
@@ -30,7 +32,7 @@ def load(options: dict[str, Any]) -> Any:
     return model.eval()
 
 
-class TokenClock(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
+class TokenClock:
     """Notes when `generate` gives each token of one sequence; the first call brings the prompt."""
 
     def __init__(self) -> None:

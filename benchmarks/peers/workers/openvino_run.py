@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-import openvino
-import openvino_genai
 from benchmarks.peers.records import Request, Run, Timing, Timings, clock, peak_rss_bytes, run_job, worker_arguments
+
+openvino: Any = import_module("openvino")
+openvino_genai: Any = import_module("openvino_genai")
 
 
 def build(options: dict[str, Any]) -> Any:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-import vllm
 from benchmarks.peers.records import Request, Run, Timing, Timings, clock, peak_rss_bytes, run_job, worker_arguments
-from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.engine.llm_engine import LLMEngine
+
+vllm: Any = import_module("vllm")
 
 
 def build(options: dict[str, Any]) -> Any:
     """Options: model (a folder), dtype, seats, token_budget, max_model_len."""
-    arguments = EngineArgs(
+    arguments = vllm.EngineArgs(
         model=options["model"],
         dtype=options["dtype"],
         max_num_seqs=options["seats"],
@@ -22,7 +22,7 @@ def build(options: dict[str, Any]) -> Any:
         skip_tokenizer_init=True,
         disable_log_stats=True,
     )
-    return LLMEngine.from_engine_args(arguments)
+    return vllm.LLMEngine.from_engine_args(arguments)
 
 
 def make_driver(engine: Any) -> Any:
