@@ -15,6 +15,8 @@ import torch
 from chairlift.kernels import reference
 from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
 
+CACHE_LINE_BYTES = 64
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -53,11 +55,14 @@ class AttentionShape:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU in pages that the system hands out (and clears) when they are first written."""
+    """Zeros; on the CPU in pages that the system hands out (and clears) when they are first written, and from the start
+    of a cache line on, so that rows of 64 bytes or more do not share lines."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     num_bytes = math.prod(size) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(size)
+    memory = torch.from_numpy(np.zeros(num_bytes + CACHE_LINE_BYTES, dtype=np.uint8))
+    start = -memory.data_ptr() % CACHE_LINE_BYTES
+    return memory[start : start + num_bytes].view(dtype).view(size)
 
 
 def allocate_kv_cache(shape: AttentionShape, num_blocks: int, block_size: int) -> KVCache:
