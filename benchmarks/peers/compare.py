@@ -14,7 +14,7 @@ from benchmarks.peers.engine_options import parse_engine_options
 from benchmarks.peers.environment import default_folder
 from benchmarks.peers.figures import figures_of
 from benchmarks.peers.records import WORKLOADS, Run
-from benchmarks.peers.report import Measured, Perplexity, print_report
+from benchmarks.peers.report import Measured, Perplexity, print_perplexities, print_report
 from benchmarks.peers.stage import Setting, Stage
 from benchmarks.peers.workload import Load
 from rich.console import Console
@@ -71,8 +71,9 @@ class Context:
         return self.num_threads or len(os.sched_getaffinity(0))
 
     def seats(self, default: Sequence[int]) -> list[int]:
-        """`--seats`, or what is best for the peer."""
-        return [self.arguments.seats] if self.arguments.seats is not None else list(default)
+        """`--peer-seats`, else `--seats`, else what is best for the peer."""
+        seats = self.arguments.peer_seats or self.arguments.seats
+        return list(default) if seats is None else [seats]
 
 
 def main(peer: Peer, description: str | None) -> None:
@@ -89,11 +90,15 @@ def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
     files = resolve_model(arguments.model)
     if files.kind != "gguf":
         raise ConfigError(f"model={arguments.model}: peers are given the same .gguf file as Chairlift; name one")
+    ours = chairlift_setting(arguments, files.path)
     context = Context(arguments, files.path, load)
     settings = peer.settings(context)
     if arguments.install_only:
         return
-    ours = chairlift_setting(arguments, files.path)
+    if arguments.perplexity_text is not None:
+        perplexities = _perplexities(peer, context, settings)
+        print_perplexities(peer.name, arguments.perplexity_text, perplexities, Console())
+        return
     vocab_size = load_config(files).vocab_size
     stage = Stage(shlex.split(arguments.prefix), arguments.state)
     measured = [Measured(setting) for setting in settings]
@@ -102,18 +107,24 @@ def _compare(peer: Peer, arguments: argparse.Namespace) -> None:
             pair = _round(stage, ours, entry.setting, load, vocab_size, number)
             entry.rounds.append((figures_of(pair[0]), figures_of(pair[1])))
             entry.engines = (pair[0].engine, pair[1].engine)
-    _add_perplexities(peer, context, measured)
     print_report(peer.name, machine_facts(), load, ours, measured, Console())
 
 
 def chairlift_setting(arguments: argparse.Namespace, gguf: Path) -> Setting:
-    """Chairlift with `--chairlift`, `--seats` and `--num-threads`; an unknown option is refused here."""
-    flags = ["--model", str(gguf), *shlex.split(arguments.chairlift)]
-    for name, value in (("--max-num-seqs", arguments.seats), ("--num-threads", arguments.num_threads)):
-        if value is not None:
-            if any(flag.split("=")[0] == name for flag in flags):
-                raise ConfigError(f"chairlift={arguments.chairlift!r} gives {name} and so does this command: once")
-            flags += [name, str(value)]
+    """Chairlift with `--chairlift`, and with what this command gives both engines.
+
+    Raises:
+        ConfigError: an unknown option, a value that does not fit, or an option that is given twice.
+    """
+    given = shlex.split(arguments.chairlift)
+    flags = list(given)
+    own = {"--model": gguf, "--max-num-seqs": arguments.seats, "--num-threads": arguments.num_threads}
+    for name, value in own.items():
+        if value is None:
+            continue
+        if any(flag.split("=")[0] == name for flag in given):
+            raise ConfigError(f"chairlift={arguments.chairlift!r}: {name} is given for both engines, by this command")
+        flags += [name, str(value)]
     parse_engine_options(flags)
     label = f"Chairlift {arguments.chairlift}".strip()
     return Setting(label, "chairlift_run", Path(sys.executable), {"flags": flags})
@@ -129,14 +140,11 @@ def _round(stage: Stage, ours: Setting, theirs: Setting, load: Load, vocab_size:
     return runs[ours.label], runs[theirs.label]
 
 
-def _add_perplexities(peer: Peer, context: Context, measured: Sequence[Measured]) -> None:
-    text: Path | None = context.arguments.perplexity_text
-    if text is None:
-        return
+def _perplexities(peer: Peer, context: Context, settings: Sequence[Setting]) -> list[tuple[Setting, Perplexity]]:
+    text: Path = context.arguments.perplexity_text
     if peer.perplexity is None:
         raise ConfigError(f"perplexity_text={text}: there is no perplexity of {peer.name} here; leave the option out")
-    for entry in measured:
-        entry.perplexity = peer.perplexity(context, entry.setting, text)
+    return [(setting, peer.perplexity(context, setting, text.absolute())) for setting in settings]
 
 
 def _load(arguments: argparse.Namespace) -> Load:
@@ -164,6 +172,7 @@ def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--seats", type=_positive, help="the same for Chairlift and the peer; each has its own if not given"
     )
+    parser.add_argument("--peer-seats", type=_positive, help="of the peer alone")
     parser.add_argument("--num-prompts", type=_positive, default=load.num_prompts, help="of the burst")
     parser.add_argument("--seed", type=int, default=load.seed)
     parser.add_argument("--prompt-len", default=load.prompt_len)
@@ -173,7 +182,9 @@ def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=default_folder(), help="of environments, builds, models")
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")
     parser.add_argument("--prefix", default="", help='in front of each measured process, such as "taskset -c 0,1"')
-    parser.add_argument("--perplexity-text", type=Path, help="a UTF-8 text; the peer's perplexity on it is printed too")
+    parser.add_argument(
+        "--perplexity-text", type=Path, help="measure the peer's perplexity on this UTF-8 text, and no speed"
+    )
     parser.add_argument("--install-only", action="store_true", help="install and convert, and stop there")
     peer.add_arguments(parser)
     arguments = parser.parse_args()

@@ -50,7 +50,7 @@ def settings(context: Context) -> list[Setting]:
     chosen = []
     for weights in context.arguments.weights.split(","):
         model = requantized(context, programs, weights)
-        for seats in context.seats([16, 32]):
+        for seats in context.seats([16]):
             command = server_command(context, programs, model, seats)
             label = f"{weights}, {seats} slots"
             chosen.append(Setting(label, "llamacpp_run", Path(sys.executable), {"command": command}))

@@ -59,14 +59,8 @@ def int8_folder(context: Context) -> Path:
     requirements = (*EXPORTER, *EXPORT_REQUIREMENTS, torch_requirement())
     python = environment(context.folder / "export", requirements, unwanted=["torchvision"])
     source = hf_folder(context, python)
-    cli: list[str | Path] = [
-        python.with_name("optimum-cli"),
-        "export",
-        "openvino",
-        "--task",
-        "text-generation-with-past",
-    ]
-    run([*cli, "--weight-format", "int8", "--model", source, target])
+    task = ("--task", "text-generation-with-past", "--weight-format", "int8")
+    run([python.with_name("optimum-cli"), "export", "openvino", *task, "--model", source, target])
     return target
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -27,17 +28,13 @@ class Perplexity:
 
     Attributes:
         definition: which tokens are predicted from which.
-        float32: by the same measure, of the same weights in float32; None: measure Chairlift's
-            (`chairlift bench perplexity`), which has the same definition.
+        float32: by the same measure, of the same weights in float32; None: `chairlift bench perplexity`, which has the
+            same definition, gives it.
     """
 
     value: float
     definition: str
     float32: float | None = None
-
-    def __str__(self) -> str:
-        reference = "" if self.float32 is None else f", of the same weights in float32 {self.float32:.3f}"
-        return f"{self.value:.3f}{reference} ({self.definition})"
 
 
 @dataclass(slots=True)
@@ -47,13 +44,11 @@ class Measured:
     Attributes:
         rounds: figures of Chairlift and of the peer, by round.
         engines: what the two said about themselves in the last round.
-        perplexity: of the peer; None: not measured.
     """
 
     setting: Setting
     rounds: list[tuple[Figures, Figures]] = field(default_factory=list)
     engines: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
-    perplexity: Perplexity | None = None
 
 
 def print_report(
@@ -111,10 +106,9 @@ def _spread(values: Sequence[float]) -> str:
 def _caption(entry: Measured) -> str:
     variables = "".join(f"{name}={value} " for name, value in entry.setting.variables.items())
     versions = ", ".join(f"{name} {value}" for name, value in entry.engines[1].items())
-    perplexity = "" if entry.perplexity is None else f"\nperplexity of the peer {entry.perplexity}"
     flags = " ".join(f"{name}={value}" for name, value in entry.setting.options.items() if name != "command")
     command = shlex.join(entry.setting.options.get("command", []))
-    return f"ratio: Chairlift / peer, median of the rounds\n{versions}: {variables}{command}{flags}{perplexity}"
+    return f"ratio: Chairlift / peer, median of the rounds\n{versions}: {variables}{command}{flags}"
 
 
 def record(peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
@@ -133,7 +127,21 @@ def _setting_record(entry: Measured) -> dict[str, Any]:
     return {
         **entry.setting.to_dict(),
         "engines": {"chairlift": entry.engines[0], "peer": entry.engines[1]},
-        "perplexity": entry.perplexity and asdict(entry.perplexity),
         "rounds": [{"chairlift": ours, "peer": theirs} for ours, theirs in entry.rounds],
         "ratios": {c.figure.key: {"rounds": c.ratios, "median": median(c.ratios)} for c in compare(entry.rounds)},
     }
+
+
+def print_perplexities(peer: str, text: Path, measured: Sequence[tuple[Setting, Perplexity]], console: Console) -> None:
+    """A table, then the JSON line as the last line."""
+    shown = Table(title=f"{peer}: perplexity of {text.name}", title_justify="left")
+    for column in ("", "perplexity", "float32", "which tokens are scored"):
+        shown.add_column(column, justify="right" if column in ("perplexity", "float32") else "left")
+    for setting, perplexity in measured:
+        float32 = "" if perplexity.float32 is None else f"{perplexity.float32:.3f}"
+        shown.add_row(setting.label, f"{perplexity.value:.3f}", float32, perplexity.definition)
+    console.print(shown)
+    settings = [{**setting.to_dict(), **asdict(perplexity)} for setting, perplexity in measured]
+    console.file.write(
+        json.dumps({"benchmark": "peers_perplexity", "peer": peer, "text": str(text), "settings": settings}) + "\n"
+    )
