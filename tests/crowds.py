@@ -1,0 +1,217 @@
+"""Requests in a crowd and alone, on one loaded model, with all bits of the logits that tokens are chosen from."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from chairlift.clock import VirtualClock
+from chairlift.engine import factory
+from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.loaded_model import LoadedModel
+from chairlift.events import EventList, Step
+from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.kernels.sampling import IntArray, SamplingParameters, TokenSampler
+from chairlift.outputs import EngineCoreOutput, TokenLogprobs
+from chairlift.sampling_params import SamplingParams
+from chairlift.worker.random_stream import stream_key
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "random": {"temperature": 0.8},
+    "filtered": {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "penalised": {
+        "temperature": 0.9,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "frequency_penalty": 0.2,
+        "logit_bias": {5: 2.5, 17: -3.0},
+        "logprobs": 3,
+    },
+    "prompt logprobs": {"temperature": 0, "logprobs": 20, "prompt_logprobs": 20},
+}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request.
+
+    Attributes:
+        stream: of its tokens: the prompts of one stream have all their tokens in common, up to the shorter's end.
+        own: tokens at the prompt's end that are its own.
+        sampling: a key of SAMPLING.
+        arrival: steps before it comes; abort_after: steps in between until it is given up.
+    """
+
+    prompt_len: int
+    max_tokens: int
+    stream: int = 0
+    own: int = 0
+    sampling: str = "greedy"
+    arrival: int = 0
+    abort_after: int | None = None
+
+    @property
+    def num_slots(self) -> int:
+        return self.prompt_len + self.max_tokens
+
+    @property
+    def alone(self) -> Ask:
+        return replace(self, arrival=0, abort_after=None)
+
+    @property
+    def seed(self) -> int:
+        return zlib.crc32(repr(self.alone).encode())
+
+    def prompt(self, vocab_size: int) -> list[int]:
+        common, own = random.Random(self.stream), random.Random(self.seed)
+        num_own = min(self.own, self.prompt_len)
+        tokens = [common.randrange(vocab_size) for _ in range(self.prompt_len - num_own)]
+        return tokens + [own.randrange(vocab_size) for _ in range(num_own)]
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True, seed=self.seed, **SAMPLING[self.sampling])
+
+
+@dataclass
+class Answer:
+    """What came of a request: tokens, the logits that each was chosen from, and logprobs, by position."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: list[bytes] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+    def add(self, output: EngineCoreOutput) -> None:
+        self.tokens += output.new_token_ids
+        self.logprobs += output.logprobs or []
+        if output.prompt_logprobs is not None:
+            first, entries = output.prompt_logprobs
+            for position, entry in enumerate(entries, first):
+                assert self.prompt_logprobs.setdefault(position, entry) == entry, "computed again after a preemption"
+
+    def first_difference(self, other: Answer) -> str | None:
+        """Where this one, which may be cut short, differs from the other; None: nowhere."""
+        for position, (ours, theirs) in enumerate(zip(self.logits, other.logits, strict=False)):
+            if ours != theirs:
+                pair = [torch.frombuffer(bytearray(row), dtype=torch.float32) for row in (ours, theirs)]
+                num, largest = int((pair[0] != pair[1]).sum()), float((pair[0] - pair[1]).abs().max())
+                return f"output token {position}: {num} of {len(pair[0])} logits differ, by up to {largest:g}"
+        for name in ("tokens", "logprobs"):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours != theirs[: len(ours)]:
+                return f"{name}: {ours} and {theirs}"
+        if not self.prompt_logprobs.items() <= other.prompt_logprobs.items():
+            return f"prompt logprobs: {self.prompt_logprobs} and {other.prompt_logprobs}"
+        return None
+
+
+class TappedSampling(NativeSampling):
+    """The native sampling, and a note of all logits by random stream and position: the seed tells requests apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits: dict[tuple[int, int], bytes] = {}
+
+    def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
+        choose = super().make_sampler(parameters)
+
+        def tapped(logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
+            for row, values in zip(rows.tolist(), logits, strict=True):
+                key = int(parameters.keys[row]), int(parameters.positions[row])
+                found = values.numpy().tobytes()
+                assert self.logits.setdefault(key, found) == found, "the same request twice"
+            return choose(logits, rows)
+
+        return tapped
+
+
+@dataclass
+class Crowd:
+    """Runs requests on one model, each time with fresh KV memory that holds NaN wherever nothing was written."""
+
+    loaded: LoadedModel
+    happened: Counter[str] = field(default_factory=Counter)
+    _alone: dict[tuple[str, Ask], Answer] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.loaded.config.vocab_size
+
+    def alone(self, ask: Ask) -> Answer:
+        """The answer that a request gets by itself, one thread and large chunks, on the instruction set in use."""
+        key = load().isa(), ask.alone
+        if key not in self._alone:
+            load().set_num_threads(1)
+            load().set_tile_order(0)
+            roomy = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False, "num_kv_blocks": 64}
+            (self._alone[key],) = self.run([ask.alone], block_size=-(-ask.num_slots // 64), **roomy)
+        return self._alone[key]
+
+    def together(self, asks: Sequence[Ask], **options: Any) -> list[Answer]:
+        """The answers to all of them; counts in `happened` what came in between."""
+        events = EventList()
+        answers = self.run(asks, events, **options)
+        steps = [event for event in events.events if isinstance(event, Step)]
+        self.happened["preemptions"] += sum(len(step.preempted) for step in steps)
+        self.happened["padding"] += sum(sum(step.num_padding) for step in steps)
+        chunks = [n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 < c]
+        self.happened["chunks"] += len(chunks)
+        return answers
+
+    def run(self, asks: Sequence[Ask], events: EventList | None = None, **options: Any) -> list[Answer]:
+        sampling = TappedSampling()
+        config = replace(self.loaded.engine_config, **options)
+        with patch.object(factory, "NativeSampling", lambda: sampling):
+            engine = build_engine(config, loaded=self.loaded, clock=VirtualClock(), events=events)
+        _poison(self.loaded)
+        answers = self._serve(engine, asks)
+        for ask, answer in zip(asks, answers, strict=True):
+            key = int(stream_key(ask.seed))
+            answer.logits = [sampling.logits[key, ask.prompt_len + i] for i in range(len(answer.tokens))]
+        return answers
+
+    def _serve(self, engine: Engine, asks: Sequence[Ask]) -> list[Answer]:
+        core = engine.core
+        answers = {index: Answer() for index in range(len(asks))}
+        waiting = sorted(answers, key=lambda index: asks[index].arrival)
+        index_of: dict[str, int] = {}
+        give_up: dict[str, int] = {}
+        step = 0
+        while waiting or core.has_work:
+            while waiting and (asks[waiting[0]].arrival <= step or not core.has_work):
+                index = waiting.pop(0)
+                ask = asks[index]
+                (made,) = engine.input_processor.make(
+                    f"r{index}", ask.prompt(self.vocab_size), ask.params(), arrival_time=0.0
+                )
+                core.add(made.to_request())
+                index_of[made.request_id] = index
+                if ask.abort_after is not None:
+                    give_up[made.request_id] = step + ask.abort_after
+            for request_id in [request_id for request_id, at in give_up.items() if at <= step]:
+                del give_up[request_id]
+                self.happened["aborts"] += core.abort(request_id)
+            for output in core.step():
+                answers[index_of[output.request_id]].add(output)
+                self.happened["prefix hits"] += output.num_cached_tokens > 0
+            step += 1
+        assert core.scheduler.is_idle
+        return list(answers.values())
+
+
+def _poison(loaded: LoadedModel) -> None:
+    """What was never written must not even be read with the weight 0."""
+    for layer in loaded.model.attention_layers:
+        assert layer._kv_cache is not None
+        for tensor in layer._kv_cache:
+            if tensor is not None:
+                tensor.fill_(float("nan") if tensor.dtype.is_floating_point else 127)

@@ -1,0 +1,201 @@
+"""Native kernels: what a request gets does not depend on its company, to the last bit of the logits.
+
+Crowds of any kind, under every batching mode and KV policy, in any chunks, blocks, pools, numbers of threads, orders of
+work and instruction sets, against each of their requests alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from chairlift.config import KV_POLICIES, EngineConfig
+from chairlift.engine.loaded_model import load_model
+from chairlift.kernels.cpu import load
+from crowds import SAMPLING, Ask, Crowd
+from native import needs_native, why_not
+
+pytestmark = needs_native
+
+ISAS = [] if why_not() else load().available_isas()
+MAX_EXAMPLES = 40
+SPARE_BLOCKS = 40
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny model, and how it is kept."""
+
+    arch: str
+    quantization: str | None = None
+    kv_cache_dtype: str = "bfloat16"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    random_weights: bool = False
+
+
+LONG = {"max_position_embeddings": 2048}
+CASES = {
+    "llama, grouped heads, f32": Case("llama", kv_cache_dtype="float32"),
+    "llama, tied heads, int8": Case("llama", "int8", "int8", {"tie_word_embeddings": True}),
+    "llama, odd sizes, q4_1": Case(
+        "llama",
+        "q4_1",
+        overrides={"hidden_size": 72, "head_dim": 12, "intermediate_size": 100, "vocab_size": 259},
+    ),
+    "llama, eight heads on one, biases, q8_0": Case(
+        "llama3",
+        "q8_0",
+        overrides={"num_attention_heads": 8, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    ),
+    "mistral, window within a tile, q4_0": Case("mistral", "q4_0", "int8"),
+    "qwen2, as many heads of K, q8_0": Case("qwen2", "q8_0", overrides={"num_key_value_heads": 4}),
+    "qwen3, norm on heads, int8": Case("qwen3", "int8", "float32", {"head_dim": 40}),
+    "opt, projections, q4_1": Case("opt", "q4_1", overrides={"word_embed_proj_dim": 32}),
+    "opt, norm after, f32": Case("opt", kv_cache_dtype="int8", overrides={"do_layer_norm_before": False}),
+}
+LONG_CASES = {
+    "llama, several splits, q8_0": Case("llama", "q8_0", overrides=LONG),
+    "mistral, window across splits, f32": Case("mistral", None, "int8", {**LONG, "sliding_window": 600}),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels_as_they_were() -> Iterator[None]:
+    native = load()
+    isa, num_threads = native.isa(), native.num_threads()
+    yield
+    native.set_isa(isa)
+    native.set_num_threads(num_threads)
+    native.set_tile_order(0)
+
+
+@dataclass(frozen=True)
+class Squeeze:
+    """How a crowd is served; `spare_blocks` are what the pool has beyond the largest request."""
+
+    batching: str = "continuous"
+    kv: str = "paged"
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 8
+    budget_per_seq: int = 8
+    block_size: int = 4
+    spare_blocks: int = 0
+    num_threads: int = 2
+    tile_order: int = 0
+    isa: str = ""
+
+    def options(self, asks: list[Ask]) -> dict[str, Any]:
+        """Of the engine. A pool of a power of two has a buddy for everybody."""
+        longest = max(ask.num_slots for ask in asks)
+        num_blocks = 1 << (-(-longest // self.block_size) - 1).bit_length()
+        return {
+            "batching": self.batching,
+            "kv": self.kv,
+            "enable_prefix_caching": self.enable_prefix_caching if self.kv == "paged" else None,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_seqs * self.budget_per_seq,
+            "max_model_len": longest,
+            "block_size": self.block_size,
+            "num_kv_blocks": num_blocks + self.spare_blocks,
+        }
+
+    def apply(self) -> None:
+        load().set_isa(self.isa or ISAS[0])
+        load().set_num_threads(self.num_threads)
+        load().set_tile_order(self.tile_order)
+
+
+squeezes = st.builds(
+    Squeeze,
+    batching=st.sampled_from(["continuous", "static"]),
+    kv=st.sampled_from(KV_POLICIES),
+    enable_prefix_caching=st.booleans(),
+    max_num_seqs=st.integers(1, 9),
+    budget_per_seq=st.integers(1, 40),
+    block_size=st.integers(1, 70),
+    spare_blocks=st.integers(0, SPARE_BLOCKS),
+    num_threads=st.integers(1, 3),
+    tile_order=st.integers(0, 1 << 32),
+    isa=st.sampled_from(ISAS or [""]),
+)
+
+
+def asks(low: int, high: int) -> st.SearchStrategy[Ask]:
+    return st.builds(
+        Ask,
+        prompt_len=st.integers(low, high),
+        max_tokens=st.integers(1, 20),
+        stream=st.integers(0, 1),
+        own=st.integers(0, 20),
+        sampling=st.sampled_from(sorted(SAMPLING)),
+        arrival=st.integers(0, 30),
+        abort_after=st.none() | st.integers(1, 20),
+    )
+
+
+CROWD = [Ask(20 + 3 * i, 20, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)]
+SQUEEZES = {"preemptions": Squeeze(), "padding": Squeeze("static", "exact", spare_blocks=SPARE_BLOCKS)}
+
+
+def crowd(case: Case, tiny_model_dir: Callable[..., Path]) -> Crowd:
+    config = EngineConfig(
+        model=str(tiny_model_dir(case.arch, **case.overrides)),
+        attention_backend="native",
+        quantization=case.quantization,
+        kv_cache_dtype=case.kv_cache_dtype,
+        skip_tokenizer_init=True,
+        num_kv_blocks=64,
+        num_threads=1,
+    )
+    return Crowd(load_model(config))
+
+
+def check(crowd: Crowd, squeeze: Squeeze, requests: list[Ask]) -> None:
+    squeeze.apply()
+    together = crowd.together(requests, **squeeze.options(requests))
+    for index, (ask, answer) in enumerate(zip(requests, together, strict=True)):
+        assert (len(answer.tokens) == ask.max_tokens) or ask.abort_after is not None
+        assert (difference := answer.first_difference(crowd.alone(ask))) is None, f"request {index}, {difference}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nobody_notices_the_crowd(name: str, tiny_model_dir: Callable[..., Path]) -> None:
+    model = crowd(CASES[name], tiny_model_dir)
+
+    @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @example(SQUEEZES["preemptions"], CROWD)
+    @example(SQUEEZES["padding"], CROWD)
+    @given(squeezes, st.lists(asks(1, 90), min_size=1, max_size=9))
+    def in_any_crowd(squeeze: Squeeze, requests: list[Ask]) -> None:
+        check(model, squeeze, requests)
+
+    in_any_crowd()
+    happened = model.happened
+    assert all(happened[kind] for kind in ("preemptions", "padding", "chunks", "prefix hits")), happened
+
+
+@pytest.mark.parametrize("name", LONG_CASES)
+def test_nobody_notices_the_crowd_in_long_contexts(name: str, tiny_model_dir: Callable[..., Path]) -> None:
+    model = crowd(LONG_CASES[name], tiny_model_dir)
+
+    @settings(max_examples=MAX_EXAMPLES // 2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(squeezes, st.lists(asks(500, 1300), min_size=1, max_size=3))
+    def in_any_crowd(squeeze: Squeeze, requests: list[Ask]) -> None:
+        check(model, squeeze, requests)
+
+    in_any_crowd()
+
+
+def test_nobody_notices_the_crowd_around_the_default_model(smollm2_gguf: Path) -> None:
+    """Its activations have outliers, which take a way of their own through the products."""
+    config = EngineConfig(model=str(smollm2_gguf), attention_backend="native", skip_tokenizer_init=True, num_threads=2)
+    model = Crowd(load_model(config))
+    requests = [Ask(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)]
+    for isa in dict.fromkeys((ISAS[0], "avx2")) if "avx2" in ISAS else ISAS[:1]:
+        check(model, Squeeze(budget_per_seq=15, block_size=16, isa=isa, tile_order=99), requests)
