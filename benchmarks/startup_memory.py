@@ -105,7 +105,7 @@ async def load(args: argparse.Namespace, url: str, pid: int) -> int:
     peak = 0
     async with httpx.AsyncClient(timeout=None) as http:
         for _ in range(2):
-            prompts = [[rng.randrange(100, 1000) for _ in range(args.prompt_len)] for _ in range(args.num_requests)]
+            prompts = [[rng.randrange(3, 250) for _ in range(args.prompt_len)] for _ in range(args.num_requests)]
             posts = [http.post(f"{url}/v1/completions", json=body(args, p, args.output_len)) for p in prompts]
             running = asyncio.gather(*posts)
             while not running.done():
