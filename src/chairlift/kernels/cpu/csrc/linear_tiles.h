@@ -86,9 +86,9 @@ struct LinearTiles {
   void (*multiply[kNumWeightFormats])(const StripeTask& task);
   // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x.
   void (*prologue)(const PrologueArgs& args, const float* x, int64_t inputs, float* y);
-  // y [inputs], zero up to padded_inputs; its outliers are set to zero. shift: what stored weights are above their true
-  // values. scratch: padded_inputs bytes.
-  void (*quantize)(float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target);
+  // y [inputs], zero up to padded_inputs. shift: what stored weights are above their true values. scratch: padded_inputs
+  // bytes.
+  void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target);
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
 };
 

@@ -51,16 +51,12 @@ static inline void dot_nibbles(const uint8_t* planes, const int8_t* x, I (&acc)[
     for (int m = 0; m < kRows; ++m) acc[m] = iadd(acc[m], more[m]);
 }
 
-// With few rows a stripe is read faster than the hardware looks ahead.
-constexpr int kFewRows = 4;
+// Weights come once, in order, faster than the hardware looks ahead.
 constexpr int64_t kAhead = 2048;
-template <int kRows>
 static inline void prefetch(const uint8_t* p, int num_bytes) {
-  if (kRows <= kFewRows)
-    for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + kAhead + i);
+  for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + kAhead + i);
 }
 
-// y[row] += weight * value for each outlier. column(k): the weights of input k.
 template <int kRows, typename Column>
 static inline void add_outliers(const ActivationBlock& block, F* y, Column column) {
   const int32_t num_inputs = *block.num_outlier_inputs;
@@ -94,7 +90,7 @@ static void multiply_q4(const StripeTask& task, int column) {
     I acc[kRows];
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) acc[m] = kHasMinimum ? izero() : iset1(task.block.correction[at + m]);
-    prefetch<kRows>(planes + g * kGroup * kStripe / 2, kGroup * kStripe / 2);
+    if (column == 0) prefetch(planes + g * kGroup * kStripe / 2, kGroup * kStripe / 2);
     dot_nibbles<kRows>(planes + g * kGroup * kStripe / 2, x + at * kGroup, acc);
     const F scale = load_f16(scales + g * kStripe);
 #pragma GCC unroll 16
@@ -303,46 +299,61 @@ static void prologue(const PrologueArgs& args, const float* x, int64_t n, float*
 
 // --- activations ----------------------------------------------------------------------------------------------------
 
-// Moves a group's outliers from y to the target; returns the largest magnitude that is left.
-static inline float split_outliers(float* y, int64_t first, const RowTarget& target) {
-  F sum = zero();
-  for (int i = 0; i < kGroup; i += kLanes) sum = add(sum, abs(load(y + first + i)));
-  const F limit = set1(reduce_add(sum) * (target.outlier / kGroup));
-  F top = zero();
-  for (int i = 0; i < kGroup; i += kLanes) {
-    float* part = y + first + i;
-    const F values = load(part);
-    const M is_outlier = less(limit, abs(values));
-    const F rest = select(is_outlier, zero(), values);
-    top = max(abs(rest), top);
-    for (unsigned bits = mask_bits(is_outlier); bits; bits &= bits - 1) {
-      const int64_t k = first + i + __builtin_ctz(bits);
-      target.outlier_rows[k] = static_cast<uint8_t>(target.outlier_rows[k] | 1u << target.row);
-      target.outlier_values[k * kBlockRows + target.row] = y[k];
+constexpr int kMaxGroups = 64;  // that are quantized in one go: their limits and scales stand on the stack
+
+// Limits above which an input is an outlier, and the largest magnitude of the others, by group. No branches: the chains
+// of neighbouring groups overlap.
+static inline void measure_groups(const float* y, int count, float outlier, float* limits, float* tops) {
+  for (int g = 0; g < count; ++g) {
+    const float* group = y + g * kGroup;
+    F sum = zero();
+    for (int i = 0; i < kGroup; i += kLanes) sum = add(sum, abs(load(group + i)));
+    limits[g] = reduce_add(sum) * (outlier / kGroup);
+    const F limit = set1(limits[g]);
+    F top = zero();
+    for (int i = 0; i < kGroup; i += kLanes) {
+      const F magnitude = abs(load(group + i));
+      top = max(select(less(limit, magnitude), zero(), magnitude), top);
     }
-    store(part, rest);
+    tops[g] = reduce_max(top);
   }
-  return reduce_max(top);
+}
+
+static inline void note_outliers(const float* y, int64_t k, unsigned bits, const RowTarget& target) {
+  for (; bits; bits &= bits - 1) {
+    const int64_t at = k + __builtin_ctz(bits);
+    target.outlier_rows[at] = static_cast<uint8_t>(target.outlier_rows[at] | 1u << target.row);
+    target.outlier_values[at * kBlockRows + target.row] = y[at];
+  }
 }
 
 // Symmetric, to -127..127: a group's scale is its largest magnitude over 127. A group of zeros has scale 0.
-static void quantize(float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target) {
+static void quantize(const float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target) {
   const int64_t groups = padded_inputs / kGroup;
-  for (int64_t g = 0; g < groups; ++g) {
-    const float top = split_outliers(y, g * kGroup, target);
-    const float scale = top / 127.0f;
-    const F inverse = set1(top > 1e-30f ? 127.0f / top : 0.0f);
-    I sum = izero();
-    for (int64_t i = g * kGroup; i < (g + 1) * kGroup; i += kLanes) {
-      const I q = to_int(mul(load(y + i), inverse));
-      sum = iadd(sum, q);
-      store_s8(scratch + i, q);
+  float limits[kMaxGroups], tops[kMaxGroups];
+  for (int64_t first = 0; first < groups; first += kMaxGroups) {
+    const int count = static_cast<int>(groups - first < kMaxGroups ? groups - first : kMaxGroups);
+    measure_groups(y + first * kGroup, count, target.outlier, limits, tops);
+    for (int g = 0; g < count; ++g) {
+      const F limit = set1(limits[g]), inverse = set1(tops[g] > 1e-30f ? 127.0f / tops[g] : 0.0f);
+      const int64_t k = (first + g) * kGroup;
+      I sum = izero();
+      for (int i = 0; i < kGroup; i += kLanes) {
+        const F values = load(y + k + i);
+        const M is_outlier = less(limit, abs(values));
+        const I q = to_int(mul(select(is_outlier, zero(), values), inverse));
+        sum = iadd(sum, q);
+        store_s8(scratch + k + i, q);
+        const unsigned bits = mask_bits(is_outlier);
+        if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, target);
+      }
+      const int32_t total = ireduce_add(sum);
+      const int64_t at = (first + g) * kBlockRows + target.row;
+      const float scale = tops[g] / 127.0f;
+      target.scale[at] = scale;
+      target.correction[at] = -shift * total;
+      target.sum[at] = scale * static_cast<float>(total);
     }
-    const int32_t total = ireduce_add(sum);
-    const int64_t at = g * kBlockRows + target.row;
-    target.scale[at] = scale;
-    target.correction[at] = -shift * total;
-    target.sum[at] = scale * static_cast<float>(total);
   }
   int8_t* out = static_cast<int8_t*>(target.values) + 4 * target.row;
   for (int64_t k = 0; k < padded_inputs; k += 4) __builtin_memcpy(out + k * kBlockRows, scratch + k, 4);
