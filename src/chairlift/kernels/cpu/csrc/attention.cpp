@@ -24,7 +24,11 @@ void require(bool holds, const char* what) {
 int64_t split_cost(const QueryBlock& keys, int64_t rows, int split) {
   const int64_t begin = std::max<int64_t>(keys.first_key(0), static_cast<int64_t>(split) * kSplit);
   const int64_t end = std::min<int64_t>(keys.end_key(keys.num_tokens - 1), static_cast<int64_t>(split + 1) * kSplit);
-  return (end - begin) * (rows + kTileLoadRows);
+  return (end - begin) * (rows + kTileLoadRows * keys.num_kv_heads);
+}
+
+int64_t num_rows(const BlockPlan& block, const AttentionShape& attention) {
+  return static_cast<int64_t>(block.num_tokens) * block.num_kv_heads * attention.group();
 }
 
 // The part of a query block that says which keys it sees.
@@ -32,23 +36,25 @@ QueryBlock seen_by(const BlockPlan& block, int64_t window) {
   QueryBlock keys = {};
   keys.num_tokens = block.num_tokens;
   keys.first_position = block.first_position;
+  keys.first_kv_head = block.first_kv_head;
+  keys.num_kv_heads = block.num_kv_heads;
   keys.window = window;
   return keys;
 }
 
-int64_t block_cost(const BlockPlan& block, int group, int64_t window) {
+int64_t block_cost(const BlockPlan& block, const AttentionShape& attention, int64_t window) {
   const QueryBlock keys = seen_by(block, window);
   int64_t cost = 0;
   for (int split = keys.first_split(); split < keys.end_split(); ++split)
-    cost += split_cost(keys, static_cast<int64_t>(block.num_tokens) * group, split);
+    cost += split_cost(keys, num_rows(block, attention), split);
   return cost;
 }
 
 // Splits of one block to items of about `target` each.
-void cut_items(StepPlan& plan, int32_t index, int group, int64_t target) {
+void cut_items(StepPlan& plan, int32_t index, const AttentionShape& attention, int64_t target) {
   BlockPlan& block = plan.blocks[static_cast<size_t>(index)];
   const QueryBlock keys = seen_by(block, plan.window);
-  const int64_t rows = static_cast<int64_t>(block.num_tokens) * group;
+  const int64_t rows = num_rows(block, attention);
   ItemPlan item = {index, keys.first_split(), keys.first_split(), 0};
   block.num_items = 0;
   for (int split = keys.first_split(); split < keys.end_split(); ++split) {
@@ -62,15 +68,14 @@ void cut_items(StepPlan& plan, int32_t index, int group, int64_t target) {
 }
 
 void cut(StepPlan& plan, const AttentionShape& attention) {
-  const int group = attention.group();
   int64_t total = 0;
-  for (const BlockPlan& block : plan.blocks) total += block_cost(block, group, plan.window);
+  for (const BlockPlan& block : plan.blocks) total += block_cost(block, attention, plan.window);
   const int64_t target = std::max<int64_t>(1, total / (Pool::get().num_threads() * kItemsPerThread));
   int64_t num_states = 0;
   for (size_t i = 0; i < plan.blocks.size(); ++i) {
     BlockPlan& block = plan.blocks[i];
-    cut_items(plan, static_cast<int32_t>(i), group, target);
-    const int64_t rows = static_cast<int64_t>(block.num_tokens) * group;
+    cut_items(plan, static_cast<int32_t>(i), attention, target);
+    const int64_t rows = num_rows(block, attention);
     plan.max_rows = std::max(plan.max_rows, rows);
     if (block.num_items == 1) continue;
     const QueryBlock keys = seen_by(block, plan.window);
@@ -87,10 +92,9 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
 QueryBlock query_block(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call,
                        const BlockPlan& plan, int64_t window) {
   QueryBlock block = seen_by(plan, window);
-  const int64_t first_head = static_cast<int64_t>(plan.kv_head) * shape.group() * shape.head_dim;
+  const int64_t first_head = static_cast<int64_t>(plan.first_kv_head) * shape.group() * shape.head_dim;
   block.query = call.qkv + plan.first_row * shape.qkv_width() + first_head;
   block.out = call.out + plan.first_row * shape.num_heads * shape.head_dim + first_head;
-  block.kv_head = plan.kv_head;
   block.block_table = step.shape().block_tables.data() + plan.sequence * step.shape().max_blocks;
   return block;
 }
@@ -105,7 +109,7 @@ void run_item(const AttentionShape& shape, const AttentionStep& step, const Laye
     tiles.attend(shape, call.kv, queries, item.first_split, item.end_split, nullptr, scratch);
     return;
   }
-  const int64_t size = state_floats(static_cast<int64_t>(block.num_tokens) * shape.group(), shape.row_stride());
+  const int64_t size = state_floats(num_rows(block, shape), shape.row_stride());
   float* states = plan.states.data() + block.states;
   tiles.attend(shape, call.kv, queries, item.first_split, item.end_split,
                states + (item.first_split - queries.first_split()) * size, scratch);
@@ -150,18 +154,42 @@ AttentionStep::AttentionStep(StepShape shape) : shape_(std::move(shape)) {
   }
 }
 
+int64_t AttentionStep::num_queries(size_t sequence) const {
+  const int64_t rows = shape_.query_start_loc[sequence + 1] - shape_.query_start_loc[sequence];
+  return std::min<int64_t>(rows, shape_.seq_lens[sequence]);
+}
+
+// Kv heads that a block of one token has: more than one where enough blocks are left for all threads. What heads keep
+// of a block of KV memory lies side by side.
+int AttentionStep::heads_a_block(const AttentionShape& attention, int64_t window) const {
+  int64_t num_splits = 0;
+  for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
+    if (num_queries(i) == 0) continue;
+    const int64_t seen = window == 0 ? shape_.seq_lens[i] : std::min<int64_t>(window, shape_.seq_lens[i]);
+    num_splits += (seen + kSplit - 1) / kSplit;
+  }
+  const int64_t wanted = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
+  for (int heads = attention.num_kv_heads; heads > 1; --heads)
+    if (attention.num_kv_heads % heads == 0 && num_splits * (attention.num_kv_heads / heads) >= wanted) return heads;
+  return 1;
+}
+
 void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) const {
   const int a_block = std::max(1, kTargetRows / attention.group());
+  const int many_heads = heads_a_block(attention, plan.window);
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
-    const int64_t end = shape_.query_start_loc[i + 1], seq_len = shape_.seq_lens[i];
-    const int64_t num_queries = std::min<int64_t>(end - shape_.query_start_loc[i], seq_len);
-    for (int64_t t = 0; t < num_queries; t += a_block) {
+    const int64_t end = shape_.query_start_loc[i + 1], seq_len = shape_.seq_lens[i], count = num_queries(i);
+    for (int64_t t = 0; t < count; t += a_block) {
       BlockPlan block = {};
       block.sequence = static_cast<int32_t>(i);
-      block.first_row = end - num_queries + t;
-      block.first_position = seq_len - num_queries + t;
-      block.num_tokens = static_cast<int32_t>(std::min<int64_t>(a_block, num_queries - t));
-      for (block.kv_head = 0; block.kv_head < attention.num_kv_heads; ++block.kv_head) plan.blocks.push_back(block);
+      block.first_row = end - count + t;
+      block.first_position = seq_len - count + t;
+      block.num_tokens = static_cast<int32_t>(std::min<int64_t>(a_block, count - t));
+      block.num_kv_heads = count == 1 ? many_heads : 1;
+      for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {
+        block.first_kv_head = head;
+        plan.blocks.push_back(block);
+      }
     }
   }
 }

@@ -27,7 +27,8 @@ struct BlockPlan {
   int64_t first_position;
   int32_t sequence;
   int32_t num_tokens;
-  int32_t kv_head;
+  int32_t first_kv_head;
+  int32_t num_kv_heads;
   int32_t num_items;
   int64_t states;  // where its splits leave their states, in floats; used if it has several items
 };
@@ -64,6 +65,8 @@ class AttentionStep {
 
  private:
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
+  int heads_a_block(const AttentionShape& attention, int64_t window) const;
+  int64_t num_queries(size_t sequence) const;
 
   StepShape shape_;
   int64_t longest_ = 0;

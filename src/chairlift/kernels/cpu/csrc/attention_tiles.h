@@ -56,14 +56,15 @@ struct TokenRows {
   const float* cos_sin;      // [max_position][head_dim]: cosines of the angles, then sines; null: no rotation
 };
 
-// Consecutive tokens of one sequence at one kv head. Their rows are (token, head of the group), token first.
+// Consecutive tokens of one sequence at consecutive kv heads. Its rows are (kv head, token, head of the group).
 struct QueryBlock {
   const float* query;  // of the first token and head; tokens are qkv_width() apart
   float* out;          // likewise, num_heads * head_dim apart
   int num_tokens;
   int64_t first_position;
   int64_t window;  // keys that a token sees, itself included; 0: all up to itself
-  int kv_head;
+  int first_kv_head;
+  int num_kv_heads;
   const int32_t* block_table;
 
   int64_t first_key(int64_t token) const {

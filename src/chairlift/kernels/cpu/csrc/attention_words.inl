@@ -45,10 +45,10 @@ static inline void unpack(const Words& words, int part, const Floats& scale, Flo
   if (type == KVType::int8) x = __builtin_convertvector((words << (24 - 8 * part)) >> 24, Floats) * scale;
 }
 
-// Up to kLanes words at each of kLanes rows, to that many columns of kKeyTile keys.
+// Up to kLanes words at each of kLanes rows, to that many columns of kKeyTile keys. Asks for the first line of rows `later`.
 template <KVType type, bool whole>
-static inline void transpose_words(const uint8_t* const* rows, int64_t first_word, int count, const Floats& scale,
-                                   float* columns) {
+static inline void transpose_words(const uint8_t* const* rows, const uint8_t* const* later, int64_t first_word,
+                                   int count, const Floats& scale, float* columns) {
   constexpr int kParts = values_a_word(type);
   Words m[kLanes];
 #pragma GCC unroll 16
@@ -56,6 +56,7 @@ static inline void transpose_words(const uint8_t* const* rows, int64_t first_wor
     const float* row = reinterpret_cast<const float*>(rows[i] + 4 * first_word);
     const F words = whole ? load(row) : load_n(row, count);
     std::memcpy(&m[i], &words, sizeof words);
+    if (first_word == 0) __builtin_prefetch(later[i]);
   }
   transpose(m);
   float* column = columns + first_word * kParts * kKeyTile;
@@ -73,13 +74,15 @@ static inline void transpose_words(const uint8_t* const* rows, int64_t first_wor
 
 // kLanes rows of head_dim values, to [head_dim][kKeyTile]: their first column is the first key's.
 template <KVType type>
-static inline void transpose_rows(const uint8_t* const* rows, const float* scales, int head_dim, float* columns) {
+static inline void transpose_rows(const uint8_t* const* rows, const uint8_t* const* later, const float* scales,
+                                  int head_dim, float* columns) {
   Floats scale = {};
   if (type == KVType::int8) std::memcpy(&scale, scales, sizeof scale);
   const int num_words = head_dim / values_a_word(type);
   int word = 0;
-  for (; word + kLanes <= num_words; word += kLanes) transpose_words<type, true>(rows, word, kLanes, scale, columns);
-  if (word < num_words) transpose_words<type, false>(rows, word, num_words - word, scale, columns);
+  for (; word + kLanes <= num_words; word += kLanes)
+    transpose_words<type, true>(rows, later, word, kLanes, scale, columns);
+  if (word < num_words) transpose_words<type, false>(rows, later, word, num_words - word, scale, columns);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention
