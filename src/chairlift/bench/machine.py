@@ -12,6 +12,7 @@ from typing import Any, Final
 import psutil
 
 import chairlift
+from chairlift.kernels.cpu import loaded
 
 VECTOR_FLAGS: Final = (
     "avx2",
@@ -54,11 +55,13 @@ class MachineFacts(HostFacts):
     """Where an engine runs.
 
     Attributes:
-        num_threads: that torch uses.
+        num_threads: that compute: torch's or those of native kernels, whichever are more.
+        isa: the instruction set of native kernels, if they are loaded.
         accelerator: name of the CUDA device, if there is one.
     """
 
     num_threads: int
+    isa: str | None
     accelerator: str | None
     torch: str
 
@@ -81,9 +84,11 @@ def machine_facts() -> MachineFacts:
     """The facts about where this process runs now."""
     import torch
 
+    native = loaded()
     return MachineFacts(
         **host_facts().to_dict(),
-        num_threads=torch.get_num_threads(),
+        num_threads=max(torch.get_num_threads(), 0 if native is None else native.num_threads()),
+        isa=None if native is None else native.isa(),
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         torch=torch.__version__,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -75,26 +76,24 @@ def allocate_kv_cache(shape: AttentionShape, num_blocks: int, block_size: int) -
     return KVCache(key, value, key_scale, value_scale)
 
 
-@dataclass(frozen=True, slots=True)
 class RotaryStep:
-    """Rotary embedding at the positions of one step, gathered once for all layers.
+    """Rotary embedding at the positions of one step, for all layers.
 
-    Attributes:
+    Args:
         positions: int64 [T].
         cos_sin_cache: float32 [max_position, head_dim], see `reference.rotate`.
-        cos: float32 [T, 1, head_dim], each half the cosines.
-        signed_sin: float32 [T, 1, head_dim], minus the sines, then the sines.
     """
 
-    positions: torch.Tensor
-    cos_sin_cache: torch.Tensor
-    cos: torch.Tensor
-    signed_sin: torch.Tensor
+    def __init__(self, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
+        self.positions = positions
+        self.cos_sin_cache = cos_sin_cache
 
-    @classmethod
-    def at(cls, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> RotaryStep:
-        cos, sin = cos_sin_cache[positions][:, None, :].chunk(2, dim=-1)
-        return cls(positions, cos_sin_cache, torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+    @cached_property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two float32 [T, 1, head_dim]: cosines in each half; minus the sines, then the sines. Gathered when a layer
+        first asks."""
+        cos, sin = self.cos_sin_cache[self.positions][:, None, :].chunk(2, dim=-1)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 PlanT = TypeVar("PlanT")

@@ -51,8 +51,7 @@ class TorchAttention:
         if qk_norm is not None:
             query, key = rms_norm(query, qk_norm.query, qk_norm.eps), rms_norm(key, qk_norm.key, qk_norm.eps)
         if rotary is not None:
-            query = rotate(query, rotary.cos, rotary.signed_sin)
-            key = rotate(key, rotary.cos, rotary.signed_sin)
+            query, key = rotate(query, *rotary.rows), rotate(key, *rotary.rows)
         cache.key.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), key)
         cache.value.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), value)
         cut = plan.cuts.get(sliding_window)

@@ -66,7 +66,7 @@ def make_prologue(prologue: Prologue) -> RowKernel:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """`reference.rotate` with the rows of `RotaryStep`: x * cos + (x with its halves swapped) * signed_sin."""
+    """`reference.rotate` with `RotaryStep.rows`: x * cos + (x with its halves swapped) * signed_sin."""
     x32 = x.float()
     swapped = x32.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x32 * cos, swapped, signed_sin).to(x.dtype)

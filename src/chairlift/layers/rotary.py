@@ -21,8 +21,8 @@ class RotaryEmbedding:
         self.cos_sin_cache = torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
 
     def at(self, positions: torch.Tensor) -> RotaryStep:
-        """The rows that one step needs, for int64 positions [T]."""
-        return RotaryStep.at(positions, self.cos_sin_cache)
+        """What one step needs, for int64 positions [T]."""
+        return RotaryStep(positions, self.cos_sin_cache)
 
 
 def rope_frequencies(head_dim: int, theta: float) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import cache
 from typing import Any, Final
 
@@ -31,3 +32,8 @@ def load() -> Any:
         ) from None
     except ImportError as error:
         raise NativeUnavailableError(f"the native kernels cannot be loaded: {error}") from error
+
+
+def loaded() -> Any | None:
+    """The extension, if this process has it already."""
+    return sys.modules.get(EXTENSION)
