@@ -1,0 +1,288 @@
+"""Native attention: against its twin over any shape, and the same bits however a step is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.kernels import reference
+from chairlift.kernels.attention import KVCache, QKNorm
+from chairlift.kernels.backend import AttentionShape, RotaryStep
+from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.cpu.attention import NativeAttention
+from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from packed_steps import Tables, pack
+
+try:
+    NATIVE = load()
+except NativeUnavailableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+CPU = torch.device("cpu")
+MAX_POSITION = 2048
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+WORK = [(0, 31, 32), (1, 0, 133), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 1099, 1100), (6, 500, 530)]
+"""Decode, prefill and chunk rows mixed; sequences end before, at and after borders of blocks, tiles and splits."""
+
+
+@pytest.fixture(params=NATIVE.available_isas(), scope="module", autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every instruction set that this CPU has."""
+    before = NATIVE.isa()
+    NATIVE.set_isa(request.param)
+    yield request.param
+    NATIVE.set_isa(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_threads() -> Iterator[None]:
+    before = NATIVE.num_threads()
+    yield
+    NATIVE.set_num_threads(before)
+    NATIVE.set_tile_order(0)
+
+
+def make_shape(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> AttentionShape:
+    return AttentionShape(*heads, head_dim, head_dim**-0.5, torch.float32, CPU, kv_dtype)
+
+
+def poisoned(cache: KVCache) -> KVCache:
+    """Memory in which a slot that nobody has written shows in every output that reads it."""
+    for part in cache:
+        if part is not None:
+            part.fill_(77 if part.dtype == torch.int8 else torch.nan)
+    return cache
+
+
+def fill(cache: KVCache) -> KVCache:
+    """Memory full of values, of moderate size also in int8."""
+    cache.key.random_(-127, 128) if cache.key_scale is not None else cache.key.normal_()
+    cache.value.random_(-127, 128) if cache.value_scale is not None else cache.value.normal_()
+    for scale in (cache.key_scale, cache.value_scale):
+        if scale is not None:
+            scale.uniform_(0.005, 0.03)
+    return cache
+
+
+def copy_of(cache: KVCache) -> KVCache:
+    return KVCache(*(None if part is None else part.clone() for part in cache))
+
+
+def rotary_at(positions: torch.Tensor, head_dim: int) -> RotaryStep:
+    return RotaryEmbedding(rope_frequencies(head_dim, 1e4), MAX_POSITION, CPU).at(positions)
+
+
+def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
+    """Rotation rounds in another order: one step of the memory's type may lie between."""
+    if actual.key.dtype == torch.int8:
+        assert (actual.key.int() - expected.key.int()).abs().max() <= 1
+        assert (actual.value.int() - expected.value.int()).abs().max() <= 1
+        torch.testing.assert_close(actual.key_scale, expected.key_scale, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(actual.value_scale, expected.value_scale, rtol=1e-6, atol=0)
+        return
+    rtol = 2**-7 if actual.key.dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(actual.key, expected.key, rtol=rtol, atol=1e-5)
+    assert torch.equal(actual.value, expected.value)
+
+
+def check_step(
+    shape: AttentionShape,
+    tables: Tables,
+    work: Sequence[tuple[int, int, int]],
+    window: int | None,
+    *,
+    num_padding: int = 0,
+    with_rotary: bool = True,
+    qk_norm: QKNorm | None = None,
+) -> torch.Tensor:
+    """One step of native attention against the twin: first what is kept, then attention over that same memory."""
+    step = pack(tables, work, num_padding)
+    native = NativeAttention(shape)
+    cache = fill(native.allocate(tables.num_blocks, tables.block_size))
+    kept = copy_of(cache)
+    width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    qkv = torch.randn(len(step.positions), width)
+    rotary = rotary_at(step.positions, shape.head_dim) if with_rotary else None
+    out = native.forward(qkv.clone(), rotary, cache, native.plan(step.metadata), window, qk_norm)
+
+    query, key, value = shape.split(qkv)
+    if qk_norm is not None:
+        query = reference.rms_norm(query, qk_norm.query, qk_norm.eps)
+        key = reference.rms_norm(key, qk_norm.key, qk_norm.eps)
+    if rotary is not None:
+        query = reference.rotate(query, rotary.positions, rotary.cos_sin_cache)
+        key = reference.rotate(key, rotary.positions, rotary.cos_sin_cache)
+    reference.write_kv(key, value, kept, step.metadata.slot_mapping)
+    assert_same_memory(cache, kept)
+    expected = reference.paged_attention(query, cache, step.metadata, shape.scale, window).flatten(1)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=2e-5)
+    return out
+
+
+SHAPES = [((9, 3), 64, 16), ((4, 4), 24, 3), ((8, 2), 40, 32), ((7, 1), 80, 16), ((3, 3), 16, 1), ((8, 2), 128, 16)]
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim", "block_size"), [*SHAPES, ((6, 2), 4, 5)])
+def test_attention_over_shapes(heads: tuple[int, int], head_dim: int, block_size: int, kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    NATIVE.set_num_threads(2)
+    shape = make_shape(heads, head_dim, kv_dtype)
+    check_step(shape, Tables(2000 // block_size + 8, block_size), WORK, None)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("window", [1, 5, 64, 100, 700, 5000])
+def test_sliding_windows(window: int, kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    check_step(make_shape((4, 2), 32, kv_dtype), Tables(300, 8), WORK, window)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    norm = QKNorm(torch.rand(40) + 0.5, torch.rand(40) + 0.5, 1e-6)
+    for with_rotary in (True, False):
+        shape = make_shape((4, 2), 40, kv_dtype)
+        check_step(shape, Tables(200, 16), WORK, None, qk_norm=norm, with_rotary=with_rotary)
+
+
+@pytest.mark.parametrize("num_padding", [0, 1, 5])
+def test_padding_sees_nothing_and_writes_nothing(num_padding: int) -> None:
+    """Rows that stand before their sequence are zeros, and what slots hold stays."""
+    torch.manual_seed(0)
+    tables = Tables(8, 4)
+    tables.grow(0, 1)
+    out = check_step(
+        make_shape((4, 2), 8, torch.float32), tables, [(0, 0, 0), (1, 4, 6)], None, num_padding=num_padding
+    )
+    assert torch.equal(out[:num_padding], torch.zeros(num_padding, 32))
+
+
+@given(data=st.data(), block_size=st.sampled_from((1, 3, 8)), window=st.sampled_from((None, 1, 6)))
+@settings(max_examples=25, deadline=None)
+def test_any_step(data: st.DataObject, block_size: int, window: int | None) -> None:
+    spans = st.tuples(st.integers(0, 20), st.integers(1, 12))
+    drawn = data.draw(st.lists(spans, min_size=1, max_size=6))
+    work = [(i, start, start + count) for i, (start, count) in enumerate(drawn)]
+    padding = data.draw(st.integers(0, 3)) if work[0][1] == 0 else 0
+    group, kv_heads = data.draw(st.sampled_from((1, 3, 4, 7))), data.draw(st.sampled_from((1, 2)))
+    shape = make_shape((group * kv_heads, kv_heads), data.draw(st.sampled_from((8, 20))), torch.float32)
+    check_step(shape, Tables(200, block_size), work, window, num_padding=padding)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a sequence is computed: none of it may change a bit of its outputs.
+
+    Attributes:
+        chunk: tokens a step.
+        crowd: other sequences that decode in each step.
+    """
+
+    chunk: int = 1
+    block_size: int = 16
+    crowd: int = 0
+    num_threads: int = 1
+    tile_order: int = 0
+
+
+def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: Way) -> torch.Tensor:
+    """The outputs of a sequence with these inputs [tokens, width], from empty memory on."""
+    NATIVE.set_num_threads(way.num_threads)
+    NATIVE.set_tile_order(way.tile_order)
+    native = NativeAttention(shape)
+    tables = Tables(-(-len(qkv) // way.block_size) + way.crowd * -(-len(qkv) // way.block_size), way.block_size)
+    cache = poisoned(native.allocate(tables.num_blocks, way.block_size))
+    outputs, crowd_inputs = [], torch.randn(way.crowd, qkv.shape[1])
+    for number, start in enumerate(range(0, len(qkv), way.chunk)):
+        stop = min(start + way.chunk, len(qkv))
+        crowd = [(1 + other, number, number + 1) for other in range(way.crowd)]
+        at = number % (way.crowd + 1)
+        step = pack(tables, [*crowd[:at], (0, start, stop), *crowd[at:]])
+        inputs = torch.cat((crowd_inputs[:at], qkv[start:stop], crowd_inputs[at:]))
+        out = native.forward(
+            inputs, rotary_at(step.positions, shape.head_dim), cache, native.plan(step.metadata), window, None
+        )
+        outputs.append(out[at : at + stop - start].clone())
+    return torch.cat(outputs)
+
+
+WAYS = st.builds(
+    Way,
+    chunk=st.sampled_from((7, 64, 100, 513, 1200)),
+    block_size=st.sampled_from((1, 3, 16, 32)),
+    crowd=st.sampled_from((0, 1, 5)),
+    num_threads=st.integers(1, 4),
+    tile_order=st.integers(0, 1000),
+)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim", "window"), [((3, 1), 16, None), ((4, 2), 64, None), ((2, 2), 12, 90)])
+def test_no_way_to_compute_a_sequence_changes_a_bit(
+    heads: tuple[int, int], head_dim: int, window: int | None, kv_dtype: torch.dtype
+) -> None:
+    """600 tokens: two splits, ten tiles. Memory that was never written is poison."""
+    shape = make_shape(heads, head_dim, kv_dtype)
+    torch.manual_seed(0)
+    qkv = torch.randn(600, (heads[0] + 2 * heads[1]) * head_dim)
+    expected = compute(shape, qkv, window, Way())
+    assert expected.isfinite().all()
+
+    @settings(max_examples=4, deadline=None, derandomize=True)
+    @given(way=WAYS)
+    def check(way: Way) -> None:
+        assert torch.equal(compute(shape, qkv, window, way), expected)
+
+    check()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+def test_a_long_sequence_alone_is_cut_at_splits(num_threads: int) -> None:
+    """One token over 1900 keys: the splits go to different threads and are merged as one thread merges them."""
+    shape = make_shape((6, 2), 16, torch.bfloat16)
+    torch.manual_seed(0)
+    qkv = torch.randn(1900, 160)
+    expected = compute(shape, qkv, None, Way(chunk=1900))[-1]
+    for order in (0, 3, 11):
+        out = compute(shape, qkv, None, Way(chunk=1899, num_threads=num_threads, tile_order=order))[-1]
+        assert torch.equal(out, expected)
+
+
+def test_a_plan_serves_layers_of_several_windows() -> None:
+    torch.manual_seed(0)
+    NATIVE.set_num_threads(2)
+    shape = make_shape((2, 1), 8, torch.float32)
+    step = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4), (2, 10, 30)])
+    native = NativeAttention(shape)
+    plan = native.plan(step.metadata)
+    for window in (4, None, 4, 9, None):
+        cache = fill(native.allocate(64, 4))
+        qkv = torch.randn(22, 32)
+        out = native.forward(qkv.clone(), None, cache, plan, window, None)
+        expected = reference.paged_attention(shape.split(qkv)[0], cache, step.metadata, shape.scale, window)
+        torch.testing.assert_close(out, expected.flatten(1), rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_and_types_that_the_kernels_lack_are_refused() -> None:
+    shape = make_shape((2, 1), 8, torch.float32)
+    with pytest.raises(ConfigError, match="head_dim that is a multiple of 4 and at most 512, got 6"):
+        NativeAttention(replace(shape, head_dim=6))
+    with pytest.raises(ConfigError, match="kv_cache_dtype must be one of float32, bfloat16, int8"):
+        NativeAttention(replace(shape, kv_cache_dtype=torch.float16))
+    with pytest.raises(ConfigError, match=r"computes in float32 on the CPU, got torch\.bfloat16"):
+        NativeAttention(replace(shape, dtype=torch.bfloat16))
+
+
+def test_parts_of_a_step_that_do_not_fit_are_refused() -> None:
+    metadata = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4)]).metadata
+    native = NativeAttention(make_shape((2, 1), 8, torch.float32))
+    with pytest.raises(ValueError, match="a sequence fits its block table"):
+        native.plan(replace(metadata, seq_lens=metadata.seq_lens + 4))
