@@ -240,6 +240,40 @@ def perplexity(
     print_perplexity(run_perplexity(config, options))
 
 
+FELT_BY_KERNELS = ("kv_cache_dtype", "block_size", "random_weights", "num_threads")
+"""Options of an engine that reach its kernels."""
+
+
+@bench.command()
+@takes_options(FELT_BY_KERNELS)
+def kernels(
+    model: ModelOption = None,
+    rows: Annotated[str, typer.Option(help="Rows of activations, for linear layers.")] = "1,2,4,8,16,32,64,128,256,512",
+    formats: Annotated[
+        str | None,
+        typer.Option(help="Of weights, side by side: q4_0, q4_1, q8_0, int8, bf16, f16, f32; the file's if not given."),
+    ] = None,
+    batch_sizes: Annotated[str, typer.Option(help="Sequences that decode at once, and rows to sample.")] = "1,16,64",
+    contexts: Annotated[str, typer.Option(help="Tokens in KV memory, for attention.")] = "128,1024,4096",
+    repeats: Annotated[int, typer.Option(help="Measured passes over everything.")] = 7,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Native kernels over the shapes of a model, beside what this CPU can do: tables, then one JSON line."""
+    log_to_stderr()
+    from chairlift.bench.kernel_tables import print_kernels
+    from chairlift.bench.kernels import KernelOptions, run_kernels
+
+    options = KernelOptions(
+        rows=_integers("rows", rows),
+        formats=None if formats is None else tuple(_parts(formats)),
+        batch_sizes=_integers("batch_sizes", batch_sizes),
+        contexts=_integers("contexts", contexts),
+        repeats=repeats,
+    )
+    print_kernels(run_kernels(config, options))
+
+
 @bench.command()
 def serve(
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
@@ -320,3 +354,10 @@ def _numbers(name: str, text: str) -> list[float]:
         return [float(part) for part in _parts(text)]
     except ValueError:
         raise ConfigError(f"{name} must be numbers with commas between them, got {text!r}") from None
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in _parts(text))
+    except ValueError:
+        raise ConfigError(f"{name} must be integers with commas between them, got {text!r}") from None

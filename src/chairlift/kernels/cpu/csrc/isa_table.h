@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_tiles.h"
+#include "ceilings.h"
 #include "linear_tiles.h"
 #include "sampling_rows.h"
 
@@ -12,6 +13,7 @@ struct IsaTable {
   LinearTiles linear;
   AttentionTiles attention;
   SamplingRows sampling;
+  CeilingLoops ceilings;
 };
 
 }  // namespace chairlift

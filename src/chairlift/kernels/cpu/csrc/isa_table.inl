@@ -1,5 +1,6 @@
 // Compiled once for every instruction set: see isa_*.cpp.
 #include "attention_tiles.inl"
+#include "ceilings.inl"
 #include "isa_table.h"
 #include "linear_tiles.inl"
 #include "sampling_rows.inl"
@@ -7,6 +8,7 @@
 namespace chairlift::CHAIRLIFT_ISA {
 
 extern const IsaTable kTable;
-const IsaTable kTable = {CHAIRLIFT_ISA_NAME, linear_tiles(), attention_tiles(), sampling_rows()};
+const IsaTable kTable = {CHAIRLIFT_ISA_NAME, linear_tiles(), attention_tiles(), sampling_rows(),
+                         ceiling_loops()};
 
 }  // namespace chairlift::CHAIRLIFT_ISA

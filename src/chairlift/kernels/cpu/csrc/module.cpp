@@ -12,6 +12,7 @@ namespace chairlift {
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_ceilings(nb::module_& m);
 
 static void set_num_threads(int num_threads) {
   if (num_threads < 1 || num_threads > Pool::kMaxThreads)
@@ -38,4 +39,5 @@ NB_MODULE(_native, m) {
   chairlift::bind_linear(m);
   chairlift::bind_attention(m);
   chairlift::bind_sampling(m);
+  chairlift::bind_ceilings(m);
 }

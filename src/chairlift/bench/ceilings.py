@@ -1,0 +1,125 @@
+"""What this CPU can do at most, measured beside what is compared with it, on the same threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+import torch
+
+READ_BYTES: Final = 256 << 20
+"""Of the buffer that is read: more than a cache holds."""
+
+GEMM_SIZE: Final = 2048
+
+UNITS: Final = ("dot_u8s8", "dot_u4s8", "fma")
+"""What kernels compute with: sums of products of bytes, the same where one of the two is below 16 (which instruction
+sets without VNNI do in fewer instructions), and float32 multiply-adds. Fields of `Ceilings`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a kernel has to do, at least.
+
+    Attributes:
+        operations: additions and multiplications by unit, one of UNITS.
+        num_bytes: that are read.
+        in_cache: they were written just before, so memory is no limit.
+    """
+
+    operations: Mapping[str, float] = field(default_factory=dict)
+    num_bytes: float = 0.0
+    in_cache: bool = False
+
+    @property
+    def num_operations(self) -> float:
+        return sum(self.operations.values())
+
+    def __add__(self, other: Work) -> Work:
+        units = {**self.operations, **other.operations}
+        added = {unit: self.operations.get(unit, 0.0) + other.operations.get(unit, 0.0) for unit in units}
+        return Work(added, self.num_bytes + other.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The best of many samples each, with the vector instructions that the kernels use.
+
+    Attributes:
+        isa: the instruction set.
+        dot_u8s8, dot_u4s8, fma: operations/s of loops of nothing else, see UNITS.
+        read: bytes/s.
+        onednn_int8, onednn_fp32: operations/s of torch's square product of GEMM_SIZE, for comparison; None: torch has
+            no such product here.
+    """
+
+    isa: str
+    num_threads: int
+    dot_u8s8: float
+    dot_u4s8: float
+    fma: float
+    read: float
+    onednn_int8: float | None = None
+    onednn_fp32: float | None = None
+
+    def least_seconds(self, work: Work) -> tuple[float, str] | None:
+        """What the work would take if nothing stood in its way, and what limits it: "compute" or "memory". None: no
+        ceiling does."""
+        compute = sum(amount / getattr(self, unit) for unit, amount in work.operations.items())
+        memory = 0.0 if work.in_cache else work.num_bytes / self.read
+        if not compute and not memory:
+            return None
+        return (compute, "compute") if compute > memory else (memory, "memory")
+
+    def best_of(self, other: Ceilings) -> Ceilings:
+        """The higher ones of two measurements on the same threads."""
+        pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        best: dict[str, Any] = {name: a if a is None or isinstance(a, str) else max(a, b) for name, a, b in pairs}
+        return Ceilings(**best)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_ceilings(native: Any, seconds: float = 0.2, *, read_bytes: int = READ_BYTES) -> Ceilings:
+    """Measure with the threads that the kernels have.
+
+    Args:
+        native: the extension.
+        seconds: that each of the measurements takes.
+    """
+    threads = native.num_threads()
+    return Ceilings(
+        isa=native.isa(),
+        num_threads=threads,
+        **{unit: getattr(native, f"measure_{unit}")(seconds) for unit in UNITS},
+        read=native.measure_read(read_bytes, seconds),
+        onednn_int8=_gemm_speed(torch.int8, torch._int_mm, threads, seconds),
+        onednn_fp32=_gemm_speed(torch.float32, torch.mm, threads, seconds),
+    )
+
+
+def _gemm_speed(
+    dtype: torch.dtype, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], threads: int, seconds: float
+) -> float | None:
+    """Operations/s of a square product in torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a, b = (torch.randint(-9, 9, (GEMM_SIZE, GEMM_SIZE), dtype=torch.int8).to(dtype) for _ in range(2))
+        best, end = _seconds(lambda: product(a, b)), time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            best = min(best, _seconds(lambda: product(a, b)))
+    except (RuntimeError, NotImplementedError):
+        return None
+    finally:
+        torch.set_num_threads(before)
+    return 2 * GEMM_SIZE**3 / best
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

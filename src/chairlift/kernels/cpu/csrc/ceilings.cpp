@@ -1,0 +1,70 @@
+#include "ceilings.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "isa.h"
+#include "pool.h"
+
+namespace chairlift {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kRounds = 20000;  // of a task: some 30 microseconds
+constexpr int64_t kTasks = 64;      // of a sample and thread
+constexpr int64_t kReadTask = 256 << 10;
+
+std::atomic<int32_t> sink{0};
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// The most that num_tasks tasks of `amount` get done in a second, over samples that take `seconds` together.
+template <typename Task>
+double best_rate(int64_t num_tasks, double amount, double seconds, const Task& task) {
+  const auto body = [&](int64_t i, int) { sink.fetch_add(static_cast<int32_t>(task(i)), std::memory_order_relaxed); };
+  double best = 0;
+  const auto start = Clock::now();
+  do {
+    const auto sample = Clock::now();
+    Pool::get().run(num_tasks, body);
+    best = std::max(best, amount * static_cast<double>(num_tasks) / seconds_since(sample));
+  } while (seconds_since(start) < seconds);
+  return best;
+}
+
+template <typename Loop>
+double loop_rate(Loop loop, int64_t operations, double seconds) {
+  const double amount = static_cast<double>(operations * kRounds);
+  return best_rate(kTasks * Pool::get().num_threads(), amount, seconds, [&](int64_t) { return loop(kRounds); });
+}
+
+}  // namespace
+
+double measure_dot_u8s8(double seconds) {
+  return loop_rate(isa().ceilings.dot_u8s8, isa().ceilings.dot_operations, seconds);
+}
+
+double measure_dot_u4s8(double seconds) {
+  return loop_rate(isa().ceilings.dot_u4s8, isa().ceilings.dot_operations, seconds);
+}
+
+double measure_fma(double seconds) { return loop_rate(isa().ceilings.fma, isa().ceilings.fma_operations, seconds); }
+
+double measure_read(int64_t num_bytes, double seconds) {
+  const int64_t num_tasks = std::max<int64_t>(1, num_bytes / kReadTask);
+  auto* data = static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>(num_tasks * kReadTask)));
+  if (!data) throw std::bad_alloc();
+  Pool::get().run(num_tasks, [&](int64_t i, int) { std::memset(data + i * kReadTask, 1, kReadTask); });
+  const auto read = isa().ceilings.read;
+  const double rate =
+      best_rate(num_tasks, kReadTask, seconds, [&](int64_t i) { return read(data + i * kReadTask, kReadTask); });
+  std::free(data);
+  return rate;
+}
+
+}  // namespace chairlift
