@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tarfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.peers import compare, figures, report
+from benchmarks.peers import compare, figures, llamacpp, report
 from benchmarks.peers.environment import SetupError, environment
 from benchmarks.peers.records import Job, Request, Run, Timing, run_job
 from benchmarks.peers.stage import RunFailedError, Setting, Stage
@@ -161,3 +162,21 @@ def test_an_environment_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert environment(tmp_path, ["peer>=1"], unwanted=["other"]) == python
     with pytest.raises(SetupError, match="exit code 3"):
         environment(tmp_path, ["peer>=2"], unwanted=["other"])
+
+
+def test_only_llama_cpp_is_taken_out_of_the_sdist(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
+        for name in ("p-1/setup.py", "p-1/vendor/llama.cpp/src/a.c", "p-1/vendor/other/b.c", "p-1/vendor/llama.cpp.md"):
+            archive.addfile(tarfile.TarInfo(name))
+    with tarfile.open(tmp_path / "sdist.tar.gz") as archive:
+        assert [member.name for member in llamacpp.source_members(archive)] == ["p-1/vendor/llama.cpp/src/a.c"]
+
+
+def test_every_slot_of_llama_server_holds_the_longest_request() -> None:
+    context = compare.Context(arguments(num_threads=3, server_args="-fa off"), Path("m.gguf"), SMALL)
+    command = llamacpp.server_command(context, Path("bin"), Path("m.gguf"), seats=4)
+    given = dict(zip(command[1::2], command[2::2], strict=False))
+    assert command[:3] == ["bin/llama-server", "--model", "m.gguf"]
+    assert int(given["--ctx-size"]) >= int(given["--parallel"]) * SMALL.max_model_len
+    assert given["--threads"] == "3"
+    assert command[-2:] == ["-fa", "off"]
