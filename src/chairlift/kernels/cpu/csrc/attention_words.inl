@@ -45,7 +45,8 @@ static inline void unpack(const Words& words, int part, const Floats& scale, Flo
   if (type == KVType::int8) x = __builtin_convertvector((words << (24 - 8 * part)) >> 24, Floats) * scale;
 }
 
-// Up to kLanes words at each of kLanes rows, to that many columns of kKeyTile keys. Asks for the first line of rows `later`.
+// Up to kLanes words at each of kLanes rows, to that many columns of kKeyTile keys. Asks for the first line of rows
+// `later` meanwhile.
 template <KVType type, bool whole>
 static inline void transpose_words(const uint8_t* const* rows, const uint8_t* const* later, int64_t first_word,
                                    int count, const Floats& scale, float* columns) {

@@ -1,0 +1,104 @@
+// What a worker keeps of a query block: its rows, their softmax so far, and scratch memory.
+#include "attention_tiles.h"
+
+#include "attention_prepare.inl"
+
+namespace chairlift::CHAIRLIFT_ISA::attention {
+
+constexpr int kBlockRows = 6;  // rows and vectors of one product in registers
+constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
+constexpr float kLowest = -3.4e38f;
+
+struct State {
+  float* max;  // [rows]
+  float* sum;  // [rows]
+  float* out;  // [rows][row_stride]
+};
+
+static inline State state_at(float* memory, int num_rows) {
+  const int padded = (num_rows + 15) / 16 * 16;
+  return {memory, memory + padded, memory + 2 * padded};
+}
+
+static inline void clear_state(const State& state, int num_rows, int stride) {
+  for (int r = 0; r < num_rows; ++r) state.max[r] = -__builtin_inff(), state.sum[r] = 0.0f;
+  for (int i = 0; i < num_rows * stride; i += kLanes) store(state.out + i, zero());
+}
+
+// total and part become one softmax, in `total`. A part that saw nothing changes nothing.
+static void merge_state(const State& total, const State& part, int num_rows, int stride) {
+  for (int r = 0; r < num_rows; ++r) {
+    if (!(part.max[r] > kLowest)) continue;
+    const float largest = total.max[r] > part.max[r] ? total.max[r] : part.max[r];
+    const F keep = exp(set1(total.max[r] - largest)), gain = exp(set1(part.max[r] - largest));
+    alignas(64) float sum[kLanes];
+    store(sum, fma(set1(part.sum[r]), gain, mul(set1(total.sum[r]), keep)));
+    total.max[r] = largest;
+    total.sum[r] = sum[0];
+    for (int i = r * stride; i < (r + 1) * stride; i += kLanes)
+      store(total.out + i, fma(load(part.out + i), gain, mul(load(total.out + i), keep)));
+  }
+}
+
+// One block at work: its rows, and the scratch memory of a worker.
+struct Work {
+  const AttentionShape& shape;
+  const PagedKV& kv;
+  const QueryBlock& block;
+  int group, rows_a_head, num_rows, stride;
+  float* query;        // [rows][stride]
+  float* keys;         // [head_dim][kKeyTile]
+  float* values;       // [kKeyTile][stride]; null: few rows, which read values where they are
+  float* lane_sums;    // [rows][16], of the running split
+  float* running;      // state of one split
+  float* total;        // state of all splits so far
+  int64_t* first_key;  // [rows_a_head], what each row sees
+  int64_t* end_key;
+};
+
+static inline float* take(float*& memory, int64_t num_floats) {
+  float* taken = memory;
+  memory += (num_floats + 15) / 16 * 16;
+  return taken;
+}
+
+static Work lay_out(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, void* scratch) {
+  const int group = shape.group(), stride = shape.row_stride();
+  const int rows_a_head = group * block.num_tokens, num_rows = rows_a_head * block.num_kv_heads;
+  float* memory = static_cast<float*>(scratch);
+  Work work = {shape, kv, block, group, rows_a_head, num_rows, stride, {}, {}, {}, {}, {}, {}, {}, {}};
+  work.query = take(memory, static_cast<int64_t>(num_rows) * stride);
+  work.keys = take(memory, static_cast<int64_t>(shape.head_dim) * kKeyTile);
+  if (rows_a_head > kBlockRows || shape.head_dim % (kBlockVectors * kLanes) != 0)
+    work.values = take(memory, static_cast<int64_t>(kKeyTile) * stride);
+  work.lane_sums = take(memory, static_cast<int64_t>(num_rows) * 16);
+  work.running = take(memory, state_floats(num_rows, stride));
+  work.total = take(memory, state_floats(num_rows, stride));
+  work.first_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_a_head));
+  work.end_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_a_head));
+  return work;
+}
+
+// Where a row's head is in the vectors of its token, from the block's first head on.
+static inline int64_t head_offset(const AttentionShape& shape, int rows_a_head, int row) {
+  const int group = shape.group();
+  return static_cast<int64_t>(row / rows_a_head * group + row % group) * shape.head_dim;
+}
+
+static void gather_queries(const Work& work) {
+  const int head_dim = work.shape.head_dim;
+  for (int r = 0; r < work.num_rows; ++r) {
+    const int token = r % work.rows_a_head / work.group;
+    const float* from =
+        work.block.query + token * work.shape.qkv_width() + head_offset(work.shape, work.rows_a_head, r);
+    for (int i = 0; i < head_dim; i += kLanes) {
+      const int n = lanes_left(i, head_dim);
+      store_n(work.query + r * work.stride + i, load_n(from + i, n), n);
+    }
+    if (r >= work.rows_a_head) continue;
+    work.first_key[r] = work.block.first_key(token);
+    work.end_key[r] = work.block.end_key(token);
+  }
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA::attention
