@@ -414,7 +414,7 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   // A tile is some stripes times some blocks of rows. Blocks are what fits the second-level cache; then as many
   // stripes as give every thread several tiles.
   constexpr int64_t kActivationBytes = 256 << 10;
-  constexpr int64_t kTilesPerThread = 6;
+  constexpr int64_t kTilesPerThread = 12;
   const int64_t per_tile = std::clamp<int64_t>(kActivationBytes / activations.block_bytes, 1, activations.num_blocks);
   const int64_t row_tiles = (activations.num_blocks + per_tile - 1) / per_tile;
   const int64_t stripes = matrix_->num_stripes();

@@ -52,7 +52,7 @@ static inline void dot_nibbles(const uint8_t* planes, const int8_t* x, I (&acc)[
 }
 
 // Weights come once, in order, faster than the hardware looks ahead.
-constexpr int64_t kAhead = 2048;
+constexpr int64_t kAhead = 8192;
 static inline void prefetch(const uint8_t* p, int num_bytes) {
   for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + kAhead + i);
 }
