@@ -1,12 +1,16 @@
-"""Where the time of a decode step goes, by batch size.
+"""Where the time of a decode step goes, by kernel set and batch size.
 
-    python benchmarks/profile_step.py [--model PATH] [--batch-sizes 1,16,64] [--context 128] [--steps 48]
+    python benchmarks/profile_step.py [--model PATH] [--attention-backend torch,native] [--batch-sizes 1,16,64]
+                                      [--context 128] [--steps 48] [--rounds 3]
 
-Callables are wrapped with a timer: the kernels before the model is built, the rest on the objects of
-the finished engine; nothing else differs from production. A section's time excludes the sections inside of it (logits
-are one section, the linear layer included); norms and activations belong to the linear layers that they stand before,
-and norm and rotation of heads to attention. A timer costs about a microsecond and runs a few hundred times a step,
-nearly always inside of the model's forward. Prints medians over steps, and one JSON line.
+Callables are wrapped with a timer: the kernels before the model is built, the rest on the objects of the finished
+engine; nothing else differs from production. A section's time excludes the sections inside of it (the LM head is one
+section, with all that stands before its product); norms and activations belong to the linear layers that they stand
+before, and norm and rotation of heads to attention. A timer costs about a microsecond and runs a few hundred times a
+step, nearly always inside of the model's forward.
+
+The kernel sets take turns: in each round every one runs its part of the steps at every batch size, on requests with
+the same tokens. Prints medians over steps, how many times a step of the first set the others' is, and one JSON line.
 """
 
 from __future__ import annotations
@@ -15,22 +19,23 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from chairlift.bench.driver import forced_requests
-from chairlift.bench.machine import machine_facts
+from chairlift.bench.machine import host_facts, machine_facts
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.factory import Engine, build_engine
 from chairlift.kernels.backend import AttentionBackend, AttentionShape
 from chairlift.kernels.registry import Kernels, get_kernels
+from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.models import registry
 from chairlift.worker import model_runner
 from chairlift.worker.input_batch import gather_input_batch
@@ -38,9 +43,20 @@ from chairlift.workload.arrivals import AllAtOnce
 from chairlift.workload.lengths import Fixed, Uniform
 from chairlift.workload.synthetic import WorkloadRequest, make_workload
 
-FORWARD = ("linear", "attention", "embedding", "forward: rest")
+LINEAR = {
+    "q_proj": "qkv",
+    "o_proj": "output",
+    "out_proj": "output",
+    "gate_proj": "gate_up",
+    "fc1": "gate_up",
+    "down_proj": "down",
+    "fc2": "down",
+}
+"""Section of a linear layer, by the name of its first matrix; others are in "forward: rest"."""
+
+FORWARD = ("qkv", "attention", "output", "gate_up", "down", "embedding", "forward: rest")
 AROUND = ("schedule", "rows", "gather inputs", "attention plan", "sampling", "result", "update", "step: rest")
-SECTIONS = (*FORWARD, "logits", *AROUND)
+SECTIONS = (*FORWARD, "LM head", *AROUND)
 WARM_UP_STEPS = 4
 BUDGET = DEFAULT_MAX_NUM_BATCHED_TOKENS
 BLOCK_SIZE = DEFAULT_BLOCK_SIZE
@@ -89,8 +105,17 @@ class SectionTimer:
 def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
     """The kernel set, every kernel timed."""
 
+    last_loaded = ""
+
+    def load_matrix(weights: Weights, parts: MatrixParts, in_features: int) -> Any:
+        nonlocal last_loaded
+        last_loaded = parts[0][0].rpartition(".")[2]
+        return kernels.load_matrix(weights, parts, in_features)
+
     def make_linear(*args: Any) -> Callable[..., Any]:
-        return timer.wrap("linear", kernels.make_linear(*args))
+        """A layer makes its kernel when it has loaded its matrix."""
+        linear = kernels.make_linear(*args)
+        return timer.wrap(LINEAR[last_loaded], linear) if last_loaded in LINEAR else linear
 
     def make_embedding(matrix: Any) -> Callable[..., Any]:
         return timer.wrap("embedding", kernels.make_embedding(matrix))
@@ -100,23 +125,25 @@ def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
         timer.wrap_method("attention", backend, "forward")
         return backend
 
-    return replace(kernels, make_embedding=make_embedding, make_linear=make_linear, attention=attention)
+    return replace(
+        kernels,
+        load_matrix=load_matrix,
+        make_embedding=make_embedding,
+        make_linear=make_linear,
+        attention=attention,
+    )
 
 
-@contextmanager
-def timed_engine(config: EngineConfig, timer: SectionTimer) -> Iterator[Engine]:
-    """An engine whose parts are timed; what all engines of the process share is put back at the end."""
+def timed_engine(config: EngineConfig, timer: SectionTimer) -> Engine:
+    """An engine whose parts are timed."""
 
     def get_timed(*args: Any) -> Kernels:
         return timed_kernels(get_kernels(*args), timer)
 
-    with (
-        patch.object(registry, "get_kernels", get_timed),
-        patch.object(model_runner, "gather_input_batch", timer.wrap("gather inputs", gather_input_batch)),
-    ):
+    with patch.object(registry, "get_kernels", get_timed):
         engine = build_engine(config)
-        wrap_engine(engine, timer)
-        yield engine
+    wrap_engine(engine, timer)
+    return engine
 
 
 def wrap_engine(engine: Engine, timer: SectionTimer) -> None:
@@ -128,7 +155,7 @@ def wrap_engine(engine: Engine, timer: SectionTimer) -> None:
     timer.wrap_method("rows", runner._rows, "append_sampled")
     timer.wrap_method("attention plan", runner, "_plan")
     timer.wrap_method("forward: rest", runner._model, "forward")
-    timer.wrap_method("logits", runner._model, "logits", whole=True)
+    timer.wrap_method("LM head", runner._model, "logits", whole=True)
     timer.wrap_method("sampling", runner._sampler, "sample")
     timer.wrap_method("result", runner, "result")
     timer.wrap_method("step: rest", core, "step")
@@ -142,9 +169,14 @@ def output_tokens(batch_size: int, context: int, steps: int) -> int:
 
 
 def engine_config(
-    model: str | None, batch_sizes: list[int], context: int, steps: int, threads: int | None
+    model: str | None,
+    batch_sizes: list[int],
+    context: int,
+    steps: int,
+    threads: int | None,
+    attention_backend: str = "auto",
 ) -> EngineConfig:
-    """A pool in which nothing is preempted."""
+    """A pool in which nothing is preempted. No prefix cache: a round finds nothing of the round before."""
     longest = context + BLOCK_SIZE + output_tokens(max(batch_sizes), context, steps)
     return EngineConfig(
         model=model,
@@ -154,20 +186,36 @@ def engine_config(
         num_kv_blocks=max(batch_sizes) * (longest // BLOCK_SIZE + 1),
         num_threads=threads,
         skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        attention_backend=attention_backend,
     )
 
 
 def decode_steps(engine: Engine, timer: SectionTimer, batch_size: int, context: int, steps: int) -> list[Sections]:
-    """The sections of `steps` steps in which `batch_size` requests decode, from about `context` tokens on.
+    """The sections of `steps` steps in which `batch_size` requests decode, from about `context` tokens on."""
+    # All engines of a process share this function, so it is timed only while one of them runs.
+    timed_gather = timer.wrap("gather inputs", gather_input_batch)
+    with patch.object(model_runner, "gather_input_batch", timed_gather):
+        workload = begin_decoding(engine, batch_size, context, steps)
+        timer.take()
+        taken: list[Sections] = []
+        for _ in range(steps):
+            assert len(engine.core.step()) == batch_size, "every request decodes in every measured step"
+            taken.append(timer.take())
+    abort(engine, workload)
+    return taken
+
+
+def begin_decoding(engine: Engine, batch_size: int, context: int, steps: int) -> list[WorkloadRequest]:
+    """Requests that have their prompts computed, and go on for longer than `steps` steps.
 
     Prompt lengths vary over one block, so that as many requests need a new block in one step as in the next.
     """
-    output_len = output_tokens(batch_size, context, steps)
     workload = make_workload(
         seed=batch_size,
         count=batch_size,
         prompt=Uniform(context, context + BLOCK_SIZE - 1),
-        output=Fixed(output_len),
+        output=Fixed(output_tokens(batch_size, context, steps)),
         arrivals=AllAtOnce(),
         vocab_size=engine.model_config.vocab_size,
     )
@@ -177,13 +225,7 @@ def decode_steps(engine: Engine, timer: SectionTimer, batch_size: int, context: 
         pass
     for _ in range(WARM_UP_STEPS):
         engine.core.step()
-    timer.take()
-    taken: list[Sections] = []
-    for _ in range(steps):
-        assert len(engine.core.step()) == batch_size, "every request decodes in every measured step"
-        taken.append(timer.take())
-    abort(engine, workload)
-    return taken
+    return workload
 
 
 def abort(engine: Engine, workload: list[WorkloadRequest]) -> None:
@@ -200,40 +242,93 @@ def milliseconds(taken: list[Sections]) -> dict[str, float]:
     return {name: 1e3 * seconds for name, seconds in rows.items()}
 
 
-def table(profiles: dict[int, dict[str, float]]) -> Table:
-    result = Table(title="milliseconds a step (share of the step)", title_justify="left")
+Profile = dict[int, dict[str, float]]
+"""Milliseconds by section, by batch size."""
+
+
+@dataclass(slots=True)
+class Profiled:
+    """An engine whose parts are timed, and the steps that it has taken by batch size."""
+
+    engine: Engine
+    timer: SectionTimer
+    is_native: bool
+    taken: defaultdict[int, list[Sections]] = field(default_factory=lambda: defaultdict(list))
+
+    def take_turn(self, args: argparse.Namespace, batch_sizes: list[int]) -> None:
+        set_threads(self.is_native, args.num_threads)
+        for size in batch_sizes:
+            self.taken[size] += decode_steps(self.engine, self.timer, size, args.context, args.steps)
+
+    def profile(self) -> Profile:
+        return {size: milliseconds(taken) for size, taken in self.taken.items()}
+
+
+def set_threads(is_native: bool, num_threads: int | None) -> None:
+    """As the engine does when it loads a model: torch is held to one thread where native kernels have their own."""
+    torch.set_num_threads(1 if is_native else num_threads or host_facts().num_cores)
+
+
+def profile_in_turns(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]:
+    """The model's name, and the profile of each kernel set."""
+    batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
+    sets: dict[str, Profiled] = {}
+    for name in args.attention_backend.split(","):
+        config = engine_config(args.model, batch_sizes, args.context, args.steps, args.num_threads, name)
+        timer = SectionTimer()
+        sets[name] = Profiled(timed_engine(config, timer), timer, name == "native")
+    for _ in range(args.rounds):
+        for each in sets.values():
+            each.take_turn(args, batch_sizes)
+    return each.engine.model_name, {name: each.profile() for name, each in sets.items()}
+
+
+def table(title: str, profile: Profile) -> Table:
+    result = Table(title=f"{title}: milliseconds a step (share of the step)", title_justify="left")
     result.add_column("")
-    for batch_size in profiles:
+    for batch_size in profile:
         result.add_column(f"batch {batch_size}", justify="right")
-    names = list(next(iter(profiles.values())))
-    for name in names:
+    for name in next(iter(profile.values())):
         if name == "outside the model":
             result.add_section()
-        cells = [f"{p[name]:8.3f}  {p[name] / p['step']:6.1%}" for p in profiles.values()]
+        cells = [f"{p[name]:8.3f}  {p[name] / p['step']:6.1%}" for p in profile.values()]
         result.add_row(name, *cells)
+    return result
+
+
+def multiples(profiles: dict[str, Profile]) -> Table:
+    """Speed of each section, as a multiple of the first set's."""
+    (first, base), *others = profiles.items()
+    result = Table(title=f"times as fast as {first}", title_justify="left")
+    result.add_column("")
+    for name, profile in others:
+        for batch_size in profile:
+            result.add_column(f"{name}, {batch_size}", justify="right")
+    for section in next(iter(base.values())):
+        cells = [f"{base[size][section] / p[section]:.2f}" for _, profile in others for size, p in profile.items()]
+        result.add_row(section, *cells)
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a .gguf file or a folder; the default model if not given")
+    parser.add_argument("--attention-backend", default="torch,native", help="kernel sets, in the order of their turns")
     parser.add_argument("--batch-sizes", default="1,16,64")
     parser.add_argument("--context", type=int, default=128, help="tokens in memory when measuring starts, about")
-    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--steps", type=int, default=48, help="of a round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
     args = parser.parse_args()
-    batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
-    config = engine_config(args.model, batch_sizes, args.context, args.steps, args.num_threads)
-    timer = SectionTimer()
-    with timed_engine(config, timer) as engine:
-        profiles = {
-            size: milliseconds(decode_steps(engine, timer, size, args.context, args.steps)) for size in batch_sizes
-        }
-        name = engine.model_name
-    Console().print(table(profiles))
-    settings = {"model": name, "context": args.context, "steps": args.steps}
-    record = {"benchmark": "profile_step", "machine": machine_facts().to_dict(), **settings, "milliseconds": profiles}
-    print(json.dumps(record))
+    model, profiles = profile_in_turns(args)
+    console = Console()
+    for name, profile in profiles.items():
+        console.print(table(name, profile))
+    if len(profiles) > 1:
+        console.print(multiples(profiles))
+    settings = {"model": model, "context": args.context, "steps": args.steps, "rounds": args.rounds}
+    facts = machine_facts().to_dict()
+    print(json.dumps({"benchmark": "profile_step", "machine": facts, **settings, "milliseconds": profiles}))
 
 
 if __name__ == "__main__":

@@ -34,15 +34,29 @@ def test_profile_step(tiny_model_dir: TinyModel) -> None:
     get_kernels, gather = vars(registry)["get_kernels"], vars(model_runner)["gather_input_batch"]
     timer = profile.SectionTimer()
     config = profile.engine_config(str(tiny_model_dir("llama")), [1, 3], 20, 5, 1)
-    with profile.timed_engine(config, timer) as engine:
-        for batch_size in (1, 3):
-            taken = profile.decode_steps(engine, timer, batch_size, 20, 5)
-            assert len(taken) == 5
-            assert all(seconds > 0 for step in taken for seconds in step.values()), "every section is met"
+    engine = profile.timed_engine(config, timer)
+    for batch_size in (1, 3):
+        taken = profile.decode_steps(engine, timer, batch_size, 20, 5)
+        assert len(taken) == 5
+        assert all(seconds > 0 for step in taken for seconds in step.values()), "every section is met"
     rows = profile.milliseconds(taken)
     assert 0 < rows["outside the model"] < rows["step"]
     assert vars(registry)["get_kernels"] is get_kernels
     assert vars(model_runner)["gather_input_batch"] is gather
+
+
+def test_profiles_of_two_kernel_sets(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = script("profile_step")
+    sizes = ["--batch-sizes", "1,2", "--context", "20", "--steps", "3", "--rounds", "2", "--num-threads", "1"]
+    arguments = ["--model", str(tiny_model_dir("opt")), "--attention-backend", "reference,torch", *sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["profile_step.py", *arguments])
+        profile.main()
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(record["milliseconds"]) == ["reference", "torch"]
+    for of_set in record["milliseconds"].values():
+        assert list(of_set) == ["1", "2"]
+        assert all(milliseconds > 0 for of_size in of_set.values() for milliseconds in of_size.values())
 
 
 def test_a_timer_counts_every_second_once() -> None:
@@ -55,15 +69,15 @@ def test_a_timer_counts_every_second_once() -> None:
         for part in parts:
             part()
 
-    inner = timer.wrap("linear", work)
+    inner = timer.wrap("qkv", work)
     outer = timer.wrap("attention", lambda: work(inner, inner))
-    whole = timer.wrap("logits", lambda: work(inner), whole=True)
+    whole = timer.wrap("LM head", lambda: work(inner), whole=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile.time, "perf_counter", lambda: now[0])
         timer.wrap("step: rest", lambda: work(outer, whole))()
     taken = timer.take()
     met = {name: seconds for name, seconds in taken.items() if seconds}
-    assert met == {"linear": 2.0, "attention": 1.0, "logits": 2.0, "step: rest": 1.0}
+    assert met == {"qkv": 2.0, "attention": 1.0, "LM head": 2.0, "step: rest": 1.0}
 
 
 def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:

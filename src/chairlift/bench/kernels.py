@@ -158,8 +158,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         ModelLoadError: the model's configuration cannot be had.
     """
     native = load()
-    threads = config.num_threads or host_facts().num_cores
-    native.set_num_threads(threads)
+    native.set_num_threads(config.num_threads or host_facts().num_cores)
     torch.set_num_threads(1)
     files = resolve_model(config.model)
     model = load_config(files)
@@ -177,7 +176,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     times = [time for measured in linear for time in measured.times(ceilings)]
     formats = options.formats or sorted({name for time in times for name in time.format.split(", ")})
     return KernelResult(
-        machine=replace(machine_facts(), num_threads=threads),
+        machine=machine_facts(),
         model=files.name,
         kv_cache_dtype=kv_cache_dtype,
         options=options,
