@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from chairlift.errors import ConfigError
 from chairlift.models import registry
 from chairlift.worker import model_runner
 
@@ -132,3 +133,42 @@ def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture
     assert 0 < start["ready"] < start["first_token"]
     assert start["peak_bytes"] >= start["idle_bytes"] > 50 << 20
     assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 2, "bfloat16, and one block besides"
+
+
+def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    concurrency = script("concurrency")
+    picture = tmp_path / "figure.svg"
+    sizes = [
+        "--concurrency",
+        "1,3",
+        "--contexts",
+        "40,256",
+        "--batch-sizes",
+        "1,2",
+        "--steps",
+        "3",
+        "--num-threads",
+        "1",
+    ]
+    concurrency.main(["--model", str(tiny_model_dir("llama")), "--output", str(picture), *sizes])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [load["concurrency"] for load in record["concurrency"]] == [1, 3]
+    assert [load["num_requests"] for load in record["concurrency"]] == [4, 6]
+    assert record["concurrency"][0]["mean_batch_size"] == 1
+    assert 1 < record["concurrency"][1]["mean_batch_size"] <= 3
+    assert [(each["context"], each["batch_size"]) for each in record["contexts"]] == [
+        (40, 2),
+        (40, 1),
+        (249, 2),
+        (249, 1),
+    ], "the longest context leaves room for 3 steps, 2 before them, and 2 for requests that begin apart"
+    assert all(each["num_steps"] == 3 and each["itl_min"] > 0 for each in record["contexts"])
+    assert "ITL by context" in picture.read_text()
+
+
+def test_contexts_of_a_model() -> None:
+    concurrency = script("concurrency")
+    assert concurrency.contexts_of(None, 1024) == [128, 256, 512, 1024]
+    assert concurrency.contexts_of("7,300", 300) == [7, 300]
+    with pytest.raises(ConfigError, match="contexts must be at most 300 for this model, got 301"):
+        concurrency.contexts_of("301", 300)
