@@ -216,7 +216,7 @@ def draw(loads: Sequence[Load], decodes: Sequence[Decode]) -> Figure:
     speed.plot(users, [load.output_tokens_per_s for load in loads], **point_style(0))
     speed.set(title="output tokens/s", xlabel="concurrent requests")
     gaps.plot(users, [load.itl_p50 for load in loads], label="p50", **point_style(0))
-    gaps.plot(users, [load.itl_p99 for load in loads], label="p99, prompts beside", **point_style(1))
+    gaps.plot(users, [load.itl_p99 for load in loads], label="p99", **point_style(1))
     gaps.set(title="ITL", xlabel="concurrent requests")
     for index, batch_size in enumerate(sorted({each.batch_size for each in decodes})):
         steps = [each for each in decodes if each.batch_size == batch_size]
@@ -227,7 +227,8 @@ def draw(loads: Sequence[Load], decodes: Sequence[Decode]) -> Figure:
         _scale(axes, sorted(set(values)))
     for axes in (gaps, contexts):
         axes.yaxis.set_major_formatter(EngFormatter(unit="s", sep=""))
-        axes.legend(loc="upper left")
+        axes.set_ylim(top=1.25 * axes.get_ylim()[1])
+        axes.legend(loc="upper left", ncols=2)
     return figure
 
 
