@@ -94,6 +94,8 @@ class EngineConfig:
         kv_cache_dtype: of K and V in memory: "auto" is bfloat16 with native kernels, else `dtype`; "int8" has a scale
             for each token and head.
         max_model_len: the smaller of the model's context and the pool, if None.
+        max_num_batched_tokens: the token budget of a step. None: DEFAULT_MAX_NUM_BATCHED_TOKENS, or with native
+            kernels and continuous batching as much less as keeps a step short on this machine; max_num_seqs at least.
         kv_cache_memory: bytes for K and V; None is a share of what is free.
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
         batching: "continuous" chooses the batch anew at every step; "static" closes it when it starts, and answers when
@@ -123,7 +125,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
-    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
+    max_num_batched_tokens: int | None = None
     scheduling_policy: str = "fcfs"
     batching: str = "continuous"
     static_batch_size: int | None = None
@@ -199,12 +201,25 @@ class EngineConfig:
     def has_prefix_cache(self) -> bool:
         return self.kv == "paged" and self.enable_prefix_caching is not False
 
-    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
-        """The scheduler's piece, once the length is settled."""
+    @property
+    def largest_token_budget(self) -> int:
+        """`max_num_batched_tokens`, or the most that an engine chooses for it."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs)
+
+    def scheduler_config(self, max_model_len: int, token_budget: int | None = None) -> SchedulerConfig:
+        """The scheduler's piece, once the length is settled.
+
+        Args:
+            token_budget: where the user gave none; None: the largest.
+        """
+        if self.max_num_batched_tokens is not None or token_budget is None:
+            token_budget = self.largest_token_budget
         return SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_batched_tokens=token_budget,
             scheduling_policy=self.scheduling_policy,
             batching=self.batching,
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),

@@ -171,8 +171,8 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
 
 
 def like_recorded(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
-    """The pool and the longest request of a recorded engine, where `config` does not say otherwise; batching, policy
-    and the limits of a step are those of `config`.
+    """The pool, the longest request and the token budget of a recorded engine, where `config` does not say otherwise;
+    batching, policy and seats are those of `config`.
 
     Raises:
         ConfigError: max_model_len is more than the pool can serve.
@@ -184,8 +184,9 @@ def like_recorded(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
     slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)
     context = config.max_model_len or recorded.max_model_len
     max_model_len = settle_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
+    token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     return SimConfig(
-        scheduler=config.scheduler_config(max_model_len),
+        scheduler=config.scheduler_config(max_model_len, token_budget),
         num_blocks=num_blocks,
         block_size=block_size,
         kv=config.kv,

@@ -33,7 +33,7 @@ HELP = {
     "kv_cache_dtype": f"Of K and V: {', '.join(KV_CACHE_DTYPES)}; auto is bfloat16 with native kernels, else --dtype.",
     "max_model_len": "Prompt and output tokens of one request; the smaller of context and pool if not given.",
     "max_num_seqs": "Requests that run at once (seats).",
-    "max_num_batched_tokens": "Tokens computed in one step (the token budget).",
+    "max_num_batched_tokens": "Tokens computed in one step (the token budget); 512, or what keeps a native step short.",
     "scheduling_policy": f"One of {', '.join(SCHEDULING_POLICIES)}.",
     "batching": f"When the batch is chosen: {', '.join(BATCHINGS)}.",
     "static_batch_size": "Members of a static batch at most.",

@@ -10,7 +10,6 @@ from chairlift.commands.bench import LoadSeed, OutputLen, PromptLen
 from chairlift.commands.options import HELP
 from chairlift.config import (
     DEFAULT_BLOCK_SIZE,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
     EngineConfig,
 )
@@ -50,8 +49,8 @@ def plan(
         int, typer.Option(help=HELP["max_num_seqs"], rich_help_panel=ENGINE)
     ] = DEFAULT_MAX_NUM_SEQS,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help=HELP["max_num_batched_tokens"], rich_help_panel=ENGINE)
-    ] = DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        int | None, typer.Option(help=HELP["max_num_batched_tokens"], rich_help_panel=ENGINE)
+    ] = None,
     batching: Annotated[str, typer.Option(help=HELP["batching"], rich_help_panel=ENGINE)] = "continuous",
     static_batch_size: Annotated[
         int | None, typer.Option(help=HELP["static_batch_size"], rich_help_panel=ENGINE)

@@ -14,6 +14,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
+from chairlift.engine.token_budget import TARGET_STEP_SECONDS, ChunkTimer, StepTimes, largest_budget, measure_steps
 from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.tokenizer import Tokenizer
@@ -83,10 +84,12 @@ def build_engine(
         config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
     max_model_len = settle_max_model_len(config, model_config.max_position_embeddings, plan.num_blocks, max_slots)
-    scheduler_config = config.scheduler_config(max_model_len)
-    manager = _manager(config, plan, scheduler_config)
     loaded.provide_kv_cache(plan)
-    runner = _runner(loaded, scheduler_config, plan)
+    times = _step_times(config, loaded, max_model_len, plan)
+    budget = None if times is None else largest_budget(times, config.max_num_seqs)
+    scheduler_config = config.scheduler_config(max_model_len, budget)
+    manager = _manager(config, plan, scheduler_config)
+    runner = _runner(loaded, scheduler_config.max_num_seqs, max_model_len, plan)
     clock = clock or MonotonicClock()
     event_file = open_event_log(config.event_log)
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
@@ -99,6 +102,7 @@ def build_engine(
     limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
     if says:
         _say(config, loaded, scheduler_config, plan)
+        _say_budget(scheduler_config.max_num_batched_tokens, times)
     steps_ahead = STEPS_AHEAD[loaded.device.type]
     return Engine(
         core=EngineCore(scheduler, runner, clock, steps_ahead, recorder.on_add if recorder else None),
@@ -124,13 +128,27 @@ def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: Schedule
     )
 
 
-def _runner(loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan) -> ModelRunner:
+def _step_times(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTimes | None:
+    """What the token budget is chosen by; None: it is given, or not chosen.
+
+    Static batches stream nothing, so there is no reason to keep their steps short.
+    """
+    is_chosen = config.max_num_batched_tokens is None and config.batching == "continuous"
+    if not is_chosen or loaded.choice.kernels != "native":
+        return None
+    if loaded.step_times is None:
+        timer = ChunkTimer(_runner(loaded, 1, max_model_len, plan), max_model_len, plan.block_size)
+        loaded.step_times = measure_steps(timer.seconds_of, timer.longest)
+    return loaded.step_times
+
+
+def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KVCachePlan) -> ModelRunner:
     return ModelRunner(
         loaded.model,
         loaded.model.plan,
         vocab_size=loaded.config.vocab_size,
-        max_num_seqs=scheduler_config.max_num_seqs,
-        max_model_len=scheduler_config.max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
         block_size=plan.block_size,
         device=loaded.device,
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
@@ -206,3 +224,16 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         held_bytes=held_bytes(loaded.model),
     ):
         logger.info("%s", line)
+
+
+def _say_budget(budget: int, times: StepTimes | None) -> None:
+    if times is None:
+        return
+    logger.info(
+        "max_num_batched_tokens %d: such a step takes about %.0f ms here, one of %d tokens %.0f; %.0f are the limit",
+        budget,
+        times.of(budget) * 1e3,
+        2 * budget,
+        times.of(2 * budget) * 1e3,
+        TARGET_STEP_SECONDS * 1e3,
+    )

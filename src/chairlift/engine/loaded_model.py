@@ -11,6 +11,7 @@ import torch
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
+from chairlift.engine.token_budget import StepTimes
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
@@ -52,6 +53,7 @@ class LoadedModel:
         choice: the kernels that it runs on, and in which types.
         planned_weights: what it was planned to hold.
         kv_cache_plan: of the KV memory; None before the first engine.
+        step_times: as the first engine that asked has measured them; all others go by them too.
     """
 
     engine_config: EngineConfig
@@ -63,6 +65,7 @@ class LoadedModel:
     choice: KernelChoice
     planned_weights: list[Amount]
     kv_cache_plan: KVCachePlan | None = None
+    step_times: StepTimes | None = None
 
     def serves(self, config: EngineConfig) -> bool:
         """Whether the model would be loaded in the same way for `config`."""

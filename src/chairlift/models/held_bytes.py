@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from chairlift.kernels.attention import KVCache
+from chairlift.kernels.cpu.row_buffers import RowBuffers
 
 
 def held_bytes(model: object) -> int:
-    """Bytes of all float tensors that an object of this package leads to, each storage once; K and V are left out.
+    """Bytes of all float tensors that an object of this package leads to, each storage once; K and V, and what a step
+    works in, are left out.
 
     It asks the objects and not the architecture, so it counts what is there: copies that a kernel packed, and no table
     twice that two layers share. A matrix that oneDNN packed counts its values, without their padding; a native kernel
@@ -39,7 +41,7 @@ def _objects(model: object) -> Iterator[Any]:
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
-        if id(item) in seen or isinstance(item, KVCache):
+        if id(item) in seen or isinstance(item, KVCache | RowBuffers):
             continue
         seen.add(id(item))
         yield item

@@ -231,7 +231,7 @@ def plan_memory(
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
     limits = StepLimits(
-        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len or context, config.block_size
+        config.largest_token_budget, config.max_num_seqs, config.max_model_len or context, config.block_size
     )
     weights = planned_weights(model_config, choice, device, model.formats)
     activations = planned_activations(model_config, choice, device, limits)
@@ -332,10 +332,11 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
         "block-size": config.block_size,
         "num-kv-blocks": memory.pool.num_blocks,
         "max-num-seqs": config.max_num_seqs,
-        "max-num-batched-tokens": config.max_num_batched_tokens,
         "batching": config.batching,
         "kv": config.kv,
     }
+    if config.max_num_batched_tokens is not None:
+        options["max-num-batched-tokens"] = config.max_num_batched_tokens
     if config.quantization is not None:
         options["quantization"] = config.quantization
     if config.kv != "paged":

@@ -15,6 +15,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
 from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.row_buffers import RowBuffers
 
 KV_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
@@ -50,7 +51,7 @@ class NativeAttention:
         self._attention = self._native.Attention(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, KV_DTYPES[shape.kv_dtype]
         )
-        self._out = torch.empty((0, shape.num_heads * shape.head_dim))
+        self._buffers = RowBuffers()
 
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
         return allocate_kv_cache(self.shape, num_blocks, block_size)
@@ -64,9 +65,8 @@ class NativeAttention:
             metadata.block_size,
         )
         num_tokens = len(metadata.slot_mapping)
-        if len(self._out) < num_tokens:
-            self._out = self._out.new_empty((num_tokens, self._out.shape[1]))
-        return NativePlan(step, num_tokens, self._out[:num_tokens])
+        width = self.shape.num_heads * self.shape.head_dim
+        return NativePlan(step, num_tokens, self._buffers.rows(("attention", width), num_tokens))
 
     def forward(
         self,

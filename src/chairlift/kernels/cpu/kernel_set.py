@@ -17,6 +17,7 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import common_format
 from chairlift.kernels.cpu.repacking import Repacked, describe, is_exact, measure, pack
+from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.linear import LinearKernel, Prologue, RowKernel
 from chairlift.kernels.registry import Kernels
 from chairlift.kernels.weights import MatrixParts, Weights
@@ -83,27 +84,6 @@ class MatrixLoader:
     def notes(self) -> list[str]:
         """What was lost in repacking."""
         return describe(sorted(self._repacked.items()))
-
-
-class RowBuffers:
-    """Memory for the rows that kernels put out, one piece a purpose, shared by all layers and steps."""
-
-    def __init__(self) -> None:
-        self._whole: dict[tuple[str, int], torch.Tensor] = {}
-        self._rows: dict[tuple[str, int], torch.Tensor] = {}
-
-    def rows(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
-        """float32 [num_rows, width] for a purpose and width; what was there is lost."""
-        rows = self._rows.get(key)
-        if rows is None or rows.shape[0] != num_rows:
-            rows = self._rows[key] = self._cut(key, num_rows)
-        return rows
-
-    def _cut(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
-        whole = self._whole.get(key)
-        if whole is None or whole.shape[0] < num_rows:
-            whole = self._whole[key] = torch.empty((num_rows, key[1]))
-        return whole[:num_rows]
 
 
 class NativeEmbedding:
