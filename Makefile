@@ -2,25 +2,40 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-BUILD ?= build/native
+COMPILED := $(VENV)/.compiled
 NATIVE := src/chairlift/kernels/cpu
+NATIVE_SOURCES := CMakeLists.txt $(wildcard $(NATIVE)/csrc/*.* $(NATIVE)/csrc/simd/*.*)
+BUILD ?= build/native
+LEAST_ISA := $(if $(filter x86_64,$(shell uname -m)),avx2,portable)
 ARGS ?=
+MAKEFLAGS += --no-print-directory
+# The tools of the environment first; without one, those of the machine.
+export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native serve test check format bench clean
+.PHONY: help venv native configure serve test test-wheel test-without-compiler sanitize check format bench wheel clean
 
 help: ## This list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(INSTALLED) ## Create .venv and install, if something changed.
+venv: $(INSTALLED) $(COMPILED) ## Create .venv, install and compile, if something changed.
 
+# Editable, and pure Python: the library lies beside the sources, where `native` puts it.
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]' \
+	  -C wheel.cmake=false -C editable.mode=inplace
 	@touch $@
 
-native: ## Compile the native kernels in place, for work on them (`venv` compiles what it installs).
+$(COMPILED): $(INSTALLED) $(NATIVE_SOURCES)
+	@if $(MAKE) configure; then $(MAKE) native; else rm -f $(NATIVE)/_native*.so; \
+	  echo "No native kernels: CMake found no working C++ compiler (above). The slower torch kernels will be used." >&2; fi
+	@touch $@
+
+configure:
 	@cmake -S . -B $(BUILD) -DPython_EXECUTABLE=$$(command -v $(BIN)/python) > /dev/null
+
+native: configure ## Compile the native kernels into the source tree (`make venv` does, if a C++ source changed).
 	@cmake --build $(BUILD) --parallel
 	@for so in $(BUILD)/_native*.so; do cp $$so $(NATIVE)/.new && mv $(NATIVE)/.new $(NATIVE)/$$(basename $$so); done
 
@@ -29,6 +44,18 @@ serve: venv ## Serve the default model on http://127.0.0.1:8000 (options: ARGS="
 
 test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
 	$(BIN)/python -m pytest $(ARGS)
+
+test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
+	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
+	CHAIRLIFT_CPU_ISA=$(LEAST_ISA) .ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
+
+test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
+	.ci/with-package build/installed/pure . -m pytest $(ARGS)
+
+sanitize: ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
+	@for kind in address,undefined thread; do \
+	  cmake -S . -B build/sanitize-$${kind%,*} -DCHAIRLIFT_SANITIZE=$$kind > /dev/null && \
+	  cmake --build build/sanitize-$${kind%,*} --parallel && build/sanitize-$${kind%,*}/kernel_tests || exit 1; done
 
 check: venv ## Lint, format, types, import contracts.
 	$(BIN)/ruff check .
@@ -43,5 +70,9 @@ format: venv ## Let ruff rewrite what it can.
 bench: venv ## Throughput of 64 requests at once on the default model.
 	$(BIN)/chairlift bench throughput $(ARGS)
 
+wheel: venv ## Build dist/*.whl, native kernels included.
+	@rm -f dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
 clean: ## Remove what make made.
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist $(NATIVE)/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

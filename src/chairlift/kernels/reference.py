@@ -7,10 +7,12 @@ let padding land there (see `chairlift.kernels.attention.KVCache`).
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.linear import Prologue
+from chairlift.kernels.linear import Prologue, PrologueKind
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -22,6 +24,46 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     """x [T, in] times weight [out, in] transposed, plus bias [out]: [T, out]."""
     y = x @ weight.t()
     return y if bias is None else y + bias
+
+
+OUTLIER_AFTER: Final[dict[PrologueKind, float]] = {
+    "none": 5,
+    "rms_norm": 4,
+    "layer_norm": 4,
+    "silu_and_mul": 7,
+    "relu": 7,
+}
+"""How many times the mean magnitude of its group an input of a quantized product must exceed to be an outlier, by the
+prologue that made it."""
+
+
+def quantize_activations(x: torch.Tensor, outlier_after: float) -> torch.Tensor:
+    """What products of integers see of x [T, n]: each value as a multiple of its scale, or as it is.
+
+    A row is cut in groups of 32. What exceeds `outlier_after` times its group's mean magnitude is an outlier, and is
+    multiplied as a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The others are rounded to -127..127
+    scales, of which their largest magnitude is 127.
+
+    Returns:
+        float64 [T, n], so that a product with it rounds nothing more.
+    """
+    num_rows, size = x.shape
+    groups = torch.nn.functional.pad(x.float(), (0, -size % 32)).view(num_rows, -1, 32)
+    magnitudes = groups.abs()
+    is_outlier = magnitudes > magnitudes.sum(-1, keepdim=True) * (outlier_after / 32)
+    top = magnitudes.masked_fill(is_outlier, 0).amax(-1, keepdim=True)
+    steps = torch.round(groups * torch.where(top > 1e-30, 127 / top, 0.0))
+    seen = torch.where(is_outlier, groups.double(), steps.double() * (top / 127).double())
+    return seen.view(num_rows, -1)[:, :size]
+
+
+def quantized_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, prologue: PrologueKind
+) -> torch.Tensor:
+    """`linear` over a matrix of integers, after a prologue of that kind: products see activations as
+    `quantize_activations` gives them. `weight` [out, in] are the matrix's values, in floats."""
+    y = quantize_activations(x, OUTLIER_AFTER[prologue]) @ weight.double().t()
+    return (y if bias is None else y + bias.double()).float()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -22,7 +22,17 @@ def load() -> Any:
 
     Raises:
         NativeUnavailableError: it was not compiled, or this machine cannot load it.
+        ConfigError: CHAIRLIFT_CPU_ISA names no instruction set of this CPU.
     """
+    native = _import()
+    try:
+        native.isa()
+    except RuntimeError as error:
+        raise ConfigError(f"{error}; without it the best one is used") from None
+    return native
+
+
+def _import() -> Any:
     try:
         return importlib.import_module(EXTENSION)
     except ModuleNotFoundError:

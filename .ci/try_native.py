@@ -1,0 +1,37 @@
+"""Try the native kernels of an installed Chairlift: one product beside its twin, and the default model."""
+
+from __future__ import annotations
+
+import torch
+
+import chairlift
+from chairlift.kernels import reference
+from chairlift.kernels.cpu import load
+
+
+def try_product() -> None:
+    native = load()
+    print(f"{chairlift.__file__}: native kernels on {native.isa()}, of {', '.join(native.available_isas())}")
+    matrix = native.PackedMatrix("q4_1", 96, 160)
+    matrix.pack_floats(0, torch.randn(96, 160).numpy())
+    x, out = torch.randn(5, 160), torch.empty(5, 96)
+    native.Linear(matrix)(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
+    twin = reference.quantized_linear(x, torch.from_numpy(matrix.unpack(0, 96)), None, "none")
+    torch.testing.assert_close(out, twin, rtol=1e-5, atol=1e-4)
+    print(f"products: largest distance from their twins {(out - twin).abs().max():.1e}")
+
+
+def try_model() -> None:
+    question = "What is the capital of France?"
+    llm = chairlift.LLM(num_kv_blocks=16)
+    (answer,) = llm.chat(
+        [[{"role": "user", "content": question}]], chairlift.SamplingParams(temperature=0.0, max_tokens=16)
+    )
+    llm.close()
+    print(f"{question} {answer.outputs[0].text}")
+    assert "Paris" in answer.outputs[0].text
+
+
+if __name__ == "__main__":
+    try_product()
+    try_model()

@@ -1,0 +1,71 @@
+// Checks of the C++ tests, and what they are fed with.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace chairlift::test {
+
+// What is being tested, for the message of a check that fails.
+inline std::string& subject() {
+  static std::string text;
+  return text;
+}
+
+[[noreturn]] inline void fail(const char* what, const char* file, int line) {
+  std::fprintf(stderr, "%s:%d: failed: %s\n  in: %s\n", file, line, what, subject().c_str());
+  std::exit(1);
+}
+
+#define CHECK(condition) \
+  do { \
+    if (!(condition)) chairlift::test::fail(#condition, __FILE__, __LINE__); \
+  } while (false)
+
+// |got - expected| <= tolerance; false for NaN.
+inline bool near(double got, double expected, double tolerance) { return std::fabs(got - expected) <= tolerance; }
+
+// Random numbers, the same in every run. A vector of n values takes exactly n: what lies beyond it is not ours, and the
+// address sanitizer knows.
+class Random {
+ public:
+  explicit Random(uint32_t seed) : engine_(seed) {}
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(n)); }
+  int64_t between(int64_t first, int64_t last) { return first + below(last - first + 1); }
+  float normal() { return normal_(engine_); }
+  double uniform() { return static_cast<double>(engine_() >> 11) * 0x1p-53; }
+
+  template <typename T>
+  const T& among(const std::vector<T>& values) {
+    return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
+  }
+
+  std::vector<float> normals(int64_t n, float scale = 1) {
+    std::vector<float> values(static_cast<size_t>(n));
+    for (float& value : values) value = scale * normal();
+    return values;
+  }
+
+  std::vector<uint8_t> bytes(int64_t n) {
+    std::vector<uint8_t> values(static_cast<size_t>(n));
+    for (uint8_t& value : values) value = static_cast<uint8_t>(engine_());
+    return values;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+  std::normal_distribution<float> normal_;
+};
+
+void test_pool();
+void test_linear();
+void test_attention();
+void test_sampling();
+
+}  // namespace chairlift::test

@@ -1,0 +1,32 @@
+// Every kernel on every instruction set of this CPU, against plain loops in double. Built with sanitizers: see
+// `make sanitize`.
+#include <chrono>
+
+#include "../isa.h"
+#include "../pool.h"
+#include "check.h"
+
+namespace chairlift::test {
+
+static void run(const char* name, void (*test)()) {
+  const auto start = std::chrono::steady_clock::now();
+  test();
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::printf("%-12s %-10s passed in %.1f s\n", isa().name, name, seconds.count());
+  std::fflush(stdout);
+}
+
+}  // namespace chairlift::test
+
+int main() {
+  using namespace chairlift;
+  test::run("pool", test::test_pool);
+  for (const std::string& name : available_isas()) {
+    set_isa(name);
+    Pool::get().set_num_threads(3);
+    test::run("linear", test::test_linear);
+    test::run("attention", test::test_attention);
+    test::run("sampling", test::test_sampling);
+  }
+  return 0;
+}

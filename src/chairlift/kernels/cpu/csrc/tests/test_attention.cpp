@@ -1,0 +1,316 @@
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "../attention.h"
+#include "../halves.h"
+#include "../pool.h"
+#include "check.h"
+
+namespace chairlift::test {
+namespace {
+
+struct Sequence {
+  int num_queries;  // the last so many of its tokens are this step's
+  int seq_len;
+};
+
+struct Case {
+  AttentionShape shape;
+  std::vector<Sequence> sequences;
+  int block_size;
+  int64_t window;
+  bool rotates, norms;
+
+  std::string name() const {
+    std::string text = std::to_string(shape.num_heads) + "/" + std::to_string(shape.num_kv_heads) + " heads of " +
+                       std::to_string(shape.head_dim) + ", kv " + std::to_string(static_cast<int>(shape.kv_type)) +
+                       ", blocks of " + std::to_string(block_size) + ", window " + std::to_string(window) + ":";
+    for (const Sequence& s : sequences) text += " " + std::to_string(s.num_queries) + "@" + std::to_string(s.seq_len);
+    return text;
+  }
+};
+
+// KV memory of one layer. What nobody wrote is NaN (scales, for int8): a result that it touches shows it.
+struct Memory {
+  Memory(const Case& c, int64_t num_blocks) : shape(c.shape), block_size(c.block_size) {
+    const int64_t rows = num_blocks * shape.num_kv_heads * block_size;
+    const int64_t value_bytes = shape.kv_type == KVType::f32 ? 4 : shape.kv_type == KVType::bf16 ? 2 : 1;
+    key.assign(static_cast<size_t>(rows * shape.head_dim * value_bytes), 0xff);
+    value = key;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    key_scale.assign(static_cast<size_t>(shape.kv_type == KVType::int8 ? rows : 0), nan);
+    value_scale = key_scale;
+  }
+
+  PagedKV paged() { return {key.data(), value.data(), key_scale.data(), value_scale.data(), block_size}; }
+
+  int64_t row(int64_t slot, int head) const {
+    return (slot / block_size * shape.num_kv_heads + head) * block_size + slot % block_size;
+  }
+
+  float at(const std::vector<uint8_t>& values, const std::vector<float>& scales, int64_t row, int i) const {
+    const auto index = static_cast<size_t>(row * shape.head_dim + i);
+    if (shape.kv_type == KVType::int8)
+      return static_cast<float>(static_cast<int8_t>(values[index])) * scales[static_cast<size_t>(row)];
+    if (shape.kv_type == KVType::f32) {
+      float x;
+      std::memcpy(&x, values.data() + 4 * index, 4);
+      return x;
+    }
+    uint16_t brain;
+    std::memcpy(&brain, values.data() + 2 * index, 2);
+    return brain_to_float(brain);
+  }
+  float key_at(int64_t slot, int head, int i) const { return at(key, key_scale, row(slot, head), i); }
+  float value_at(int64_t slot, int head, int i) const { return at(value, value_scale, row(slot, head), i); }
+
+  AttentionShape shape;
+  int block_size;
+  std::vector<uint8_t> key, value;
+  std::vector<float> key_scale, value_scale;
+};
+
+// One layer of a model: its inputs, its memory, and tables that say where tokens are.
+class Layer {
+ public:
+  Layer(const Case& c, Random& random) : case_(c), memory_(c, count_blocks(c)) {
+    const int64_t num_blocks = count_blocks(c);
+    blocks_.resize(static_cast<size_t>(num_blocks));
+    std::iota(blocks_.begin(), blocks_.end(), 0);
+    for (int64_t i = num_blocks - 1; i > 0; --i)
+      std::swap(blocks_[static_cast<size_t>(i)], blocks_[static_cast<size_t>(random.below(i + 1))]);
+    int64_t longest = 0, first_block = 0;
+    for (const Sequence& s : c.sequences) {
+      longest = std::max<int64_t>(longest, s.seq_len);
+      first_block_.push_back(first_block);
+      first_block += (s.seq_len + c.block_size - 1) / c.block_size;
+      tokens_.push_back(random.normals(s.seq_len * c.shape.qkv_width()));
+    }
+    cos_sin_.resize(static_cast<size_t>(longest * c.shape.head_dim));
+    const int half = c.shape.head_dim / 2;
+    for (int64_t p = 0; p < longest; ++p) {
+      for (int i = 0; i < half; ++i) {
+        const double angle = static_cast<double>(p) * std::pow(100.0, -i / static_cast<double>(half));
+        cos_sin_[static_cast<size_t>(p * c.shape.head_dim + i)] = static_cast<float>(std::cos(angle));
+        cos_sin_[static_cast<size_t>(p * c.shape.head_dim + half + i)] = static_cast<float>(std::sin(angle));
+      }
+    }
+    q_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
+    k_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
+  }
+
+  // Tokens first[i] to end[i] of each sequence, as one step: [tokens][num_heads * head_dim].
+  std::vector<float> step(const std::vector<int>& first, const std::vector<int>& end) {
+    StepShape shape;
+    shape.block_size = case_.block_size;
+    shape.query_start_loc = {0};
+    std::vector<float> qkv;
+    std::vector<int64_t> positions;
+    for (size_t i = 0; i < case_.sequences.size(); ++i) {
+      shape.max_blocks = std::max<int64_t>(shape.max_blocks, (end[i] + case_.block_size - 1) / case_.block_size);
+      for (int token = first[i]; token < end[i]; ++token) {
+        const float* own = tokens_[i].data() + token * case_.shape.qkv_width();
+        qkv.insert(qkv.end(), own, own + case_.shape.qkv_width());
+        positions.push_back(token);
+        shape.slot_mapping.push_back(slot(i, token));
+      }
+      shape.query_start_loc.push_back(static_cast<int32_t>(positions.size()));
+      shape.seq_lens.push_back(end[i]);
+    }
+    for (size_t i = 0; i < case_.sequences.size(); ++i)
+      for (int64_t b = 0; b < shape.max_blocks; ++b)
+        shape.block_tables.push_back(b * case_.block_size < end[i] ? block(i, b) : -1);
+    qkv.shrink_to_fit();
+    AttentionShape attention = case_.shape;
+    attention.q_norm = case_.norms ? q_norm_.data() : nullptr;
+    attention.k_norm = case_.norms ? k_norm_.data() : nullptr;
+    attention.norm_eps = 1e-6f;
+    const auto out_width = static_cast<size_t>(attention.num_heads * attention.head_dim);
+    std::vector<float> out(positions.size() * out_width, std::numeric_limits<float>::quiet_NaN());
+    AttentionStep step(std::move(shape));
+    attention_forward(attention, step, {memory_.paged(), qkv.data(), positions.data(),
+                                        case_.rotates ? cos_sin_.data() : nullptr, case_.window, out.data()});
+    return out;
+  }
+
+  // A head of a token of a sequence, as it is compared or kept, in double. Heads: queries, then keys, then values.
+  std::vector<double> head(size_t sequence, int token, int head) const {
+    const AttentionShape& shape = case_.shape;
+    const auto n = static_cast<size_t>(shape.head_dim);
+    const float* x = tokens_[sequence].data() + token * shape.qkv_width() + head * shape.head_dim;
+    std::vector<double> y(x, x + n);
+    if (head >= shape.num_heads + shape.num_kv_heads) return y;
+    if (case_.norms) {
+      double squares = 1e-6;
+      for (const double value : y) squares += value * value / static_cast<double>(n);
+      const std::vector<float>& weight = head < shape.num_heads ? q_norm_ : k_norm_;
+      for (size_t i = 0; i < n; ++i) y[i] *= weight[i] / std::sqrt(squares);
+    }
+    if (case_.rotates) {
+      const float* turn = cos_sin_.data() + static_cast<size_t>(token) * n;
+      for (size_t i = 0; i < n / 2; ++i) {
+        const double a = y[i], b = y[n / 2 + i];
+        y[i] = a * turn[i] - b * turn[n / 2 + i];
+        y[n / 2 + i] = b * turn[i] + a * turn[n / 2 + i];
+      }
+    }
+    return y;
+  }
+
+  // Softmax attention of one head of a token over what is in memory.
+  std::vector<double> attended(size_t sequence, int token, int head) const {
+    const AttentionShape& shape = case_.shape;
+    const int kv_head = head / shape.group();
+    const std::vector<double> query = this->head(sequence, token, head);
+    const int first = case_.window ? std::max<int>(0, token - static_cast<int>(case_.window) + 1) : 0;
+    std::vector<double> scores, out(static_cast<size_t>(shape.head_dim), 0.0);
+    for (int key = first; key <= token; ++key) {
+      double score = 0;
+      for (int i = 0; i < shape.head_dim; ++i)
+        score += query[static_cast<size_t>(i)] * memory_.key_at(slot(sequence, key), kv_head, i);
+      scores.push_back(score * shape.scale);
+    }
+    const double largest = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (double& score : scores) sum += score = std::exp(score - largest);
+    for (int key = first; key <= token; ++key)
+      for (int i = 0; i < shape.head_dim; ++i)
+        out[static_cast<size_t>(i)] += scores[static_cast<size_t>(key - first)] / sum *
+                                       memory_.value_at(slot(sequence, key), kv_head, i);
+    return out;
+  }
+
+  int64_t slot(size_t sequence, int token) const {
+    return static_cast<int64_t>(block(sequence, token / case_.block_size)) * case_.block_size +
+           token % case_.block_size;
+  }
+  const Memory& memory() const { return memory_; }
+
+ private:
+  static int64_t count_blocks(const Case& c) {
+    int64_t count = 0;
+    for (const Sequence& s : c.sequences) count += (s.seq_len + c.block_size - 1) / c.block_size;
+    return count;
+  }
+  int32_t block(size_t sequence, int64_t index) const {
+    return blocks_[static_cast<size_t>(first_block_[sequence] + index)];
+  }
+
+  Case case_;
+  Memory memory_;
+  std::vector<int32_t> blocks_;
+  std::vector<int64_t> first_block_;
+  std::vector<std::vector<float>> tokens_;  // of each sequence: [seq_len][qkv_width]
+  std::vector<float> cos_sin_, q_norm_, k_norm_;
+};
+
+// What is kept of keys and values, up to the rounding of their type.
+void check_memory(const Case& c, const Layer& layer) {
+  const AttentionShape& shape = c.shape;
+  for (size_t i = 0; i < c.sequences.size(); ++i) {
+    for (int token = 0; token < c.sequences[i].seq_len; token += 3) {
+      for (int h = 0; h < shape.num_kv_heads; ++h) {
+        const std::vector<double> key = layer.head(i, token, shape.num_heads + h);
+        const std::vector<double> value = layer.head(i, token, shape.num_heads + shape.num_kv_heads + h);
+        double top = 0;
+        for (size_t d = 0; d < key.size(); ++d) top = std::max({top, std::fabs(key[d]), std::fabs(value[d])});
+        const double rounding = shape.kv_type == KVType::f32 ? 1e-5 : 1.0 / 250;
+        for (int d = 0; d < shape.head_dim; ++d) {
+          CHECK(near(layer.memory().key_at(layer.slot(i, token), h, d), key[static_cast<size_t>(d)], rounding * top));
+          CHECK(near(layer.memory().value_at(layer.slot(i, token), h, d), value[static_cast<size_t>(d)],
+                     rounding * top));
+        }
+      }
+    }
+  }
+}
+
+void check_case(const Case& c, Random& random) {
+  subject() = c.name();
+  Layer layer(c, random);
+  std::vector<int> none(c.sequences.size(), 0), first, end;
+  for (const Sequence& s : c.sequences) {
+    first.push_back(s.seq_len - s.num_queries);
+    end.push_back(s.seq_len);
+  }
+  layer.step(none, first);
+  const std::vector<float> out = layer.step(first, end);
+  check_memory(c, layer);
+  const int out_width = c.shape.num_heads * c.shape.head_dim;
+  const float* row = out.data();
+  for (size_t i = 0; i < c.sequences.size(); ++i) {
+    for (int token = first[i]; token < end[i]; ++token, row += out_width) {
+      if (token + 20 < end[i] && token % 5 != 0) continue;
+      for (int head = 0; head < c.shape.num_heads; ++head) {
+        const std::vector<double> expected = layer.attended(i, token, head);
+        for (int d = 0; d < c.shape.head_dim; ++d)
+          CHECK(near(row[head * c.shape.head_dim + d], expected[static_cast<size_t>(d)], 3e-5));
+      }
+    }
+  }
+  // Another number of threads cuts the work elsewhere, and everything in one step is cut elsewhere still.
+  Pool& pool = Pool::get();
+  pool.set_num_threads(pool.num_threads() % 3 + 1);
+  pool.set_tile_order(static_cast<uint64_t>(random.between(1, 1000)));
+  CHECK(layer.step(first, end) == out);
+  const std::vector<float> whole = layer.step(none, end);
+  pool.set_tile_order(0);
+  const float* of_whole = whole.data();
+  const float* of_step = out.data();
+  for (size_t i = 0; i < c.sequences.size(); ++i) {
+    const auto count = static_cast<size_t>(c.sequences[i].num_queries * out_width);
+    of_whole += first[i] * out_width;
+    CHECK(std::memcmp(of_whole, of_step, count * sizeof(float)) == 0);
+    of_whole += count;
+    of_step += count;
+  }
+}
+
+// Rows before their sequence see nothing, slot -1 keeps nothing.
+void check_padding() {
+  subject() = "padding";
+  const AttentionShape shape = {2, 1, 8, 1.0f, KVType::f32, nullptr, nullptr, 0.0f};
+  std::vector<float> key(4 * 8, 1.0f), value = key, qkv(3 * 4 * 8, 2.0f), out(3 * 2 * 8, 5.0f);
+  std::vector<float> kept = key;
+  std::fill_n(kept.begin() + 8, 8, 2.0f);
+  AttentionStep step({{0, 3}, {1}, {0}, {-1, -1, 1}, 1, 4});
+  // The one token is at position 0, and its slot is another than the one it reads.
+  attention_forward(shape, step, {{key.data(), value.data(), nullptr, nullptr, 4}, qkv.data(), nullptr, nullptr, 0,
+                                  out.data()});
+  CHECK(key == kept && value == kept);
+  for (size_t i = 0; i < 2 * 2 * 8; ++i) CHECK(out[i] == 0.0f);
+  for (size_t i = 2 * 2 * 8; i < out.size(); ++i) CHECK(out[i] == 1.0f);
+}
+
+}  // namespace
+
+void test_attention() {
+  check_padding();
+  Random random(2);
+  const std::vector<std::pair<int, int>> heads = {{1, 1}, {3, 1}, {4, 2}, {9, 3}};
+  const std::vector<std::vector<Sequence>> batches = {
+      {{1, 1}},
+      {{1, 63}, {1, 64}, {1, 65}},
+      {{5, 5}, {1, 130}, {33, 70}},
+      {{1, 511}, {1, 513}},
+      {{70, 600}},
+      {{1, 2}, {1, 1}, {2, 3}, {1, 40}, {1, 17}, {1, 90}, {1, 33}, {1, 8}, {1, 9}, {1, 10}, {1, 11}, {1, 12}},
+  };
+  for (const KVType type : {KVType::f32, KVType::bf16, KVType::int8}) {
+    for (const std::vector<Sequence>& batch : batches) {
+      for (const int head_dim : {4, 20, 32, 64}) {
+        const auto [num_heads, num_kv_heads] = random.among(heads);
+        Case c = {{num_heads, num_kv_heads, head_dim, 0.2f, type, nullptr, nullptr, 0.0f}, batch, 16, 0, false, false};
+        c.block_size = random.among(std::vector<int>{1, 4, 16, 32});
+        c.window = random.among(std::vector<int64_t>{0, 0, 1, 30, 520});
+        c.rotates = random.below(2) == 1;
+        c.norms = random.below(3) == 0;
+        check_case(c, random);
+      }
+    }
+  }
+}
+
+}  // namespace chairlift::test

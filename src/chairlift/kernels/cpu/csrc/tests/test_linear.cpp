@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "../halves.h"
+#include "../linear.h"
+#include "../pool.h"
+#include "check.h"
+
+namespace chairlift::test {
+namespace {
+
+constexpr WeightFormat kFormats[] = {WeightFormat::q4_0, WeightFormat::q4_1, WeightFormat::q8_0, WeightFormat::int8,
+                                     WeightFormat::bf16, WeightFormat::f16,  WeightFormat::f32};
+constexpr Prologue kPrologues[] = {Prologue::none, Prologue::rms_norm, Prologue::layer_norm, Prologue::silu_and_mul,
+                                   Prologue::relu};
+
+struct Case {
+  WeightFormat format;
+  Prologue prologue;
+  int64_t rows, inputs, outputs;
+  bool has_bias, add;
+
+  int64_t width() const { return prologue == Prologue::silu_and_mul ? 2 * inputs : inputs; }
+  bool has_norm() const { return prologue == Prologue::rms_norm || prologue == Prologue::layer_norm; }
+  std::string name() const {
+    return std::string(name_of(format)) + ", prologue " + std::to_string(static_cast<int>(prologue)) + ", " +
+           std::to_string(rows) + " x " + std::to_string(inputs) + " x " + std::to_string(outputs);
+  }
+};
+
+// One row through the prologue, in double.
+std::vector<double> prepared(const Case& c, const float* x, const std::vector<float>& weight,
+                             const std::vector<float>& bias, float eps) {
+  const auto n = static_cast<size_t>(c.inputs);
+  std::vector<double> y(x, x + n);
+  double mean = 0, squares = 0;
+  if (c.prologue == Prologue::layer_norm)
+    for (const double value : y) mean += value / static_cast<double>(n);
+  for (const double value : y) squares += (value - mean) * (value - mean) / static_cast<double>(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (c.has_norm()) y[i] = (y[i] - mean) / std::sqrt(squares + eps) * weight[i];
+    if (c.prologue == Prologue::layer_norm) y[i] += bias[i];
+    if (c.prologue == Prologue::relu) y[i] = std::max(y[i], 0.0);
+    if (c.prologue == Prologue::silu_and_mul) y[i] = y[i] / (1 + std::exp(-y[i])) * x[n + i];
+  }
+  return y;
+}
+
+struct Expected {
+  double value, tolerance;
+};
+
+// The product in double. Integer formats may be off by half a step of each input's eight bits, where a step is the
+// largest magnitude of its group over 127; the rest is float rounding.
+Expected product(const Case& c, const std::vector<double>& y, const float* weights) {
+  double value = 0, magnitudes = 0, rounding = 0;
+  for (int64_t first = 0; first < c.inputs; first += kGroup) {
+    double top = 0, group = 0, largest = 0;
+    for (int64_t k = first; k < std::min(first + kGroup, c.inputs); ++k) {
+      const double weight = weights[k];
+      value += weight * y[static_cast<size_t>(k)];
+      group += std::fabs(weight);
+      largest = std::max(largest, std::fabs(weight));
+      top = std::max(top, std::fabs(y[static_cast<size_t>(k)]));
+    }
+    magnitudes += 3 * kGroup * largest * top;
+    rounding += group * top / 254;
+  }
+  return {value, (is_integer(c.format) ? 1.01 * rounding : 0) + 4e-6 * magnitudes + 1e-6};
+}
+
+std::vector<float> run(const Linear& linear, const Case& c, const std::vector<float>& x,
+                       const std::vector<float>& before) {
+  std::vector<float> out = before;
+  linear(x.data(), c.width(), c.rows, out.data(), c.outputs, c.add);
+  return out;
+}
+
+bool same_bits(const float* a, const float* b, int64_t n) {
+  return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(float)) == 0;
+}
+
+// Each row alone, another number of threads, another order of tiles: the same bits.
+void check_invariance(const Linear& linear, const Case& c, const std::vector<float>& x,
+                      const std::vector<float>& before, const std::vector<float>& out) {
+  for (int64_t row = 0; row < c.rows; ++row) {
+    const std::vector<float> own(x.begin() + row * c.width(), x.begin() + (row + 1) * c.width());
+    const std::vector<float> own_before(before.begin() + row * c.outputs, before.begin() + (row + 1) * c.outputs);
+    Case alone = c;
+    alone.rows = 1;
+    CHECK(same_bits(run(linear, alone, own, own_before).data(), out.data() + row * c.outputs, c.outputs));
+  }
+  Pool& pool = Pool::get();
+  const int num_threads = pool.num_threads();
+  pool.set_num_threads(num_threads % 3 + 1);
+  pool.set_tile_order(static_cast<uint64_t>(c.rows * 31 + c.inputs));
+  CHECK(same_bits(run(linear, c, x, before).data(), out.data(), c.rows * c.outputs));
+  pool.set_tile_order(0);
+}
+
+// Rows that lie apart: what is between them is neither needed nor touched.
+void check_strides(const Linear& linear, const Case& c, const std::vector<float>& x, const std::vector<float>& before,
+                   const std::vector<float>& out) {
+  const int64_t x_stride = c.width() + 5, out_stride = c.outputs + 3;
+  std::vector<float> apart(static_cast<size_t>((c.rows - 1) * x_stride + c.width()), NAN);
+  std::vector<float> result(static_cast<size_t>((c.rows - 1) * out_stride + c.outputs), 7.0f);
+  for (int64_t row = 0; row < c.rows; ++row) {
+    std::copy_n(x.data() + row * c.width(), c.width(), apart.data() + row * x_stride);
+    std::copy_n(before.data() + row * c.outputs, c.outputs, result.data() + row * out_stride);
+  }
+  linear(apart.data(), x_stride, c.rows, result.data(), out_stride, c.add);
+  for (int64_t row = 0; row < c.rows; ++row) {
+    CHECK(same_bits(result.data() + row * out_stride, out.data() + row * c.outputs, c.outputs));
+    if (row + 1 == c.rows) break;
+    for (int64_t i = c.outputs; i < out_stride; ++i) CHECK(result[static_cast<size_t>(row * out_stride + i)] == 7.0f);
+  }
+}
+
+void check_case(const Case& c, Random& random) {
+  subject() = c.name();
+  auto matrix = std::make_shared<PackedMatrix>(c.format, c.outputs, c.inputs);
+  const std::vector<float> weights = random.normals(c.outputs * c.inputs);
+  matrix->pack_floats(0, c.outputs, weights.data(), c.inputs);
+  std::vector<float> unpacked(weights.size());
+  matrix->unpack(0, c.outputs, unpacked.data());
+
+  const std::vector<float> bias = random.normals(c.has_bias ? c.outputs : 0);
+  const std::vector<float> norm_weight = random.normals(c.has_norm() ? c.inputs : 0);
+  const std::vector<float> norm_bias = random.normals(c.prologue == Prologue::layer_norm ? c.inputs : 0);
+  constexpr float kEps = 1e-5f;
+  const Linear linear(matrix, bias, c.prologue, norm_weight, norm_bias, kEps);
+
+  std::vector<float> x = random.normals(c.rows * c.width());
+  for (int64_t i = 0; i < c.rows * c.width() / 20; ++i) x[static_cast<size_t>(random.below(c.rows * c.width()))] *= 30;
+  const std::vector<float> before = random.normals(c.rows * c.outputs);
+  const std::vector<float> out = run(linear, c, x, before);
+  for (int64_t row = 0; row < c.rows; ++row) {
+    const std::vector<double> y = prepared(c, x.data() + row * c.width(), norm_weight, norm_bias, kEps);
+    for (int64_t o = 0; o < c.outputs; ++o) {
+      const auto at = static_cast<size_t>(row * c.outputs + o);
+      const Expected expected = product(c, y, unpacked.data() + o * c.inputs);
+      const double rest = (c.has_bias ? bias[static_cast<size_t>(o)] : 0) + (c.add ? before[at] : 0);
+      CHECK(near(out[at], expected.value + rest, expected.tolerance + 1e-6 * std::fabs(rest)));
+    }
+  }
+  check_invariance(linear, c, x, before, out);
+  check_strides(linear, c, x, before, out);
+}
+
+void check_products(Random& random) {
+  const std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 40};
+  const std::vector<int64_t> inputs = {1, 7, 31, 32, 33, 64, 100, 200, 2100};
+  const std::vector<int64_t> outputs = {1, 7, 15, 16, 17, 33, 70};
+  for (const WeightFormat format : kFormats) {
+    for (const int64_t num_rows : rows) {
+      for (const Prologue prologue : kPrologues) {
+        check_case({format, prologue, num_rows, random.among(inputs), random.among(outputs), random.below(2) == 1,
+                    random.below(2) == 1},
+                   random);
+      }
+    }
+  }
+}
+
+// A row of a file in the format, with scales that are sane, and its values.
+struct FileRow {
+  std::vector<uint8_t> bytes;
+  std::vector<float> values;
+};
+
+void put_half(uint8_t* at, float value) {
+  const uint16_t half = float_to_half(value);
+  std::memcpy(at, &half, 2);
+}
+
+// One block of 32 values: scale, minimum (q4_1), values.
+void fill_block(WeightFormat format, uint8_t* block, float* values, Random& random) {
+  const bool is_q8 = format == WeightFormat::q8_0;
+  const int header = format == WeightFormat::q4_1 ? 4 : 2;
+  const float scale = half_to_float(float_to_half(random.normal() / 16));
+  const float minimum = format == WeightFormat::q4_1 ? half_to_float(float_to_half(random.normal())) : 0;
+  put_half(block, scale);
+  if (format == WeightFormat::q4_1) put_half(block + 2, minimum);
+  for (int i = 0; i < kGroup; ++i) {
+    const uint8_t byte = block[header + (is_q8 ? i : i % 16)];
+    const int nibble = i < 16 ? byte & 15 : byte >> 4;
+    const int value = is_q8 ? static_cast<int8_t>(byte) : format == WeightFormat::q4_0 ? nibble - 8 : nibble;
+    values[i] = scale * static_cast<float>(value) + minimum;
+  }
+}
+
+FileRow file_row(WeightFormat format, int64_t inputs, int64_t num_bytes, Random& random) {
+  FileRow row = {random.bytes(num_bytes), {}};
+  if (format <= WeightFormat::q8_0) {
+    const int64_t groups = (inputs + kGroup - 1) / kGroup;
+    row.values.resize(static_cast<size_t>(groups * kGroup));
+    for (int64_t g = 0; g < groups; ++g)
+      fill_block(format, row.bytes.data() + g * (num_bytes / groups), row.values.data() + g * kGroup, random);
+    return row;
+  }
+  for (int64_t k = 0; k < inputs; ++k) {
+    const float value = random.normal();
+    const uint16_t half = format == WeightFormat::f16 ? float_to_half(value) : float_to_brain(value);
+    if (format == WeightFormat::f32)
+      std::memcpy(row.bytes.data() + 4 * k, &value, 4);
+    else
+      std::memcpy(row.bytes.data() + 2 * k, &half, 2);
+    row.values.push_back(format == WeightFormat::f32   ? value
+                         : format == WeightFormat::f16 ? half_to_float(half)
+                                                       : brain_to_float(half));
+  }
+  return row;
+}
+
+// What a file holds is what products use, to the bit; rows that are packed in pieces, and rows looked up by id.
+void check_packing(Random& random) {
+  for (const WeightFormat format : kFormats) {
+    for (const int64_t inputs : {1, 31, 32, 33, 96}) {
+      subject() = std::string("packing ") + name_of(format) + ", inputs " + std::to_string(inputs);
+      constexpr int64_t kRows = 19;
+      PackedMatrix matrix(format, kRows, inputs);
+      if (!matrix.source_row_bytes()) continue;
+      std::vector<FileRow> rows;
+      for (int64_t row = 0; row < kRows; ++row) {
+        rows.push_back(file_row(format, inputs, matrix.source_row_bytes(), random));
+        matrix.pack_blocks(row, 1, rows.back().bytes.data(), matrix.source_row_bytes());
+      }
+      const std::vector<int64_t> ids = {18, 0, 7, 7, 15, 16};
+      std::vector<float> found(ids.size() * static_cast<size_t>(inputs));
+      matrix.gather(ids.data(), static_cast<int64_t>(ids.size()), found.data());
+      for (size_t i = 0; i < ids.size(); ++i)
+        CHECK(same_bits(found.data() + i * static_cast<size_t>(inputs), rows[static_cast<size_t>(ids[i])].values.data(),
+                        inputs));
+      std::vector<float> middle(static_cast<size_t>(4 * inputs));
+      matrix.unpack(14, 4, middle.data());
+      for (size_t i = 0; i < 4; ++i)
+        CHECK(same_bits(middle.data() + i * static_cast<size_t>(inputs), rows[14 + i].values.data(), inputs));
+    }
+  }
+}
+
+}  // namespace
+
+void test_linear() {
+  Random random(1);
+  check_packing(random);
+  check_products(random);
+}
+
+}  // namespace chairlift::test

@@ -1,0 +1,109 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "../pool.h"
+#include "check.h"
+
+namespace chairlift::test {
+namespace {
+
+// Every task once, and none by a worker that there is not. Counters of a task are not atomic: who is handed the same
+// task at the same time is a data race.
+void check_job(int64_t num_tasks) {
+  Pool& pool = Pool::get();
+  const int num_threads = pool.num_threads();
+  std::vector<int> done(static_cast<size_t>(num_tasks), 0);
+  pool.run(num_tasks, [&](int64_t task, int worker) {
+    CHECK(worker >= 0 && worker < num_threads);
+    ++done[static_cast<size_t>(task)];
+  });
+  for (const int times : done) CHECK(times == 1);
+}
+
+void check_all_sizes() {
+  Pool& pool = Pool::get();
+  for (const int num_threads : {1, 2, 3, 8, 2, 1}) {
+    pool.set_num_threads(num_threads);
+    CHECK(pool.num_threads() == num_threads);
+    for (const uint64_t order : {0, 1, 7, 123456789}) {
+      pool.set_tile_order(order);
+      subject() = std::to_string(num_threads) + " threads, order " + std::to_string(order);
+      for (const int64_t num_tasks : {0, 1, 2, 3, 7, 64, 1000}) check_job(num_tasks);
+    }
+  }
+  pool.set_tile_order(0);
+}
+
+void check_parked_workers() {
+  subject() = "workers that have gone to sleep";
+  Pool::get().set_num_threads(4);
+  for (int i = 0; i < 20; ++i) {
+    check_job(100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void check_scratch() {
+  subject() = "scratch memory";
+  Pool& pool = Pool::get();
+  pool.set_num_threads(3);
+  for (const size_t num_bytes : {64, 4096, 100, 65536}) {
+    pool.run(50, [&](int64_t, int worker) {
+      auto* bytes = static_cast<unsigned char*>(pool.scratch(worker, num_bytes));
+      CHECK(reinterpret_cast<uintptr_t>(bytes) % 64 == 0);
+      bytes[0] = bytes[num_bytes - 1] = 1;
+    });
+  }
+}
+
+// Callers on several threads take turns, while another one changes the number of threads.
+void check_many_callers() {
+  subject() = "several callers, and a changing number of threads";
+  std::atomic<int64_t> sum{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 100; ++i) Pool::get().run(40, [&](int64_t task, int) { sum += task; });
+    });
+  }
+  for (int i = 0; i < 30; ++i) Pool::get().set_num_threads(1 + i % 5);
+  for (std::thread& caller : callers) caller.join();
+  CHECK(sum == 3 * 100 * (40 * 39 / 2));
+}
+
+// A child has none of its parent's workers, and starts its own.
+void check_fork() {
+#if !defined(__SANITIZE_THREAD__)  // which does not follow a forked process that starts threads
+  subject() = "a job in a forked process";
+  Pool::get().set_num_threads(4);
+  check_job(100);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    check_job(100);
+    Pool::get().set_num_threads(2);
+    check_job(100);
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  check_job(100);
+#endif
+}
+
+}  // namespace
+
+void test_pool() {
+  check_all_sizes();
+  check_parked_workers();
+  check_scratch();
+  check_many_callers();
+  check_fork();
+}
+
+}  // namespace chairlift::test

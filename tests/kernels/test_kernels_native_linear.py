@@ -1,0 +1,254 @@
+"""Native products against `reference.quantized_linear` and plain ones, on every instruction set of the CPU.
+
+A native layer over the identity matrix in float32 gives what its prologue makes of a row, to the bit. So prologues are
+compared with their twins by themselves, and products on exactly the rows that they multiply: nothing is left between
+two results but the rounding of float32 sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.kernels import reference
+from chairlift.kernels.cpu import NativeUnavailableError, load
+from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS
+from chairlift.kernels.linear import Prologue, PrologueKind
+
+try:
+    NATIVE = load()
+except NativeUnavailableError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+FORMATS = sorted(BYTES_PER_INPUT)
+KINDS: tuple[PrologueKind, ...] = get_args(PrologueKind)
+EPS = 1e-5
+ROWS, INPUTS, OUTPUTS = st.integers(1, 40), st.integers(1, 200) | st.just(2100), st.integers(1, 70)
+
+
+@pytest.fixture(params=NATIVE.available_isas(), scope="module", autouse=True)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every instruction set that this CPU has."""
+    before, num_threads = NATIVE.isa(), NATIVE.num_threads()
+    NATIVE.set_isa(request.param)
+    NATIVE.set_num_threads(2)
+    yield request.param
+    NATIVE.set_isa(before)
+    NATIVE.set_num_threads(num_threads)
+
+
+def width(kind: PrologueKind, in_features: int) -> int:
+    return 2 * in_features if kind == "silu_and_mul" else in_features
+
+
+def make_prologue(kind: PrologueKind, in_features: int) -> Prologue:
+    is_norm = kind in ("rms_norm", "layer_norm")
+    weight, bias = torch.randn(2, in_features)
+    return Prologue(kind, weight if is_norm else None, bias if kind == "layer_norm" else None, EPS if is_norm else 0.0)
+
+
+def make_rows(num_rows: int, size: int) -> torch.Tensor:
+    """As activations are: a few columns and a few values are much larger than the others."""
+    x = torch.randn(num_rows, size)
+    x[:, torch.rand(size) < 0.02] *= 20
+    x[torch.rand(num_rows, size) < 0.02] *= 30
+    return x
+
+
+def pack(kind: str, weight: torch.Tensor) -> Any:
+    matrix = NATIVE.PackedMatrix(kind, *weight.shape)
+    matrix.pack_floats(0, weight.numpy())
+    return matrix
+
+
+def multiply(
+    matrix: Any,
+    x: torch.Tensor,
+    prologue: Prologue,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    vectors = [None if v is None else v.numpy() for v in (bias, prologue.weight, prologue.bias)]
+    linear = NATIVE.Linear(matrix, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+    out = torch.empty(len(x), matrix.out_features) if residual is None else residual.clone()
+    linear(x.data_ptr(), x.stride(0), len(x), out.data_ptr(), out.stride(0), residual is not None)
+    return out
+
+
+def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Tensor:
+    return multiply(pack("f32", torch.eye(in_features)), x, prologue)
+
+
+def twin(matrix: Any, y: torch.Tensor, kind: PrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product of rows that have had their prologue, and how far float32 sums may be from it."""
+    weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
+    if matrix.format in FLOATS:
+        product = (y.double() @ weight.double().t()).float()
+    else:
+        product = reference.quantized_linear(y, weight, None, kind)
+    # A 4-bit weight is a multiple of its scale and a minimum, both of them up to twice as large as the largest weight.
+    magnitude = y.abs().sum(1)[:, None] * weight.abs().amax(1)[None, :]
+    return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(FORMATS), st.sampled_from(KINDS), ROWS, INPUTS, OUTPUTS, st.integers(0, 2**32))
+def test_products_are_those_of_the_twin(
+    name: str, kind: PrologueKind, num_rows: int, in_features: int, out_features: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)
+    x = make_rows(num_rows, width(kind, in_features))
+    bias, residual = torch.randn(out_features), torch.randn(num_rows, out_features)
+    product, tolerance = twin(matrix, prepared(x, prologue, in_features), kind)
+    for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
+        expected = product + (0 if b is None else b) + (0 if r is None else r)
+        error = (multiply(matrix, x, prologue, b, r) - expected).abs()
+        assert (error <= tolerance + 1e-6 * (1 + expected.abs())).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("in_features", [1, 7, 8, 9, 64, 100])
+def test_prologues_are_their_twins(kind: PrologueKind, in_features: int) -> None:
+    torch.manual_seed(in_features)
+    prologue, x = make_prologue(kind, in_features), make_rows(11, width(kind, in_features))
+    ours, expected = prepared(x, prologue, in_features), reference.apply_prologue(x, prologue)
+    torch.testing.assert_close(ours, expected, rtol=3e-6, atol=3e-6 * float(expected.abs().max()))
+
+
+def test_silu_far_out() -> None:
+    gate = torch.tensor([[-1e30, -200.0, -100.0, -30.0, 0.0, 30.0, 100.0, 1e30]])
+    ours = prepared(torch.cat((gate, torch.ones_like(gate)), dim=1), Prologue("silu_and_mul"), 8)
+    torch.testing.assert_close(ours, torch.nn.functional.silu(gate), rtol=1e-5, atol=1e-8)
+
+
+def test_outliers_take_nothing_from_their_neighbours() -> None:
+    """One input a thousand times as large as the others of its group would leave them no bits at all."""
+    weight, x = torch.randn(16, 64), torch.randn(1, 64)
+    x[0, 40] = 3000.0
+    matrix = pack("q8_0", weight)
+    exact = x @ torch.from_numpy(matrix.unpack(0, 16)).t()
+    torch.testing.assert_close(multiply(matrix, x, Prologue("none")), exact, rtol=0, atol=0.3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_zeros_give_the_bias(name: str) -> None:
+    matrix, bias = pack(name, torch.randn(5, 40)), torch.randn(5)
+    assert torch.equal(multiply(matrix, torch.zeros(3, 40), Prologue("none"), bias), bias.expand(3, 5))
+
+
+# -- the same bits in any company ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(FORMATS),
+    st.sampled_from(KINDS),
+    ROWS,
+    INPUTS,
+    OUTPUTS,
+    st.integers(1, 4),
+    st.integers(0, 2**32),
+)
+def test_rows_threads_and_order_change_no_bit(
+    name: str, kind: PrologueKind, num_rows: int, in_features: int, out_features: int, num_threads: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)
+    x, residual = make_rows(num_rows, width(kind, in_features)), torch.randn(num_rows, out_features)
+    together = multiply(matrix, x, prologue, None, residual)
+    cut = int(torch.randint(0, num_rows + 1, ()))
+    try:
+        NATIVE.set_num_threads(num_threads)
+        NATIVE.set_tile_order(seed)
+        parts = [multiply(matrix, x[s], prologue, None, residual[s]) for s in (slice(cut), slice(cut, None))]
+        assert torch.equal(torch.cat(parts), together)
+        alone = slice(num_rows - 1, None)
+        assert torch.equal(multiply(matrix, x[alone], prologue, None, residual[alone]), together[alone])
+    finally:
+        NATIVE.set_num_threads(2)
+        NATIVE.set_tile_order(0)
+
+
+def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str) -> None:
+    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2"}.get(isa)
+    if without is None:
+        pytest.skip("has none, or nothing else")
+    torch.manual_seed(0)
+    x, matrices = make_rows(13, 200), [pack(name, torch.randn(40, 200)) for name in FORMATS]
+    ours = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
+    NATIVE.set_isa(without)
+    theirs = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
+    NATIVE.set_isa(isa)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+# -- packing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("f32", 0.0), ("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 0.6 / 127), ("int8", 0.6 / 127)]
+)
+def test_what_is_packed_comes_back_rounded(name: str, step: float) -> None:
+    weight = torch.randn(37, 70)
+    error = (torch.from_numpy(pack(name, weight).unpack(0, 37)) - weight).abs()
+    assert (error <= step * weight.abs().amax(1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_of_a_format_come_back_as_they_are(name: str) -> None:
+    """Packed in pieces, taken out in others, looked up by id: the same rows."""
+    once = pack(name, torch.randn(37, 70)).unpack(0, 37)
+    again = NATIVE.PackedMatrix(name, 37, 70)
+    for first, end in ((20, 37), (0, 1), (1, 20)):
+        again.pack_floats(first, np.ascontiguousarray(once[first:end]))
+    if name == "int8" or name in FLOATS:
+        assert np.array_equal(again.unpack(0, 37), once)
+    parts = np.concatenate([again.unpack(0, 15), again.unpack(15, 22)])
+    assert np.array_equal(parts, again.unpack(0, 37))
+    ids = np.array([36, 0, 5, 5, 16], np.int64)
+    found: npt.NDArray[np.float32] = np.empty((5, 70), np.float32)
+    again.gather(ids.ctypes.data, 5, found.ctypes.data)
+    assert np.array_equal(found, parts[ids])
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: NATIVE.PackedMatrix("q5_0", 4, 4), "format must be one of q4_0, .*, f32, got 'q5_0'"),
+        (lambda: NATIVE.PackedMatrix("f32", 0, 4), "at least one row and one column"),
+        (
+            lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(2, np.zeros((3, 4), np.float32)),
+            "outside of the matrix",
+        ),
+        (lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(0, np.zeros((1, 5), np.float32)), "in_features values"),
+        (lambda: NATIVE.PackedMatrix("q8_0", 4, 32).pack_blocks(0, np.zeros((1, 33), np.uint8)), "number of bytes"),
+        (lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)), "number of bytes"),
+        (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "outside of the matrix"),
+        (lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), None, "gelu"), "prologue must be one of none, "),
+        (
+            lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), np.zeros(3, np.float32)),
+            "bias must have out_features",
+        ),
+        (
+            lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), None, "rms_norm"),
+            "norm_weight must have in_features",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
