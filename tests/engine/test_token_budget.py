@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.bench.simulation import like_recorded
 from chairlift.config import DEFAULT_MAX_NUM_BATCHED_TOKENS
 from chairlift.engine import token_budget
 from chairlift.engine.factory import build_engine
@@ -28,6 +29,10 @@ from chairlift.engine.token_budget import (
 )
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList
+from chairlift.loading.formats import matrix_formats
+from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.sim.planner import Load, PlannedModel, make_plan
+from chairlift.workload.lengths import Fixed
 from native import needs_native
 
 
@@ -105,7 +110,9 @@ def test_an_engine_chooses_its_budget_and_says_why(
     assert said in caplog.messages
     assert started(tiny_model_dir("llama"), max_num_seqs=200).max_num_batched_tokens == 256
     assert started(tiny_model_dir("llama"), num_kv_blocks=1).max_num_batched_tokens == 64, "from 8 tokens alone"
-    assert started(tiny_model_dir("llama"), num_kv_blocks=1, block_size=8).max_num_batched_tokens == 512, "no room to measure"
+    assert started(tiny_model_dir("llama"), num_kv_blocks=1, block_size=8).max_num_batched_tokens == 512, (
+        "no room to measure"
+    )
 
 
 @needs_native
@@ -152,3 +159,27 @@ def test_a_budget_of_zero_is_still_refused() -> None:
 
 def test_the_largest_budget_is_what_planners_count_with() -> None:
     assert max(token_budget.BUDGETS) == EngineConfig().largest_token_budget == DEFAULT_MAX_NUM_BATCHED_TOKENS
+
+
+def test_a_simulation_of_a_recorded_engine_has_its_budget() -> None:
+    recorded = EngineStarted(0.0, "tiny", 16, 64, 8, 128, 256, "fcfs", "paged", True)
+
+    def budget(**options: int) -> int:
+        return like_recorded(EngineConfig(**options), recorded).scheduler.max_num_batched_tokens  # type: ignore[arg-type]
+
+    assert budget() == 128
+    assert budget(max_num_batched_tokens=77) == 77
+    assert budget(max_num_seqs=200) == 200
+
+
+def test_a_planned_command_leaves_the_choice_to_the_engine(tiny_model_dir: Callable[..., Path]) -> None:
+    def command(**options: Any) -> str:
+        files = resolve_model(str(tiny_model_dir("llama")))
+        config = load_config(files)
+        model = PlannedModel(files.name, files.name, config, matrix_formats(files, config))
+        return make_plan(
+            model, EngineConfig(num_kv_blocks=32, **options), Load(prompt_len=Fixed(8), output_len=Fixed(8))
+        ).serve
+
+    assert "--max-num-batched-tokens" not in command()
+    assert "--max-num-batched-tokens 99" in command(max_num_batched_tokens=99)
