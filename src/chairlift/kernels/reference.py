@@ -27,11 +27,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 OUTLIER_AFTER: Final[dict[PrologueKind, float]] = {
-    "none": 5,
-    "rms_norm": 4,
-    "layer_norm": 4,
-    "silu_and_mul": 7,
-    "relu": 7,
+    "none": 8,
+    "rms_norm": 5,
+    "layer_norm": 5,
+    "silu_and_mul": 12,
+    "relu": 12,
 }
 """How many times the mean magnitude of its group an input of a quantized product must exceed to be an outlier, by the
 prologue that made it."""

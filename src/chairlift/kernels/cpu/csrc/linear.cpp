@@ -319,8 +319,8 @@ float outlier_after(Prologue prologue) {
   switch (prologue) {
     case Prologue::rms_norm:
     case Prologue::layer_norm: return kMinOutlier;
-    case Prologue::none: return 6;
-    default: return 10;
+    case Prologue::none: return 8;
+    default: return 12;
   }
 }
 

@@ -42,9 +42,9 @@ struct ActivationBlock {
   const int32_t* outlier_rows;
   const float* outlier_values;
 };
-constexpr float kMinOutlier = 4;
+constexpr float kMinOutlier = 5;
 // Of 32 values fewer than 32 / kMinOutlier can be more than kMinOutlier times their mean.
-constexpr int kMaxOutliers = 7;
+constexpr int kMaxOutliers = 6;
 
 // One stripe times one block of rows. Columns are outputs.
 struct StripeTask {
