@@ -24,7 +24,7 @@ venv: $(INSTALLED) $(COMPILED) ## Create .venv, install and compile, if somethin
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]' \
-	  -C wheel.cmake=false -C editable.mode=inplace
+	  --config-settings wheel.cmake=false --config-settings editable.mode=inplace
 	@touch $@
 
 $(COMPILED): $(INSTALLED) $(NATIVE_SOURCES)
