@@ -23,11 +23,11 @@ std::vector<const IsaTable*> tables() {
   std::vector<const IsaTable*> found;
 #if defined(CHAIRLIFT_X86)
   __builtin_cpu_init();
-  const bool has_avx2 =
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  unsigned a = 0, b = 0, c = 0, d = 0;
   const bool has_avx_vnni = has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
   if (has_avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&avx512_vnni::kTable);
   if (has_avx512) found.push_back(&avx512::kTable);

@@ -9,6 +9,7 @@
 
 #include "halves.h"
 #include "isa.h"
+#include "kept_memory.h"
 #include "pool.h"
 
 namespace chairlift {
@@ -271,19 +272,8 @@ struct Linear::Activations {
   }
 
   static uint8_t* memory(size_t num_bytes) {
-    struct Buffer {
-      uint8_t* data = nullptr;
-      size_t size = 0;
-      ~Buffer() { std::free(data); }
-    };
-    thread_local Buffer buffer;
-    if (buffer.size < num_bytes) {
-      std::free(buffer.data);
-      buffer.size = static_cast<size_t>(round_up(static_cast<int64_t>(num_bytes), 4096));
-      buffer.data = static_cast<uint8_t*>(std::aligned_alloc(4096, buffer.size));
-      if (!buffer.data) throw std::bad_alloc();
-    }
-    return buffer.data;
+    thread_local KeptMemory kept;
+    return static_cast<uint8_t*>(kept.get(num_bytes));
   }
 
   const LinearTiles& tiles;

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <new>
 #include <numeric>
 
@@ -150,17 +149,6 @@ int64_t Pool::place_of(int64_t task, int64_t num_tasks) const {
   while (std::gcd(factor, static_cast<uint64_t>(num_tasks)) != 1) ++factor;
   const uint64_t n = static_cast<uint64_t>(num_tasks);
   return static_cast<int64_t>((static_cast<uint64_t>(task) * (factor % n) + seed % n) % n);
-}
-
-void* Pool::scratch(int worker, size_t num_bytes) {
-  Scratch& scratch = scratch_[static_cast<size_t>(worker)];
-  if (scratch.num_bytes < num_bytes) {
-    std::free(scratch.data);
-    scratch.num_bytes = (num_bytes + 4095) / 4096 * 4096;
-    scratch.data = std::aligned_alloc(64, scratch.num_bytes);
-    if (!scratch.data) throw std::bad_alloc();
-  }
-  return scratch.data;
 }
 
 }  // namespace chairlift

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "kept_memory.h"
+
 namespace chairlift {
 
 // One job at a time: `run` calls body(task, worker) once for each task, on the calling thread (worker 0) and on the
@@ -31,8 +33,8 @@ class Pool {
             num_tasks);
   }
 
-  // Scratch of a worker, 64-byte aligned; what was in it is lost when it grows. Valid until the next call for the worker.
-  void* scratch(int worker, size_t num_bytes);
+  // Scratch of a worker, see KeptMemory. Valid until the next call for the worker.
+  void* scratch(int worker, size_t num_bytes) { return scratch_[static_cast<size_t>(worker)].get(num_bytes); }
 
   static constexpr int kMaxThreads = 256;
 
@@ -40,10 +42,6 @@ class Pool {
   struct Job {
     void (*call)(const void* self, int64_t task, int worker);
     const void* self;
-  };
-  struct Scratch {
-    void* data = nullptr;
-    size_t num_bytes = 0;
   };
 
   Pool();
@@ -72,7 +70,7 @@ class Pool {
   std::mutex park_mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
-  std::vector<Scratch> scratch_;
+  std::vector<KeptMemory> scratch_;
   int num_threads_ = 1;
 };
 
