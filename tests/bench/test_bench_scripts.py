@@ -128,11 +128,12 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
 def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     startup = script("startup_memory")
     model, sizes = str(tiny_model_dir("llama")), ["--num-requests", "2", "--prompt-len", "20", "--output-len", "4"]
-    startup.main(["--model", model, "--repeats", "1", *sizes, "--", "--skip-tokenizer-init", "--num-threads", "1"])
+    options = ["--skip-tokenizer-init", "--num-threads", "1", "--kv-cache-dtype", "float32"]
+    startup.main(["--model", model, "--repeats", "1", *sizes, "--", *options])
     (start,) = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]
     assert 0 < start["ready"] < start["first_token"]
     assert start["peak_bytes"] >= start["idle_bytes"] > 50 << 20
-    assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 2, "bfloat16, and one block besides"
+    assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 4, "float32, and one block besides"
 
 
 def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
