@@ -78,11 +78,16 @@ class Request:
         priority: smaller goes first under the priority policy.
         leader_id: the sibling whose prefill this request waits for, if any.
         output_len: how many output tokens there will be, if that is known beforehand (a forced length).
+        tenant: whom it is served for; the fair policy shares the engine between tenants.
+        cache_salt: KV blocks are shared only between requests of the same salt.
+        deadline: seconds of the engine's clock after which nobody wants it any more.
     """
 
     __slots__ = (
         "arrival_index",
         "arrival_time",
+        "cache_salt",
+        "deadline",
         "done_time",
         "end_total_tokens",
         "finish_reason",
@@ -112,6 +117,7 @@ class Request:
         "steps_waited",
         "stop_token_id",
         "stop_token_ids",
+        "tenant",
         "token_ids",
         "wait_mark",
         "wait_reason",
@@ -131,6 +137,9 @@ class Request:
         leader_id: str | None = None,
         output_len: int | None = None,
         seed: int = 0,
+        tenant: str = "",
+        cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> None:
         assert prompt_token_ids, "a request has at least one prompt token"
         assert sampling_params.n == 1, "siblings are requests of their own"
@@ -147,6 +156,9 @@ class Request:
         self.num_slots = 0
         self.sampling_params = sampling_params
         self.seed = seed
+        self.tenant = tenant
+        self.cache_salt = cache_salt
+        self.deadline = deadline
         self.stop_token_ids = stop_token_ids
         self.arrival_time = arrival_time
         self.arrival_index = -1

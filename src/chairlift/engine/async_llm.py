@@ -120,8 +120,14 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        tenant: str = "",
+        cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> Generation:
         """Queue a prompt that the input processor has encoded.
+
+        Args:
+            tenant, cache_salt, deadline: see `Request`.
 
         Raises:
             RequestError: something does not fit or would have no effect, or the request id is in use.
@@ -132,7 +138,16 @@ class AsyncLLM:
         if request_id in self._generations:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
         now = self.engine.core.now()
-        requests = self.engine.input_processor.make(request_id, token_ids, params, arrival_time=now, priority=priority)
+        requests = self.engine.input_processor.make(
+            request_id,
+            token_ids,
+            params,
+            arrival_time=now,
+            priority=priority,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            deadline=deadline,
+        )
         generation = Generation(request_id, [request.request_id for request in requests], self._forget)
         self._generations[request_id] = generation
         self._processor.add(request_id, prompt, requests)

@@ -55,6 +55,9 @@ class EngineRequest:
     priority: int = 0
     leader_id: str | None = None
     output_len: int | None = None
+    tenant: str = ""
+    cache_salt: str | None = None
+    deadline: float | None = None
 
     def to_request(self) -> Request:
         return Request(
@@ -68,6 +71,9 @@ class EngineRequest:
             leader_id=self.leader_id,
             output_len=self.output_len,
             seed=self.seed,
+            tenant=self.tenant,
+            cache_salt=self.cache_salt,
+            deadline=self.deadline,
         )
 
 
@@ -138,13 +144,22 @@ class InputProcessor:
             )
 
     def make(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, *, arrival_time: float, priority: int = 0
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        *,
+        arrival_time: float,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> list[EngineRequest]:
         """One request for each of `params.n` answers; the first one leads, the others share its prompt.
 
         Args:
             request_id: the user's; the core's ids begin with it and end with a number that is never used again.
-            arrival_time: seconds of the engine's clock.
+            arrival_time: seconds of the engine's clock, as is `deadline`.
 
         Raises:
             RequestError: something is asked for that does not fit or would have no effect.
@@ -168,6 +183,9 @@ class InputProcessor:
             arrival_time=arrival_time,
             priority=priority,
             output_len=max_tokens if is_forced else None,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            deadline=deadline,
         )
         return [first, *(self._sibling(first, index) for index in range(1, params.n))]
 

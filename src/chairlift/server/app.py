@@ -17,6 +17,7 @@ from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.chat import ChatServing
 from chairlift.server.completions import CompletionServing
+from chairlift.server.keys import KeyMiddleware
 from chairlift.server.protocol import (
     ChatCompletion,
     ChatCompletionRequest,
@@ -57,6 +58,7 @@ def create_app(
         llm.close()
 
     app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
+    app.add_middleware(KeyMiddleware)
     _add_error_handlers(app)
     _add_routes(app, llm, name)
     return app
