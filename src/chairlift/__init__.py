@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from chairlift.engine.llm import LLM
     from chairlift.outputs import CompletionOutput, RequestOutput
     from chairlift.sampling_params import SamplingParams
+    from chairlift.structured_outputs import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -27,9 +28,18 @@ _HOME = {
     "LLM": "chairlift.engine.llm",
     "RequestOutput": "chairlift.outputs",
     "SamplingParams": "chairlift.sampling_params",
+    "StructuredOutputs": "chairlift.structured_outputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+]
 
 
 def __getattr__(name: str) -> Any:

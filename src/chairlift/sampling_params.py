@@ -8,12 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chairlift.errors import RequestError
+from chairlift.structured_outputs import StructuredOutputs
 
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 256
 SEED_BITS = 64
+
+CONTRADICTS_STRUCTURE = {
+    "ignore_eos": "the answer ends where the structure does. Leave it out.",
+    "bad_words": "the structure may need what they forbid. Say it in the structure.",
+    "allowed_token_ids": "the structure may need others. Say it in the structure.",
+}
+"""Fields that cannot go with structured_outputs, and why."""
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -48,6 +57,29 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     if any(not s for s in strings):
         raise RequestError("stop must not hold an empty string: it would end every answer at once", "stop")
     return tuple(strings)
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(s, str) for s in value):
+        raise RequestError(f"bad_words must be a list of strings, got {value!r:.100}", "bad_words")
+    if len(value) > MAX_BAD_WORDS:
+        raise RequestError(f"bad_words must hold at most {MAX_BAD_WORDS} strings, got {len(value)}", "bad_words")
+    if any(not s.strip() for s in value):
+        raise RequestError("bad_words must not hold an empty string or one of spaces alone", "bad_words")
+    return tuple(value)
+
+
+def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    token_ids = _token_ids("allowed_token_ids", value)
+    if not token_ids:
+        raise RequestError(
+            "allowed_token_ids must hold at least one token id; leave it out to allow all", "allowed_token_ids"
+        )
+    return token_ids
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
@@ -100,7 +132,13 @@ class SamplingParams:
         logprobs: logprobs of the sampled token and of this many likeliest ones.
         prompt_logprobs: the same for every prompt token but the first.
         seed: of the request's own random stream; None lets the engine choose one.
+        detokenize: give the text of the answer, not only its token ids; stop and bad_words need no less.
         skip_special_tokens: leave special tokens out of the text.
+        truncate_prompt_tokens: keep this many tokens from the end of the prompt; -1 keeps what fits beside
+            max_tokens; None refuses a prompt that is too long.
+        bad_words: strings that are never completed: the token that would complete one is masked.
+        allowed_token_ids: only these tokens are sampled; EOS is not among them unless it is listed.
+        structured_outputs: what the answer has to look like.
 
     Raises:
         RequestError: naming the field, the value and the limit.
@@ -125,6 +163,11 @@ class SamplingParams:
     seed: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    detokenize: bool = True
+    truncate_prompt_tokens: int | None = None
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -147,11 +190,33 @@ class SamplingParams:
                 _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << (SEED_BITS - 1)), (1 << SEED_BITS) - 1)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             _flag(name, getattr(self, name))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _bad_words(self.bad_words))
+        object.__setattr__(self, "allowed_token_ids", _allowed_token_ids(self.allowed_token_ids))
+        self._check_constraints()
+
+    def _check_constraints(self) -> None:
+        """What contradicts itself is refused here; what does so with this model, in the input processor."""
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            if self.truncate_prompt_tokens == 0:
+                raise RequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs text: leave out detokenize=False, or use stop_token_ids", "detokenize")
+        constraint = self.structured_outputs
+        if constraint is None:
+            return
+        if not isinstance(constraint, StructuredOutputs):
+            raise RequestError(
+                f"structured_outputs must be a StructuredOutputs record, got {constraint!r:.100}", "structured_outputs"
+            )
+        for name, why in CONTRADICTS_STRUCTURE.items():
+            if getattr(self, name):
+                raise RequestError(f"{name} cannot go with structured_outputs: {why}", name)
 
     @property
     def is_greedy(self) -> bool:
