@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from chairlift.engine.core_thread import Abort, Add, EngineCoreThread
+from chairlift.engine.commands import Abort, Add
+from chairlift.engine.core_thread import EngineCoreThread
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams

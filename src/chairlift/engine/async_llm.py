@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from chairlift.config import EngineConfig
-from chairlift.engine.core_thread import Abort, Add, EngineCoreThread
-from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.client import EngineClient, EngineStatus, ServedEngine
+from chairlift.engine.commands import Abort, Add
 from chairlift.engine.input_processor import Message, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor
 from chairlift.errors import EngineDeadError, RequestError
@@ -81,36 +80,63 @@ class Generation:
 
 
 class AsyncLLM:
-    """An engine whose steps run on a thread of their own, off the event loop.
+    """An engine whose steps run off the event loop, in a thread or a process of their own.
 
     Args:
-        config: see EngineConfig; or give its fields as keywords.
-        engine: an engine that was built before, instead.
+        config: of an engine in a thread, see EngineConfig; or give its fields as keywords.
+        client: an engine that runs already, instead.
+
+    Attributes:
+        engine: its model's name, limits, tokenizer and input processor.
+        events: what happens in it; see EventHub.
     """
 
     def __init__(
         self,
         config: EngineConfig | None = None,
         *,
-        engine: Engine | None = None,
+        client: EngineClient | None = None,
         **options: Any,
     ) -> None:
-        self.engine = engine or build_engine(config or EngineConfig(**options))
-        self._processor = OutputProcessor(self.engine.tokenizer)
+        self._client = client or _in_thread(config or EngineConfig(**options))
+        self.events = self._client.events
+        self._processor = OutputProcessor(self._client.engine.tokenizer)
         self._generations: dict[str, Generation] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
-        self._core = EngineCoreThread(self.engine.core, self._on_outputs, self._on_end)
+
+    @property
+    def engine(self) -> ServedEngine:
+        return self._client.engine
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine can answer."""
+        """Whether the engine can answer, now or once it is back."""
         return self._dead is None
 
     @property
     def num_unfinished(self) -> int:
         """Prompts that are being answered."""
         return len(self._generations)
+
+    def status(self) -> EngineStatus:
+        """How the engine fares."""
+        state = self._client.state if self._dead is None else "dead"
+        return EngineStatus(state, self._client.restarts, self._client.seconds_since_step, self.num_unfinished)
+
+    def open(self) -> None:
+        """Serve the running event loop from now on; the first `start` does it too.
+
+        Raises:
+            EngineDeadError: the engine is gone, or serves another loop.
+        """
+        if self._dead is not None:
+            raise self._dead
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._client.open(self._deliver, self._lose)
+        elif self._loop is not asyncio.get_running_loop():
+            raise EngineDeadError("an AsyncLLM serves one event loop; make another one for this loop")
 
     def start(
         self,
@@ -133,11 +159,11 @@ class AsyncLLM:
             RequestError: something does not fit or would have no effect, or the request id is in use.
             EngineDeadError: the engine is gone.
         """
-        self._start_core()
+        self.open()
         request_id = request_id or uuid.uuid4().hex
         if request_id in self._generations:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
-        now = self.engine.core.now()
+        now = self._client.now()
         requests = self.engine.input_processor.make(
             request_id,
             token_ids,
@@ -151,7 +177,7 @@ class AsyncLLM:
         generation = Generation(request_id, [request.request_id for request in requests], self._forget)
         self._generations[request_id] = generation
         self._processor.add(request_id, prompt, requests)
-        self._core.send(Add(requests))
+        self._client.send(Add(requests))
         return generation
 
     async def generate(
@@ -183,53 +209,39 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Stop the engine. Streams in flight, and later ones, end with EngineDeadError."""
-        if self._loop is not None and self._core.is_alive:
-            self._core.stop()
-        self._fail_all(EngineDeadError("the engine was shut down"))
-        self.engine.close()
-
-    def _start_core(self) -> None:
-        if self._dead is not None:
-            raise self._dead
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._core.start()
-        elif self._loop is not asyncio.get_running_loop():
-            raise EngineDeadError("an AsyncLLM serves one event loop; make another one for this loop")
-
-    def _on_outputs(self, outputs: list[EngineCoreOutput]) -> None:
-        """On the core's thread: hand over to the event loop, which detokenizes."""
-        self._on_loop(self._deliver, outputs)
-
-    def _on_end(self, error: BaseException | None) -> None:
-        """On the core's thread."""
-        reason = "the engine was shut down" if error is None else f"the engine died: {error!r}"
-        self._on_loop(self._fail_all, EngineDeadError(reason))
-
-    def _on_loop(self, function: Callable[[Any], None], argument: object) -> None:
-        assert self._loop is not None
-        # A loop that was closed has no reader left.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, argument)
+        self._client.close()
+        self._lose(None, EngineDeadError("the engine was shut down"))
 
     def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
-        told, stopped = self._processor.process(outputs, self.engine.core.now())
+        told, stopped = self._processor.process(outputs, self._client.now())
         if stopped:
-            self._core.send(Abort(stopped, FinishReason.STOP))
+            self._client.send(Abort(stopped, FinishReason.STOP))
         for news in told:
             self._generations[news.request_id].put(news)
 
-    def _fail_all(self, error: EngineDeadError) -> None:
-        self._dead = self._dead or error
+    def _lose(self, core_ids: list[str] | None, error: EngineDeadError) -> None:
+        """The engine has lost these requests; None: it is gone for good, and so are all of them."""
+        if core_ids is None:
+            self._dead = self._dead or error
+            error = self._dead
+        lost = None if core_ids is None else set(core_ids)
         for generation in self._generations.values():
-            generation.fail(self._dead)
+            if lost is None or not lost.isdisjoint(generation.core_ids):
+                self._processor.remove(generation.core_ids)
+                generation.fail(error)
 
     def _forget(self, generation: Generation) -> None:
         """A generation ended, perhaps early: then the core ends it too."""
         if self._generations.get(generation.request_id) is generation:
             del self._generations[generation.request_id]
             if unfinished := self._processor.remove(generation.core_ids):
-                self._core.send(Abort(unfinished))
+                self._client.send(Abort(unfinished))
+
+
+def _in_thread(config: EngineConfig) -> EngineClient:
+    from chairlift.engine.thread_client import ThreadClient  # loads torch
+
+    return ThreadClient(config)
 
 
 async def _iterate(generation: Generation) -> AsyncIterator[RequestOutput]:

@@ -1,46 +1,19 @@
-"""The engine core on a thread of its own: commands in, outputs out, nothing shared but records.
-
-Commands and outputs are what would cross to another process, so the core can move into one.
-"""
+"""The engine core on a thread of its own: commands in, outputs out, nothing shared but records."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from chairlift.core.engine_core import EngineCore
-from chairlift.engine.input_processor import EngineRequest
-from chairlift.errors import RequestError
+from chairlift.engine.commands import Command, Stop
+from chairlift.engine.core_loop import handle_command
 from chairlift.outputs import EngineCoreOutput
-from chairlift.request import FinishReason
 
 logger = logging.getLogger("chairlift")
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Queue these siblings."""
-
-    requests: list[EngineRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End these requests."""
-
-    request_ids: list[str]
-    reason: FinishReason = FinishReason.ABORT
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the thread; unfinished requests get an error."""
-
-
-Command = Add | Abort | Stop
 
 
 class EngineCoreThread:
@@ -63,6 +36,7 @@ class EngineCoreThread:
         self._on_end = on_end
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._stopping = False
+        self.last_step = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
 
     def start(self) -> None:
@@ -84,7 +58,9 @@ class EngineCoreThread:
         try:
             while not self._stopping:
                 self._take_commands()
-                if outputs := self._core.step():
+                outputs = self._core.step()
+                self.last_step = time.monotonic()
+                if outputs:
                     self._on_outputs(outputs)
         except BaseException as error:
             logger.exception("the engine died")
@@ -95,25 +71,8 @@ class EngineCoreThread:
     def _take_commands(self) -> None:
         """All commands there are; waits for one if there is no work."""
         while not self._stopping and not (self._commands.empty() and self._core.has_work):
-            self._handle(self._commands.get())
-
-    def _handle(self, command: Command) -> None:
-        match command:
-            case Add(requests):
-                self._add(requests)
-            case Abort(request_ids, reason):
-                for request_id in request_ids:
-                    self._core.abort(request_id, reason)
-            case Stop():
+            command = self._commands.get()
+            if isinstance(command, Stop):
                 self._stopping = True
-
-    def _add(self, requests: list[EngineRequest]) -> None:
-        for request in requests:
-            try:
-                self._core.add(request.to_request())
-            except RequestError as error:
-                reason = FinishReason.ERROR.value
-                refusal = EngineCoreOutput(
-                    request.request_id, [], finish_reason=reason, error=str(error), error_param=error.param
-                )
-                self._on_outputs([refusal])
+            elif refusals := handle_command(self._core, command):
+                self._on_outputs(refusals)

@@ -52,6 +52,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        llm.open()
         if on_ready is not None:
             on_ready()
         yield

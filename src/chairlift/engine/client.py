@@ -1,0 +1,89 @@
+"""What a front end needs of an engine, wherever that runs: in a thread of this process, or in one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from chairlift.config import SchedulerConfig
+from chairlift.engine.commands import Command
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+from chairlift.errors import EngineDeadError
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.outputs import EngineCoreOutput
+from chairlift.worker.kv_cache import KVCachePlan
+
+EngineState = Literal["starting", "running", "restarting", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """How an engine fares.
+
+    Attributes:
+        state: "restarting": requests that had begun were lost, others and new ones wait; "dead": for good.
+        restarts: how often it was started again.
+        seconds_since_step: since the last step ended, or since the engine was ready if there was none.
+        num_unfinished: prompts that are being answered.
+    """
+
+    state: EngineState
+    restarts: int
+    seconds_since_step: float
+    num_unfinished: int
+
+
+class ServedEngine(Protocol):
+    """What the front end knows of an engine, and what it makes and reads requests with."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | NoTokenizer: ...
+    @property
+    def input_processor(self) -> InputProcessor: ...
+    @property
+    def model_config(self) -> ModelConfig: ...
+    @property
+    def scheduler_config(self) -> SchedulerConfig: ...
+    @property
+    def kv_cache_plan(self) -> KVCachePlan: ...
+    @property
+    def model_name(self) -> str: ...
+
+
+OnOutputs = Callable[[list[EngineCoreOutput]], None]
+OnLost = Callable[[list[str] | None, EngineDeadError], None]
+
+
+class EngineClient(Protocol):
+    """An engine at a distance. Both callbacks of `open` are called on the event loop that was running then."""
+
+    events: EventHub
+
+    @property
+    def engine(self) -> ServedEngine: ...
+    @property
+    def state(self) -> EngineState: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def seconds_since_step(self) -> float: ...
+
+    def now(self) -> float:
+        """The engine's time, in seconds."""
+
+    def open(self, on_outputs: OnOutputs, on_lost: OnLost) -> None:
+        """Begin to work, on the running loop.
+
+        Args:
+            on_outputs: called with what each step gave.
+            on_lost: called with the requests that a death of the engine has ended, or None: all of them, and it will
+                not come back.
+        """
+
+    def send(self, command: Command) -> None: ...
+
+    def close(self) -> None:
+        """Stop the engine after the step it is in. `on_lost` is not called."""

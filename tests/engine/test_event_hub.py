@@ -1,0 +1,128 @@
+"""Events reach every listener in order; a slow one loses some, and holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chairlift import AsyncLLM, SamplingParams
+from chairlift.engine import event_hub
+from chairlift.engine.event_hub import EventHub
+from chairlift.events import Event, EventList, RequestRefused
+
+
+def refused(number: int) -> RequestRefused:
+    return RequestRefused(float(number), str(number), "")
+
+
+def numbers(events: list[Event]) -> list[int]:
+    return [int(event.time) for event in events]
+
+
+def test_events_of_another_thread_arrive_in_order_on_the_loop() -> None:
+    async def run() -> None:
+        hub, heard, threads = EventHub(), EventList(), set()
+
+        class Noting:
+            def emit(self, event: Event) -> None:
+                threads.add(threading.current_thread())
+                heard.emit(event)
+
+        hub.emit(refused(0))
+        hub.add(Noting())
+        hub.open(asyncio.get_running_loop())
+        emitter = threading.Thread(target=lambda: [hub.emit(refused(n)) for n in range(1, 5000)])
+        emitter.start()
+        while len(heard.events) < 5000:
+            await asyncio.sleep(0)
+        emitter.join()
+        assert numbers(heard.events) == list(range(5000))
+        assert threads == {threading.current_thread()}
+
+    asyncio.run(run())
+
+
+def test_a_subscription_keeps_the_latest_and_counts_what_it_lost() -> None:
+    async def run() -> None:
+        hub = EventHub()
+        subscription = hub.subscribe(maxsize=3)
+        hub.publish(refused(n) for n in range(10))
+        subscription.close()
+        assert numbers([event async for event in subscription]) == [7, 8, 9]
+        assert subscription.num_dropped == 7
+        hub.publish([refused(10)])
+        assert [event async for event in subscription] == []
+
+    asyncio.run(run())
+
+
+def test_a_reader_waits_for_the_next_event() -> None:
+    async def run() -> None:
+        hub = EventHub()
+        subscription = hub.subscribe(maxsize=3)
+        reading = asyncio.ensure_future(anext(subscription))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        hub.publish([refused(4)])
+        assert (await reading).time == 4
+        waiting = asyncio.ensure_future(anext(subscription))
+        await asyncio.sleep(0)
+        subscription.close()
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+
+    asyncio.run(run())
+
+
+def test_a_loop_that_takes_nothing_costs_events_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_hub, "PENDING_EVENTS", 4)
+
+    async def run() -> None:
+        hub, heard = EventHub(), EventList()
+        hub.add(heard)
+        hub.open(asyncio.get_running_loop())
+        for number in range(9):
+            hub.emit(refused(number))
+        await asyncio.sleep(0)
+        hub.emit(refused(9))
+        await asyncio.sleep(0)
+        assert numbers(heard.events) == [0, 1, 2, 3, 9]
+        assert hub.num_dropped == 5
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_fails_is_dropped_and_the_others_go_on() -> None:
+    class Failing:
+        def emit(self, event: Event) -> None:
+            raise OSError("no space")
+
+    hub, heard = EventHub(), EventList()
+    hub.add(Failing())
+    hub.add(heard)
+    hub.publish([refused(1), refused(2)])
+    assert numbers(heard.events) == [1, 2]
+
+
+def test_an_engine_tells_its_listeners_everything(tiny_model_dir: Callable[..., Path]) -> None:
+    async def run() -> None:
+        llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
+        heard = EventList()
+        llm.events.add(heard)
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        await llm.start(None, [5, 6], params).collect()
+        await asyncio.sleep(0.01)
+        assert [event.type for event in heard.events] == [
+            "engine_started", "request_arrived", "step", "step", "request_finished", "step",
+        ]  # fmt: skip
+        status = llm.status()
+        assert (status.state, status.restarts, status.num_unfinished) == ("running", 0, 0)
+        assert 0 <= status.seconds_since_step < 10
+        llm.close()
+        assert llm.status().state == "dead"
+
+    asyncio.run(run())
