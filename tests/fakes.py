@@ -151,6 +151,7 @@ def make_request(
     leader_id: str | None = None,
     stop_token_ids: Iterable[int] = (),
     output_len: int | None = None,
+    tenant: str = "",
 ) -> Request:
     return Request(
         request_id,
@@ -161,6 +162,7 @@ def make_request(
         leader_id=leader_id,
         stop_token_ids=frozenset(stop_token_ids),
         output_len=output_len,
+        tenant=tenant,
     )
 
 

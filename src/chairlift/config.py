@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
 
-SCHEDULING_POLICIES = ("fcfs", "priority")
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 ATTENTION_BACKENDS = ("auto", "native", "torch", "reference")
 QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
@@ -35,6 +37,21 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
+def _parse_weights(text: str | None) -> dict[str, float]:
+    """The weights in "name=weight,name=weight"."""
+    weights: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _equals, number = part.partition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not name or name in weights or not 0 < weight < math.inf:
+            raise ConfigError(f"tenant_weights must be like a=1,b=2.5, with weights > 0, got {part!r} in {text!r}")
+        weights[name] = weight
+    return weights
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The limits of a batch.
@@ -43,7 +60,9 @@ class SchedulerConfig:
         max_num_seqs: requests that run at once (seats).
         max_num_batched_tokens: tokens computed in one step (the token budget).
         max_model_len: prompt and output tokens of one request.
-        scheduling_policy: "fcfs" or "priority" (smaller first, then first come).
+        scheduling_policy: "fcfs", "priority" (smaller first, then first come) or "fair" (the tenant that had least
+            service first).
+        tenant_weights: tenant -> its share in relation to others under the fair policy; 1 for those not named.
         batching: "continuous" or "static".
         static_batch_size: members of a static batch.
         static_run_to: a static batch is decoded to its own longest output ("batch") or to that of all requests
@@ -57,6 +76,7 @@ class SchedulerConfig:
     batching: str = "continuous"
     static_batch_size: int = DEFAULT_STATIC_BATCH_SIZE
     static_run_to: str = "batch"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _at_least("max_model_len", self.max_model_len, 2)
@@ -66,6 +86,11 @@ class SchedulerConfig:
         _one_of("batching", self.batching, BATCHINGS)
         _one_of("static_run_to", self.static_run_to, STATIC_RUN_TO)
         _at_least("static_batch_size", self.static_batch_size, 1)
+        if self.tenant_weights and self.scheduling_policy != "fair":
+            raise ConfigError(
+                f"tenant_weights have no effect under scheduling_policy={self.scheduling_policy}: choose "
+                f"--scheduling-policy fair, or leave them out"
+            )
         if self.batching == "static" and self.static_batch_size > self.max_num_seqs:
             raise ConfigError(
                 f"static_batch_size={self.static_batch_size} is more than max_num_seqs={self.max_num_seqs} seats: "
@@ -98,6 +123,8 @@ class EngineConfig:
             kernels and continuous batching as much less as keeps a step short on this machine; max_num_seqs at least.
         kv_cache_memory: bytes for K and V; None is a share of what is free.
         num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
+        tenant_weights: shares of tenants (API keys) in relation to one another under the fair policy, as
+            "name=weight,name=weight"; 1 for those not named.
         batching: "continuous" chooses the batch anew at every step; "static" closes it when it starts, and answers when
             its last member is done.
         static_batch_size: members of a static batch at most; the smaller of 8 and max_num_seqs if None.
@@ -127,6 +154,7 @@ class EngineConfig:
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int | None = None
     scheduling_policy: str = "fcfs"
+    tenant_weights: str | None = None
     batching: str = "continuous"
     static_batch_size: int | None = None
     static_run_to: str | None = None
@@ -224,4 +252,5 @@ class EngineConfig:
             batching=self.batching,
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
+            tenant_weights=_parse_weights(self.tenant_weights),
         )

@@ -58,7 +58,8 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request joined the queue (or waits for its leader's prefill). `output_len`: the true length, if forced."""
+    """A request joined the queue (or waits for its leader's prefill). `output_len`: the true length, if forced;
+    `tenant`: whom it is served for, and under the fair policy whose turn it takes."""
 
     type: ClassVar[str] = "request_arrived"
     time: float
@@ -68,6 +69,7 @@ class RequestArrived:
     priority: int = 0
     leader_id: str | None = None
     output_len: int | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

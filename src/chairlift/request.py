@@ -54,7 +54,8 @@ class WaitReason(enum.StrEnum):
     is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way from the device.
     PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: it came, or came to the head
     of the queue, when a static batch was closed already. Whoever was refused when the batch closed keeps that reason
-    while it runs.
+    while it runs. FAIRNESS: it is another tenant's turn, which had less service; the head of the queue, who is that
+    tenant's, has the reason why nobody is admitted.
     """
 
     SEATS = "seats"
@@ -63,6 +64,7 @@ class WaitReason(enum.StrEnum):
     PENDING_TOKEN = "pending_token"
     PREEMPTION = "preemption"
     BATCH = "batch"
+    FAIRNESS = "fairness"
 
 
 class Request:

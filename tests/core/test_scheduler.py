@@ -261,14 +261,14 @@ def test_without_a_listener_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_discarded_entries_of_the_queue_do_not_pile_up() -> None:
-    queue = RequestQueue(FCFS())
+    queue = RequestQueue(FCFS().key)
     requests = [make_request(str(i), [1]) for i in range(1000)]
     for index, request in enumerate(requests):
         request.arrival_index = index
         queue.push(request)
     for request in requests[1:]:
         request.status = RequestStatus.FINISHED
-        queue.discard()
+        queue.discard(request)
     assert len(queue) == 1
     assert len(queue._heap) < 40
     assert queue.peek() is requests[0]

@@ -31,7 +31,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 4),
         extra_budget=st.integers(0, 8),
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.booleans(),
         steps_ahead=st.integers(0, 2),
         kv=st.sampled_from(["paged", "paged", "paged", "exact", "max", "pow2", "oracle"]),
@@ -52,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         batching: tuple[str, str],
     ) -> None:
         self.kv = kv
+        self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
         self.max_model_len = 64 if kv != "max" else max(2, block_size * self.largest_piece)
         self.must_be_forced = kv in ("pow2", "oracle") or batching[1] == "global"
@@ -85,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stop: Sequence[int] = (),
         leader: str | None = None,
         output_len: int | None = None,
+        tenant: str = "",
     ) -> str:
         self.count += 1
         name = f"r{self.count}"
@@ -98,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_token_ids=stop,
             leader_id=leader,
             output_len=output_len,
+            tenant=tenant,
         )
         try:
             self.core.add(request)
@@ -120,9 +123,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks = -(-slots // self.manager.block_size)
         return num_prompt_tokens + max_tokens > self.max_model_len or blocks > self.largest_piece
 
-    @rule(prompt=PROMPTS, max_tokens=st.integers(1, 12), priority=st.integers(0, 2), stop_at=st.integers(0, 20))
-    def arrive(self, prompt: list[int], max_tokens: int, priority: int, stop_at: int) -> None:
-        self.add(prompt, max_tokens, priority, expected_tokens(prompt, 20)[stop_at : stop_at + 1])
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+        stop_at=st.integers(0, 20),
+        tenant=st.sampled_from("abc"),
+    )
+    def arrive(self, prompt: list[int], max_tokens: int, priority: int, stop_at: int, tenant: str) -> None:
+        stop = expected_tokens(prompt, 20)[stop_at : stop_at + 1]
+        self.add(prompt, max_tokens, priority, stop, tenant=tenant)
 
     @rule(prompt=PROMPTS, output_len=st.integers(1, 8), unused=st.integers(0, 6))
     def arrive_with_forced_length(self, prompt: list[int], output_len: int, unused: int) -> None:
@@ -140,12 +150,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         parked = set(self.with_status(RequestStatus.PARKED))
         output = self.plan_step(now)
         if output is not None:
-            reason = scheduler._in_flight[-1].wait_reason
+            plan = scheduler._in_flight[-1]
             for name in parked:
                 self.waited[name]["sibling_prefill"] += 1
             for name in set(self.with_status(RequestStatus.WAITING)) - parked:
-                assert reason is not None, "every wait has a reason"
-                self.waited[name][reason.value] += 1
+                assert plan.wait_reason is not None and plan.head is not None, "every wait has a reason"
+                request = scheduler.get(name)
+                assert request is not None
+                has_turn = not self.is_fair or request.tenant == plan.head.tenant
+                self.waited[name][plan.wait_reason.value if has_turn else "fairness"] += 1
         return output
 
     def with_status(self, status: RequestStatus) -> list[str]:

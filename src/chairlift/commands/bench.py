@@ -201,6 +201,7 @@ NOT_FELT_ALONE = {
     "static_batch_size",
     "static_run_to",
     "scheduling_policy",
+    "tenant_weights",
     "max_num_seqs",
     "kv",
     "kv_arena",

@@ -17,6 +17,7 @@ SIMULATED = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "scheduling_policy",
+    "tenant_weights",
     "batching",
     "static_batch_size",
     "static_run_to",

@@ -6,7 +6,7 @@ from bisect import insort
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.kv_cache_manager import KVCacheManager, MemoryDemand
-from chairlift.core.request_queue import RequestQueue, SchedulingPolicy
+from chairlift.core.request_queue import SchedulingPolicy
 from chairlift.core.step_plan import StepPlan
 from chairlift.core.wait_log import WaitLog
 from chairlift.outputs import NewRequest
@@ -16,7 +16,7 @@ from chairlift.request import Request, RequestStatus, WaitReason
 class Batch:
     """Who runs, who was removed since the last step, and the queue behind them.
 
-    `running` is in the policy's order.
+    `running` is in the policy's order, as it was when the step began.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Batch:
     ) -> None:
         self.config = config
         self.kv = kv_cache_manager
-        self.waiting = RequestQueue(policy)
+        self.waiting = policy.make_queue()
         self.running: list[Request] = []
         self._policy = policy
         self._waits = waits
@@ -49,6 +49,12 @@ class Batch:
 
     # -- a step --------------------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        """Who finished leaves, and who stays stands in the policy's order."""
+        self.drop_finished()
+        if not self._policy.is_constant:
+            self.running.sort(key=self._policy.key)
+
     def drop_finished(self) -> None:
         """Requests that finished leave their seats."""
         if self._is_stale:
@@ -61,6 +67,7 @@ class Batch:
         self._removed.clear()
         plan.preempted.extend(self.preempted)
         self.preempted.clear()
+        self._policy.note_sampling(plan.sampling)
 
     def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
         """Compute tokens start to start + count, which have their slots."""
@@ -103,7 +110,11 @@ class Batch:
         if request.first_scheduled_time is None:
             request.first_scheduled_time = now
             request.num_cached_tokens = request.num_computed_tokens
-        insort(self.running, request, key=self._policy.key)
+        if self._policy.is_constant:
+            insort(self.running, request, key=self._policy.key)
+        else:
+            self.running.append(request)
+        self._policy.note_admitted(request)
         plan.admitted.append(request.request_id)
         plan.output.new_requests.append(
             NewRequest(
@@ -121,7 +132,8 @@ class Batch:
     def refuse(self, request: Request, reason: WaitReason, plan: StepPlan, demand: MemoryDemand | None = None) -> None:
         """The head of the queue is not admitted in this step; `demand`: see `WaitLog.note`."""
         plan.wait_reason = reason
-        self._waits.note(request, reason, plan.scheduled_time, len(self.running), demand)
+        plan.head = request
+        self._waits.note_head(request, reason, plan.scheduled_time, len(self.running), demand)
 
     def grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory; False if it cannot be had."""

@@ -19,7 +19,7 @@ from chairlift.core.batch import Batch
 from chairlift.core.batching import make_batching
 from chairlift.core.held_outputs import HeldOutputs
 from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.request_queue import scheduling_policy
+from chairlift.core.scheduling_policies import make_scheduling_policy
 from chairlift.core.siblings import SiblingGate
 from chairlift.core.step_plan import StepPlan
 from chairlift.core.wait_log import WaitLog
@@ -42,8 +42,8 @@ class Scheduler:
         self._events = events
         self._requests: dict[str, Request] = {}
         self._siblings = SiblingGate()
-        self._waits = WaitLog(kv_cache_manager, events)
-        self._batch = Batch(config, kv_cache_manager, scheduling_policy(config.scheduling_policy), self._waits)
+        self._waits = WaitLog(kv_cache_manager, events, has_turns=config.scheduling_policy == "fair")
+        self._batch = Batch(config, kv_cache_manager, make_scheduling_policy(config), self._waits)
         self._batching = make_batching(self._batch)
         self._held = HeldOutputs()
         self._outbox: list[EngineCoreOutput] = []
@@ -141,7 +141,7 @@ class Scheduler:
         if status is RequestStatus.RUNNING:
             self._batch.remove(request, now)
         elif status is RequestStatus.WAITING:
-            self._batch.waiting.discard()
+            self._batch.waiting.discard(request)
             self._waits.leave(request)
         else:
             self._siblings.discard(request)
@@ -177,13 +177,13 @@ class Scheduler:
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         """Plan the next step and advance `num_computed_tokens`; None if there is nothing to compute now."""
-        self._batch.drop_finished()
+        self._batch.begin_step()
         plan = StepPlan(SchedulerOutput(self._step, {}), now)
         self._batching.fill(plan)
         if not plan.output.num_scheduled_tokens:
             return None
         self._batch.end_step(plan)
-        self._waits.count_step(plan.wait_reason)
+        self._waits.count_step(plan.wait_reason, plan.head)
         for request in plan.prefilled:
             if request in self._siblings:
                 self._release_siblings(request)

@@ -14,7 +14,7 @@ from chairlift.request import Request, WaitReason
 @dataclass(slots=True)
 class StepPlan:
     """What a schedule decided. `sampling` are the requests whose last known token is computed in this step, `prefilled`
-    those whose prompt is; `wait_reason` is why the head of the queue is not in it."""
+    those whose prompt is; `wait_reason` is why the `head` of the queue is not in it."""
 
     output: SchedulerOutput
     scheduled_time: float
@@ -25,6 +25,7 @@ class StepPlan:
     num_computed: list[int] = field(default_factory=list)
     num_recomputed: int = 0
     wait_reason: WaitReason | None = None
+    head: Request | None = None
     memory: MemoryUse | None = None
     num_running: int = 0
     num_waiting: int = 0
@@ -73,6 +74,7 @@ def arrived(request: Request) -> RequestArrived:
         priority=request.priority,
         leader_id=request.leader_id,
         output_len=request.output_len,
+        tenant=request.tenant,
     )
 
 

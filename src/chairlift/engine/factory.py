@@ -39,14 +39,34 @@ class Engine:
     """A loaded model behind a scheduler, and what belongs to it."""
 
     core: EngineCore
-    tokenizer: Tokenizer | NoTokenizer
-    input_processor: InputProcessor
-    model_config: ModelConfig
+    loaded: LoadedModel
     scheduler_config: SchedulerConfig
     kv_cache_plan: KVCachePlan
-    model_name: str
+    limits: RequestLimits
+    started: EngineStarted
+    seed: int | None = None
     event_file: EventFile | None = None
     recorder: EngineRecorder | None = None
+    _input_processor: InputProcessor | None = None
+
+    @property
+    def model_name(self) -> str:
+        return self.loaded.name
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.loaded.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | NoTokenizer:
+        """Loaded at first use."""
+        return self.loaded.tokenizer
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        if self._input_processor is None:
+            self._input_processor = InputProcessor(self.model_config, self.tokenizer, self.limits, self.seed)
+        return self._input_processor
 
     def close(self) -> None:
         """Write out the event log and the trace."""
@@ -95,10 +115,11 @@ def build_engine(
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
     sink = EventFan(*sinks) if sinks else None
+    started = _started(config, loaded, scheduler_config, plan, clock.now())
     if sink is not None:
-        sink.emit(_started(config, loaded, scheduler_config, plan, clock.now()))
+        sink.emit(started)
     scheduler = Scheduler(scheduler_config, manager, sink)
-    takes_priority = scheduler_config.scheduling_policy == "priority"
+    takes_priority = scheduler_config.scheduling_policy != "fcfs"
     limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
     if says:
         _say(config, loaded, scheduler_config, plan)
@@ -106,12 +127,12 @@ def build_engine(
     steps_ahead = STEPS_AHEAD[loaded.device.type]
     return Engine(
         core=EngineCore(scheduler, runner, clock, steps_ahead, recorder.on_add if recorder else None),
-        tokenizer=loaded.tokenizer,
-        input_processor=InputProcessor(model_config, loaded.tokenizer, limits, config.seed),
-        model_config=model_config,
+        loaded=loaded,
         scheduler_config=scheduler_config,
         kv_cache_plan=plan,
-        model_name=loaded.name,
+        limits=limits,
+        started=started,
+        seed=config.seed,
         event_file=event_file,
         recorder=recorder,
     )

@@ -205,5 +205,6 @@ def forced_request(item: WorkloadRequest) -> Request:
         item.max_output_len,
         arrival_time=item.arrival,
         priority=item.priority,
+        tenant=item.tenant,
         output_len=item.output_len,
     )

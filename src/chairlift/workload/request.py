@@ -23,6 +23,7 @@ class WorkloadRequest:
         after: the request that has to end first.
         carries_history: the prompt is what `after` had as its prompt, its output, and then prompt_token_ids.
         priority: smaller goes first under the priority policy.
+        tenant: whom it is served for; the fair policy shares the engine between tenants.
 
     Raises:
         ConfigError: a value outside these bounds, with the request's id and the value.
@@ -36,6 +37,7 @@ class WorkloadRequest:
     after: str | None = None
     carries_history: bool = False
     priority: int = 0
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if not (self.arrival >= 0 and math.isfinite(self.arrival)):
