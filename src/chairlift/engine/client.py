@@ -11,6 +11,7 @@ from chairlift.engine.commands import Command
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer
 from chairlift.errors import EngineDeadError
+from chairlift.events import EngineStarted
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.outputs import EngineCoreOutput
@@ -51,6 +52,8 @@ class ServedEngine(Protocol):
     def kv_cache_plan(self) -> KVCachePlan: ...
     @property
     def model_name(self) -> str: ...
+    @property
+    def started(self) -> EngineStarted: ...
 
 
 OnOutputs = Callable[[list[EngineCoreOutput]], None]

@@ -45,8 +45,8 @@ LOADING_OPTIONS: Final = (
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Weights, tokenizer and KV memory. Engines over one loaded model share all of it, so only one of them may have
-    unfinished requests, and what an earlier one has cached in KV memory is lost.
+    """Weights and KV memory, and the tokenizer once it is asked for. Engines over one loaded model share all of it, so
+    only one of them may have unfinished requests, and what an earlier one has cached in KV memory is lost.
 
     Attributes:
         engine_config: the one it was loaded for.
@@ -57,15 +57,27 @@ class LoadedModel:
     """
 
     engine_config: EngineConfig
-    name: str
+    files: ModelFiles
     config: ModelConfig
     model: Model
-    tokenizer: Tokenizer | NoTokenizer
     device: torch.device
     choice: KernelChoice
     planned_weights: list[Amount]
     kv_cache_plan: KVCachePlan | None = None
     step_times: StepTimes | None = None
+    _tokenizer: Tokenizer | NoTokenizer | None = None
+
+    @property
+    def name(self) -> str:
+        return self.files.name
+
+    @property
+    def tokenizer(self) -> Tokenizer | NoTokenizer:
+        """Loaded at first use; raises ModelLoadError as `load_tokenizer`."""
+        if self._tokenizer is None:
+            skip = self.engine_config.skip_tokenizer_init
+            self._tokenizer = NoTokenizer() if skip else load_tokenizer(self.files)
+        return self._tokenizer
 
     def serves(self, config: EngineConfig) -> bool:
         """Whether the model would be loaded in the same way for `config`."""
@@ -81,7 +93,7 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Find, read and build the model; no KV memory yet.
+    """Find, read and build the model; no KV memory and no tokenizer yet.
 
     Raises:
         ModelLoadError: the model cannot be had, read or run; says what would work.
@@ -92,7 +104,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model_config = load_config(files)
     choice = choose_kernels(config, model_config.dtype)
     _set_threads(config.num_threads, choice)
-    tokenizer = NoTokenizer() if config.skip_tokenizer_init else load_tokenizer(files)
     dtype = _torch_dtype(choice.dtype)
     model = build_model(
         model_config,
@@ -116,7 +127,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     formats = matrix_formats(None if config.random_weights else files, model_config)
     weights = planned_weights(model_config, choice, device.type, formats)
     close_files()
-    return LoadedModel(config, files.name, model_config, model, tokenizer, device, choice, weights)
+    return LoadedModel(config, files, model_config, model, device, choice, weights)
 
 
 def _device(name: str) -> torch.device:
