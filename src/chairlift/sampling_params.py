@@ -59,16 +59,17 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _bad_words(value: Any) -> tuple[str, ...]:
+def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if value is None:
         return ()
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(s, str) for s in value):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise RequestError(f"bad_words must be a list of strings, got {value!r:.100}", "bad_words")
     if len(value) > MAX_BAD_WORDS:
-        raise RequestError(f"bad_words must hold at most {MAX_BAD_WORDS} strings, got {len(value)}", "bad_words")
-    if any(not s.strip() for s in value):
-        raise RequestError("bad_words must not hold an empty string or one of spaces alone", "bad_words")
-    return tuple(value)
+        raise RequestError(f"bad_words must hold at most {MAX_BAD_WORDS} words, got {len(value)}", "bad_words")
+    words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in value)
+    if not all(word.strip() if isinstance(word, str) else word for word in words):
+        raise RequestError("bad_words must not hold an empty word or one of spaces alone", "bad_words")
+    return words
 
 
 def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
@@ -136,7 +137,8 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
         truncate_prompt_tokens: keep this many tokens from the end of the prompt; -1 keeps what fits beside
             max_tokens; None refuses a prompt that is too long.
-        bad_words: strings that are never completed: the token that would complete one is masked.
+        bad_words: words that are not said: the token that would complete the tokens of one is masked. A word is a text,
+            with and without a space before it, or a list of token ids. Other ways to spell it with tokens remain.
         allowed_token_ids: only these tokens are sampled; EOS is not among them unless it is listed.
         structured_outputs: what the answer has to look like.
 
@@ -165,7 +167,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None
-    bad_words: Sequence[str] = ()
+    bad_words: Sequence[str | Sequence[int]] = ()
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputs | None = None
 

@@ -41,7 +41,9 @@ class Tokenizer:
         }
         self.bos_token_id = self._role("bos_token")
         self.eos_token_id = self._role("eos_token")
-        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        added = backend.get_added_tokens_decoder()
+        self._added = {i: token.content for i, token in added.items()}
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._spelling = spelling(backend)
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
 

@@ -1,0 +1,213 @@
+"""Grammars compiled for a vocabulary: off the caller's thread, once each, within limits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from chairlift.errors import RequestError
+from chairlift.grammar.source import grammar_text, refuse
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.structured_outputs import StructuredOutputs
+
+Bits = npt.NDArray[np.uint32]
+"""One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
+
+COMPILE_SECONDS: Final = 2.0
+COMPILE_THREADS: Final = 2
+MAX_CACHED: Final = 64
+MAX_MESSAGE: Final = 600
+LIMITS: Final[dict[str, int]] = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 200_000,
+}
+"""llguidance's limits: alternatives at one place, work to build and to go one step, and automaton states (1 to 2 kB
+each). A step at its limit takes several milliseconds."""
+
+
+def num_words(vocab_size: int) -> int:
+    """Words of `Bits` for a vocabulary."""
+    return -(-vocab_size // 32)
+
+
+class Matcher:
+    """Where one answer stands in its grammar. EOS is allowed where the grammar may end, and alone where it has to.
+
+    Attributes:
+        error: why it cannot go on; then it allows EOS alone.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self.error: str | None = None
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take in tokens of the answer. What follows the end is not looked at."""
+        for token_id in token_ids:
+            if not self._matcher.is_stopped():
+                self._matcher.consume_token(token_id)
+        self._note_error()
+
+    def fill(self, bits: Bits) -> None:
+        """Overwrite `bits` [words] with the tokens that may come next; at least one bit is set."""
+        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._note_error()
+
+    def _note_error(self) -> None:
+        if self.error is None and self._matcher.is_error():
+            self.error = _shortened(self._matcher.get_error())
+
+
+class CompiledGrammar:
+    """A grammar at its beginning. Its matchers share what they find out about it."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._start = matcher
+
+    def matcher(self) -> Matcher:
+        """For one more answer; takes microseconds."""
+        return Matcher(self._start.deep_copy())
+
+
+@dataclass(slots=True)
+class _Compilation:
+    started: threading.Event = field(default_factory=threading.Event)
+    outcome: Future[CompiledGrammar] = field(default_factory=Future)
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model. Safe to use from several threads.
+
+    Args:
+        tokenizer: whose tokens the answers are made of; nothing is done with it before the first grammar.
+        vocab_size: of the model's logits, which may be wider than the tokenizer's vocabulary.
+        eos_token_ids: at least one; these end an answer.
+        compile_seconds: what a grammar may take.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        compile_seconds: float = COMPILE_SECONDS,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._source = tokenizer
+        self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._compile_seconds = compile_seconds
+        self._lock = threading.Lock()
+        self._known: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
+        self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
+        self._limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
+        self._tokenizer: LLTokenizer | None = None
+
+    def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
+        """Begin to compile, unless it is known. The future's exception is a RequestError."""
+        return self._compilation(constraint).outcome
+
+    def compile(self, constraint: StructuredOutputs) -> CompiledGrammar:
+        """The grammar, once it is compiled.
+
+        Raises:
+            RequestError: it is wrong, asks for what is not supported, or exceeds a limit.
+        """
+        compilation = self._compilation(constraint)
+        compilation.started.wait()
+        try:
+            return compilation.outcome.result(self._compile_seconds)
+        except FutureTimeoutError:
+            refuse(constraint, f"takes longer than {self._compile_seconds:g} s to compile. Simplify it.")
+
+    def _compilation(self, constraint: StructuredOutputs) -> _Compilation:
+        with self._lock:
+            compilation = self._known.get(constraint)
+            if compilation is None:
+                compilation = self._known[constraint] = _Compilation()
+                self._pool.submit(self._run, constraint, compilation)
+                while len(self._known) > MAX_CACHED:
+                    self._known.popitem(last=False)
+            self._known.move_to_end(constraint)
+        return compilation
+
+    def _run(self, constraint: StructuredOutputs, compilation: _Compilation) -> None:
+        try:
+            tokenizer = self._llguidance_tokenizer()
+            compilation.started.set()
+            compilation.outcome.set_result(self._compiled(tokenizer, constraint))
+        except BaseException as error:  # whoever waits for the outcome has to hear of it
+            compilation.started.set()
+            compilation.outcome.set_exception(error)
+
+    def _compiled(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
+        start = time.monotonic()
+        try:
+            text = grammar_text(constraint)
+        except RequestError:
+            raise
+        except ValueError as error:
+            refuse(constraint, f"cannot be honoured: {_shortened(str(error))}")
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=self._limits)
+        self._check(constraint, matcher)
+        # The first mask is the dearest one, and later matchers find it done.
+        first = Matcher(matcher.deep_copy())
+        first.fill(np.zeros(num_words(self.vocab_size), np.uint32))
+        if first.error is not None:
+            refuse(constraint, f"is too complex: {first.error} (limits: {_limits_text()})")
+        if time.monotonic() - start > self._compile_seconds:
+            refuse(constraint, f"takes longer than {self._compile_seconds:g} s to compile. Simplify it.")
+        return CompiledGrammar(matcher)
+
+    def _check(self, constraint: StructuredOutputs, matcher: LLMatcher) -> None:
+        """A warning says that a part of the constraint would be ignored."""
+        if matcher.is_error():
+            refuse(constraint, f"cannot be honoured: {_shortened(matcher.get_error())}")
+        if warnings := matcher.get_grammar_warnings():
+            refuse(constraint, f"cannot be honoured: {_shortened('; '.join(warnings))}")
+
+    def _llguidance_tokenizer(self) -> LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                vocabulary = _Vocabulary(self._source, self.vocab_size, self._eos_token_ids[0])
+                self._tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
+            return self._tokenizer
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance wants it: the bytes of every token, and which ones no text may spell."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
+        self._encode: Callable[..., list[int]] = tokenizer.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        string = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return self._encode(string, add_special_tokens=False)
+
+
+def _shortened(message: str) -> str:
+    message = " ".join(message.split())
+    return message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " ..."
+
+
+def _limits_text() -> str:
+    return ", ".join(f"{name} {value}" for name, value in LIMITS.items())
