@@ -35,6 +35,7 @@ HELP = {
     "max_num_seqs": "Requests that run at once (seats).",
     "max_num_batched_tokens": "Tokens computed in one step (the token budget); 512, or what keeps a native step short.",
     "scheduling_policy": f"One of {', '.join(SCHEDULING_POLICIES)}.",
+    "tenant_weights": "Shares of tenants under --scheduling-policy fair, as a=1,b=2; 1 for those not named.",
     "batching": f"When the batch is chosen: {', '.join(BATCHINGS)}.",
     "static_batch_size": "Members of a static batch at most.",
     "static_run_to": f"What a static batch is decoded to the longest output of: {', '.join(STATIC_RUN_TO)}.",
