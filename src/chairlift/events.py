@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_args
 
 from chairlift.errors import ConfigError
 
 logger = logging.getLogger("chairlift")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class EngineStarted:
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
     """A request joined the queue (or waits for its leader's prefill). `output_len`: the true length, if forced;
-    `tenant`: whom it is served for, and under the fair policy whose turn it takes."""
+    `tenant`: whom it is served for, and under the fair policy whose turn it takes; `step`: the first one that it can be
+    in."""
 
     type: ClassVar[str] = "request_arrived"
     time: float
@@ -70,6 +71,17 @@ class RequestArrived:
     leader_id: str | None = None
     output_len: int | None = None
     tenant: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQueued:
+    """A request that waited for its leader's prefill joined the queue; `step`: the first one that it can be in."""
+
+    type: ClassVar[str] = "request_queued"
+    time: float
+    request_id: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class RequestWaiting:
     Blocks are counted: needed by the request, free in the pool, how many of the free ones are evictable (cached), and
     the largest piece of consecutive ones (of any ones, where blocks need not be consecutive).
     A request that was left out of a static batch needs its worst case, and free are the blocks that the members leave
-    at their worst.
+    at their worst. `step` is the first one that it is left out of for this reason.
     """
 
     type: ClassVar[str] = "request_waiting"
@@ -101,6 +113,7 @@ class RequestWaiting:
     evictable_blocks: int
     largest_free_piece: int
     num_running: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,7 @@ class Step:
         token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
             `core.accounting`; reserved and internal are split by `max_tokens`, since nobody knows yet what will come.
         shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
+        wait_reason: why the head of the queue, `head_id`, is not in it; None if nobody waits.
     """
 
     type: ClassVar[str] = "step"
@@ -146,6 +160,8 @@ class Step:
     free: int = 0
     shared: int = 0
     saved: int = 0
+    wait_reason: str | None = None
+    head_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +169,8 @@ class RequestFinished:
     """A request left; times are seconds of the engine's clock, None where it never got so far.
 
     Under static batching a request leaves with its batch, and gets all its tokens then. `steps_waited` counts, by
-    reason (see `WaitReason`), the steps that began while it waited; the other counts are those of `RequestStats`.
+    reason (see `WaitReason`), the steps that began while it waited; `step` is the first one that was planned after it
+    left; the other counts are those of `RequestStats`.
     """
 
     type: ClassVar[str] = "request_finished"
@@ -172,12 +189,11 @@ class RequestFinished:
     num_padding_tokens: int = 0
     kv_slot_seconds_held: float = 0.0
     kv_slot_seconds_used: float = 0.0
+    step: int = 0
 
 
-Event = EngineStarted | RequestArrived | RequestRefused | RequestWaiting | Step | RequestFinished
-EVENT_TYPES: dict[str, type[Event]] = {
-    kind.type: kind for kind in (EngineStarted, RequestArrived, RequestRefused, RequestWaiting, Step, RequestFinished)
-}
+Event = EngineStarted | RequestArrived | RequestQueued | RequestRefused | RequestWaiting | Step | RequestFinished
+EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in get_args(Event)}
 
 
 class EventSink(Protocol):

@@ -94,7 +94,7 @@ class Scheduler:
         self._num_arrived += 1
         self._requests[request.request_id] = request
         if self._events is not None:
-            self._events.emit(step_plan.arrived(request))
+            self._events.emit(step_plan.arrived(request, self._step))
         leader = self._requests.get(request.leader_id) if request.leader_id is not None else None
         if leader is not None and leader.num_computed_tokens < leader.num_prompt_tokens:
             self._siblings.park(request, leader.request_id)
@@ -149,9 +149,9 @@ class Scheduler:
         self._kv.forget(request)
         del self._requests[request.request_id]
         if self._events is not None:
-            self._events.emit(step_plan.finished(request, now))
+            self._events.emit(step_plan.finished(request, now, self._step))
         if request in self._siblings:
-            self._release_siblings(request)
+            self._release_siblings(request, now)
 
     def _disband(self, now: float) -> list[EngineCoreOutput]:
         """The closed batch is over: everybody leaves, and is told all at once; aborted members never got a token."""
@@ -168,9 +168,9 @@ class Scheduler:
         self._batch.drop_finished()
         return outputs
 
-    def _release_siblings(self, leader: Request) -> None:
+    def _release_siblings(self, leader: Request, now: float) -> None:
         for sibling in self._siblings.release(leader):
-            self._waits.unpark(sibling)
+            self._waits.release(sibling, now)
             self._batch.enqueue(sibling)
 
     # -- schedule ------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Scheduler:
         self._waits.count_step(plan.wait_reason, plan.head)
         for request in plan.prefilled:
             if request in self._siblings:
-                self._release_siblings(request)
+                self._release_siblings(request, now)
         self._step += 1
         self._in_flight.append(plan)
         if self._events is not None:

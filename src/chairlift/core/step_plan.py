@@ -62,10 +62,12 @@ class StepPlan:
             free=memory.free,
             shared=memory.shared,
             saved=memory.saved,
+            wait_reason=None if self.wait_reason is None else self.wait_reason.value,
+            head_id=None if self.head is None else self.head.request_id,
         )
 
 
-def arrived(request: Request) -> RequestArrived:
+def arrived(request: Request, step: int) -> RequestArrived:
     return RequestArrived(
         time=request.arrival_time,
         request_id=request.request_id,
@@ -75,10 +77,13 @@ def arrived(request: Request) -> RequestArrived:
         leader_id=request.leader_id,
         output_len=request.output_len,
         tenant=request.tenant,
+        step=step,
     )
 
 
-def waiting(request: Request, reason: WaitReason, demand: MemoryDemand, num_running: int, now: float) -> RequestWaiting:
+def waiting(
+    request: Request, reason: WaitReason, demand: MemoryDemand, num_running: int, now: float, step: int
+) -> RequestWaiting:
     return RequestWaiting(
         time=now,
         request_id=request.request_id,
@@ -88,10 +93,11 @@ def waiting(request: Request, reason: WaitReason, demand: MemoryDemand, num_runn
         evictable_blocks=demand.evictable,
         largest_free_piece=demand.largest,
         num_running=num_running,
+        step=step,
     )
 
 
-def finished(request: Request, now: float) -> RequestFinished:
+def finished(request: Request, now: float, step: int) -> RequestFinished:
     assert request.finish_reason is not None
     return RequestFinished(
         time=now,
@@ -109,4 +115,5 @@ def finished(request: Request, now: float) -> RequestFinished:
         num_padding_tokens=request.num_padding_tokens,
         kv_slot_seconds_held=request.kv_slot_seconds_held,
         kv_slot_seconds_used=request.kv_slot_seconds_used,
+        step=step,
     )

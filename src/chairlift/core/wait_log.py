@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chairlift.core import step_plan
 from chairlift.core.kv_cache_manager import KVCacheManager, MemoryDemand
-from chairlift.events import EventSink
+from chairlift.events import EventSink, RequestQueued
 from chairlift.request import Request, RequestStatus, WaitReason
 
 
@@ -66,14 +66,21 @@ class WaitLog:
         request.wait_reason = reason
         if self._events is not None:
             demand = demand or self._kv.demand(request)
-            self._events.emit(step_plan.waiting(request, reason, demand, num_running, now))
+            self._events.emit(step_plan.waiting(request, reason, demand, num_running, now, self._num_steps))
 
     def park(self, request: Request) -> None:
         """The request waits outside of the queue."""
         request.wait_mark = {WaitReason.SIBLING_PREFILL.value: self._num_steps}
 
     def unpark(self, request: Request) -> None:
+        """The request waits there no more."""
         self._add(request, {WaitReason.SIBLING_PREFILL.value: self._num_steps})
+
+    def release(self, request: Request, now: float) -> None:
+        """The parked request is about to join the queue."""
+        self.unpark(request)
+        if self._events is not None:
+            self._events.emit(RequestQueued(now, request.request_id, self._num_steps))
 
     def join(self, request: Request) -> None:
         """The request waits in the queue."""
