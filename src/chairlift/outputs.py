@@ -94,12 +94,14 @@ class ModelRunnerOutput:
         logprobs: request id -> one entry a new token, for requests that asked.
         prompt_logprobs: request id -> (position of the first entry, one entry a prompt token); entry i describes
             the prompt token at position first + i.
+        errors: request id -> why it cannot go on; its token means nothing.
     """
 
     step: int
     token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.worker.rows import RequestRows
 from chairlift.worker.sampler import Sampler
 from chairlift.worker.sampling_state import MIN_TEMPERATURE, SamplingState
+from chairlift.worker.token_masks import TokenMasks
 
 MODULUS = 100003
 FloatArray = npt.NDArray[np.float32]
@@ -58,9 +59,12 @@ class SamplerBench:
         max_model_len = max(len(request.token_ids) for request in requests) + 1
         self.rows = RequestRows(len(requests) + spare_rows, max_model_len, 16, torch.device("cpu"))
         self.state = SamplingState(len(requests) + spare_rows, vocab_size)
-        self.sampler = Sampler(self.state, self.rows, sampling)
+        self.masks = TokenMasks(self.rows, vocab_size, None)
+        self.sampler = Sampler(self.state, self.rows, self.masks, sampling)
         for request in requests:
-            self.state.add(self.rows.add(request), request)
+            row = self.rows.add(request)
+            self.state.add(row, request)
+            self.masks.add(row, request)
 
     def sample(self, logits: torch.Tensor, request_ids: Sequence[str]) -> list[int]:
         token_ids: list[int] = self.sampler.sample(

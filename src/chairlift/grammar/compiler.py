@@ -12,16 +12,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.errors import RequestError
 from chairlift.grammar.source import grammar_text, refuse
+from chairlift.kernels.sampling import Bits
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
-
-Bits = npt.NDArray[np.uint32]
-"""One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 COMPILE_SECONDS: Final = 2.0
 COMPILE_THREADS: Final = 2

@@ -12,6 +12,9 @@ import torch
 
 IntArray = npt.NDArray[np.int64]
 
+Bits = npt.NDArray[np.uint32]
+"""One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
+
 TokenSampler = Callable[[torch.Tensor, IntArray], torch.Tensor]
 """(logits float32 [N, V], contiguous, overwritten; rows int64 [N]) -> token ids int64 [N], on the logits' device.
 
@@ -47,6 +50,16 @@ class SamplingKernels(Protocol):
 
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
         """A sampler over these rows."""
+        ...
+
+    def mask(self, logits: torch.Tensor, index: IntArray, masks: Bits) -> None:
+        """Set the logits of row index[i] whose bit in masks[i] is 0 to -inf.
+
+        Args:
+            logits: float32 [N, V], contiguous, overwritten.
+            index: int64 [M].
+            masks: uint32 [M, ceil(V / 32)], contiguous, the lowest bit of a word first.
+        """
         ...
 
     def logprobs(

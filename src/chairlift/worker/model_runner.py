@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
@@ -17,6 +18,7 @@ from chairlift.worker.logprobs import LogprobTensors
 from chairlift.worker.rows import IntArray, RequestRows
 from chairlift.worker.sampler import SampledTokens, Sampler
 from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import TorchSampling
 from chairlift.worker.transfer import to_device
 
@@ -80,6 +82,7 @@ class ModelRunner:
         block_size: slots a block.
         device: of the model.
         sampling: the kernels that choose tokens, for logits on that device; torch's if None.
+        grammars: compiles what structured outputs follow; None where there can be none.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class ModelRunner:
         block_size: int,
         device: torch.device | None = None,
         sampling: SamplingKernels | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._model = model
         self._plan = plan
@@ -100,7 +104,8 @@ class ModelRunner:
         self._rows = RequestRows(max_num_seqs, max_model_len, block_size, self._device)
         self._state = SamplingState(max_num_seqs, vocab_size)
         self._sampling = sampling or TorchSampling()
-        self._sampler = Sampler(self._state, self._rows, self._sampling)
+        self._masks = TokenMasks(self._rows, vocab_size, grammars)
+        self._sampler = Sampler(self._state, self._rows, self._masks, self._sampling)
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -128,13 +133,18 @@ class ModelRunner:
             token_ids={request_id: [token] for request_id, token in zip(pending.request_ids, token_ids, strict=True)},
             logprobs={pending.request_ids[i]: [record] for i, record in sampled.logprob_records().items()},
             prompt_logprobs=prompt.records() if prompt else {},
+            errors={pending.request_ids[i]: error for i, error in sampled.errors.items()},
         )
 
     def _update_rows(self, output: SchedulerOutput) -> None:
         for request_id in output.removed:
-            self._state.remove(self._rows.remove(request_id))
+            row = self._rows.remove(request_id)
+            self._masks.remove(row)
+            self._state.remove(row)
         for new in output.new_requests:
-            self._state.add(self._rows.add(new), new)
+            row = self._rows.add(new)
+            self._state.add(row, new)
+            self._masks.add(row, new)
         for request_id, block_ids in output.new_block_ids.items():
             self._rows.append_blocks(self._rows.row_of(request_id), block_ids)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from chairlift.worker import sampling_ops
 from chairlift.worker.logprobs import LogprobTensors
 from chairlift.worker.rows import RequestRows
 from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.transfer import to_device
 
 NeedsArray = npt.NDArray[np.uint8]
@@ -27,12 +28,14 @@ class SampledTokens:
         token_ids: int64 [N], on the device.
         logprob_index: the positions in the batch, ascending, that `logprobs` describes.
         num_top: likeliest tokens wanted at each of them.
+        errors: position in the batch -> why this request cannot go on; its token means nothing.
     """
 
     token_ids: torch.Tensor
     logprobs: LogprobTensors | None = None
     logprob_index: list[int] | None = None
     num_top: list[int] | None = None
+    errors: dict[int, str] = field(default_factory=dict)
 
     def to_host(self) -> SampledTokens:
         """A copy that is complete once the device has caught up; the host does not wait for it."""
@@ -49,19 +52,22 @@ class SampledTokens:
 class Sampler:
     """Samples for any mix of requests in one pass; what nobody in the batch needs is skipped.
 
-    The order is vLLM's: min_tokens mask, logit_bias and penalties on the logits; then argmax where greedy; elsewhere
-    temperature, min_p, top_k, top_p and one draw by inverse transform. Logprobs are of the raw distribution, before any
-    of this. Inverse transform costs one random number a row, where the Gumbel trick would cost one a token.
+    First the logits change: min_tokens mask, logit_bias, penalties, bad words, mask of grammar or allowed tokens. Then
+    argmax where greedy; elsewhere temperature, min_p, top_k, top_p (vLLM's order) and one draw by inverse transform.
+    Logprobs are of the raw distribution, before any of this. Inverse transform costs one random number a row, where the
+    Gumbel trick would cost one a token.
 
     Args:
         state: the parameters, by row.
         rows: the requests; read for tokens and lengths only.
+        masks: of constrained requests.
         sampling: the kernels that choose.
     """
 
-    def __init__(self, state: SamplingState, rows: RequestRows, sampling: SamplingKernels) -> None:
+    def __init__(self, state: SamplingState, rows: RequestRows, masks: TokenMasks, sampling: SamplingKernels) -> None:
         self._state = state
         self._rows = rows
+        self._masks = masks
         self._sampling = sampling
         self._choose = sampling.make_sampler(state.parameters(rows.num_tokens))
         self._device = rows.device
@@ -86,13 +92,37 @@ class Sampler:
             self._add_bias(logits, rows, needs)
         if anybody & Needs.PENALTIES:
             self._apply_penalties(logits, rows, needs)
+        if anybody & Needs.BAD_WORDS:
+            self._mask_bad_words(logits, rows, needs)
+        errors = self._apply_masks(logits, rows, needs) if anybody & Needs.MASK else {}
         token_ids = self._choose(logits, rows)
         if raw is None:
-            return SampledTokens(token_ids)
+            return SampledTokens(token_ids, errors=errors)
         num_top = self._state.num_logprobs[rows[asking]]
         chosen = token_ids[to_device(asking, self._device)]
         logprobs = LogprobTensors(*self._sampling.logprobs(raw, chosen, int(num_top.max())))
-        return SampledTokens(token_ids, logprobs, asking.tolist(), num_top.tolist())
+        return SampledTokens(token_ids, logprobs, asking.tolist(), num_top.tolist(), errors)
+
+    def _apply_masks(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> dict[int, str]:
+        masked = np.flatnonzero(needs & Needs.MASK)
+        self._sampling.mask(logits, masked, self._masks.fill(rows[masked]))
+        errors = zip(masked.tolist(), map(self._masks.error, rows[masked].tolist()), strict=True)
+        return {index: error for index, error in errors if error is not None}
+
+    def _mask_bad_words(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
+        index = np.flatnonzero(needs & Needs.BAD_WORDS)
+        words = [self._state.bad_words[row] for row in rows[index].tolist()]
+        end = self._rows.num_tokens[rows[index]]
+        count = np.minimum(end - self._rows.num_prompt_tokens[rows[index]], [word.max_before for word in words])
+        ends = np.cumsum(count)
+        positions = np.arange(ends[-1]) - np.repeat(ends - end, count)
+        tokens = self._rows.tokens_at(np.repeat(rows[index], count), positions).tolist()
+        completing = [
+            word.completing(tokens[last - n : last])
+            for word, n, last in zip(words, count.tolist(), ends.tolist(), strict=True)
+        ]
+        flat = np.repeat(index, [len(ids) for ids in completing]) * logits.shape[1] + np.concatenate(completing)
+        logits.view(-1)[to_device(flat, self._device)] = -torch.inf
 
     def _mask_stop_tokens(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
         num_output = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from chairlift.kernels.sampling import IntArray, SamplingParameters
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
+from chairlift.worker.bad_words import BadWords
 from chairlift.worker.random_stream import stream_key
 
 MIN_TEMPERATURE = 1e-20
@@ -25,6 +26,8 @@ class Needs(enum.IntFlag):
     MIN_TOKENS = enum.auto()
     LOGPROBS = enum.auto()
     PROMPT_LOGPROBS = enum.auto()
+    MASK = enum.auto()
+    BAD_WORDS = enum.auto()
 
 
 class SamplingState:
@@ -36,7 +39,9 @@ class SamplingState:
         is_random: uint8, 0 where the likeliest token is wanted.
         keys: uint64, of the request's random stream.
         bias: row -> (token ids int64, amounts float32), for rows with Needs.LOGIT_BIAS.
-        stop_ids: row -> token ids int64 masked below min_tokens, for rows with Needs.MIN_TOKENS.
+        stop_ids: row -> token ids int64 masked below min_tokens, for rows with Needs.MIN_TOKENS: those with
+            min_tokens, but for structured ones, where it is part of the mask.
+        bad_words: for rows with Needs.BAD_WORDS.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
@@ -57,9 +62,11 @@ class SamplingState:
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.bias: dict[int, tuple[IntArray, npt.NDArray[np.float32]]] = {}
         self.stop_ids: dict[int, IntArray] = {}
+        self.bad_words: dict[int, BadWords] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Fill a row. The token ids of `logit_bias` lie in the vocabulary: whoever took the request in has checked."""
+        """Fill a row. All token ids lie in the vocabulary, and bad words are token ids: whoever took the request in has
+        seen to it."""
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
         self.is_random[row] = not params.is_greedy and params.top_k != 1
@@ -78,7 +85,9 @@ class SamplingState:
                 np.array(list(params.logit_bias), dtype=np.int64),
                 np.array(list(params.logit_bias.values()), dtype=np.float32),
             )
-        if params.min_tokens:
+        if params.bad_words:
+            self.bad_words[row] = BadWords([word for word in params.bad_words if not isinstance(word, str)])
+        if params.min_tokens and params.structured_outputs is None:
             stop_ids = np.array(new.stop_token_ids, dtype=np.int64)
             self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
         needs = self._needs(row, params)
@@ -96,6 +105,7 @@ class SamplingState:
         self.needs[row] = 0
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
+        self.bad_words.pop(row, None)
 
     def _needs(self, row: int, params: SamplingParams) -> Needs:
         needs = Needs.NONE
@@ -103,10 +113,14 @@ class SamplingState:
             needs |= Needs.PENALTIES
         if params.logit_bias:
             needs |= Needs.LOGIT_BIAS
-        if params.min_tokens and len(self.stop_ids[row]):
+        if row in self.stop_ids and len(self.stop_ids[row]):
             needs |= Needs.MIN_TOKENS
         if params.logprobs is not None:
             needs |= Needs.LOGPROBS
         if params.prompt_logprobs is not None:
             needs |= Needs.PROMPT_LOGPROBS
+        if params.structured_outputs is not None or params.allowed_token_ids is not None:
+            needs |= Needs.MASK
+        if params.bad_words:
+            needs |= Needs.BAD_WORDS
         return needs

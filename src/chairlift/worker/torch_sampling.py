@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from chairlift.kernels.sampling import IntArray, SamplingParameters, TokenSampler
+from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 from chairlift.worker import sampling_ops
 from chairlift.worker.logprobs import gather_logprobs
 from chairlift.worker.random_stream import uniform
@@ -17,6 +17,13 @@ class TorchSampling:
 
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
         return TorchSampler(parameters)
+
+    def mask(self, logits: torch.Tensor, index: IntArray, masks: Bits) -> None:
+        device, vocab_size = logits.device, logits.shape[1]
+        words = to_device(masks.view(np.int32), device)
+        bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)) & 1
+        at = to_device(index, device)
+        logits[at] = logits[at].masked_fill_(bits.view(len(index), -1)[:, :vocab_size] == 0, -torch.inf)
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from chairlift.kernels.cpu import load
-from chairlift.kernels.sampling import IntArray, SamplingParameters, TokenSampler
+from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 
 
 class NativeSampling:
@@ -28,6 +28,10 @@ class NativeSampling:
 
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
         return NativeSampler(self._native, parameters)
+
+    def mask(self, logits: torch.Tensor, index: IntArray, masks: Bits) -> None:
+        _check(logits)
+        self._native.mask_rows(logits.data_ptr(), logits.shape[1], index, masks)
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int

@@ -203,6 +203,19 @@ double uniform_at(uint64_t key, int64_t position) {
   return static_cast<double>(mix(key + counter) >> 12) * 0x1p-52;
 }
 
+void mask_tokens(float* logits, int64_t n, const uint32_t* mask) {
+  for (int64_t start = 0; start < n; start += 32) {
+    const uint32_t allowed = mask[start / 32];
+    float* const at = logits + start;
+    const int64_t count = std::min<int64_t>(32, n - start);
+    if (!allowed) {
+      std::fill_n(at, count, -kInfinity);
+    } else if (~allowed) {
+      for (int64_t i = 0; i < count; ++i) at[i] = (allowed >> i) & 1 ? at[i] : -kInfinity;
+    }
+  }
+}
+
 size_t sampling_scratch_bytes(int64_t n) {
   const int lanes = isa().sampling.lanes;
   const int64_t maxima = padded(num_groups(n, lanes) * lanes);

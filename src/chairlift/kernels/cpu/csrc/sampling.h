@@ -19,6 +19,9 @@ struct DrawParams {
 // as in worker/random_stream.py.
 double uniform_at(uint64_t key, int64_t position);
 
+// Sets every logit whose bit is 0 to -infinity; bit i of the mask is bit i % 32 of its word i / 32.
+void mask_tokens(float* logits, int64_t n, const uint32_t* mask);
+
 // Bytes of scratch that the functions below need for a row of n logits.
 size_t sampling_scratch_bytes(int64_t n);
 

@@ -68,6 +68,16 @@ class TokenSampler {
   size_t num_rows_;
 };
 
+void mask_rows(uintptr_t logits, int64_t vocab_size, Array<const int64_t> rows, Matrix<const uint32_t> masks) {
+  if (masks.shape(0) != rows.shape(0) || masks.shape(1) != static_cast<size_t>((vocab_size + 31) / 32))
+    throw nb::value_error("there is one mask a row, and one bit a token");
+  float* const values = reinterpret_cast<float*>(logits);
+  const int64_t words = static_cast<int64_t>(masks.shape(1));
+  const nb::gil_scoped_release release;
+  for (size_t i = 0; i < rows.shape(0); ++i)
+    mask_tokens(values + rows.data()[i] * vocab_size, vocab_size, masks.data() + static_cast<int64_t>(i) * words);
+}
+
 void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> tokens, Matrix<int64_t> ids,
               Matrix<float> values, Matrix<int64_t> ranks) {
   const size_t count = tokens.shape(0), columns = ids.shape(1);
@@ -101,6 +111,8 @@ void bind_sampling(nb::module_& m) {
            nb::arg("positions").noconvert())
       .def("sample", &TokenSampler::sample, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("rows"),
            nb::arg("out").noconvert(), "Logits float32 [len(rows), vocab_size] to one token a row.");
+  m.def("mask_rows", &mask_rows, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("rows").noconvert(),
+        nb::arg("masks").noconvert(), "Logits of rows[i] whose bit in masks[i] is 0 become -infinity.");
   m.def("logprobs", &logprobs, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("tokens"),
         nb::arg("ids").noconvert(), nb::arg("logprobs").noconvert(), nb::arg("ranks").noconvert(),
         "Logprobs and ranks of tokens[i] and of the likeliest tokens, of logits row i.");
