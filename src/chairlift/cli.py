@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from chairlift import __version__
+from chairlift.commands.batch import batch
 from chairlift.commands.bench import bench
 from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
 from chairlift.commands.plan import plan
@@ -72,6 +73,7 @@ def serve(
     run(config, host, port, served_model_name, started)
 
 
+app.command()(batch)
 app.command()(plan)
 app.command()(simulate)
 app.command()(report)

@@ -1,17 +1,15 @@
-"""Servers for the load generator: a tiny model with a vocabulary of words, and one that misbehaves to order."""
+"""A server for the load generator that misbehaves to order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -19,24 +17,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-
-
-def add_tokenizer(model_dir: Path, folder: Path) -> Path:
-    """A copy of a tiny model (vocabulary of 256) with a tokenizer: ASCII, and a word for every other token, so that
-    every token is text at once."""
-    shutil.copytree(model_dir, folder, dirs_exist_ok=True)
-    alphabet = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
-    vocab = alphabet + [f"Ġ{first}{second}" for first in "abcdefghijklm" for second in "nopqrstuvwxyz"]
-    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(vocab[:256])}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
 
 Answer = Callable[[int, dict[str, Any]], Awaitable[Response]]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_servers import add_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestArrived
 from chairlift.metrics.requests import request_metrics
 from chairlift.workload.request import WorkloadRequest
+from tiny_tokenizer import add_tokenizer
 
 TinyModel = Callable[..., Path]
 FIRST = WorkloadRequest("a", 0.0, [1, 2], 3)

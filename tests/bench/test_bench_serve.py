@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_servers import add_tokenizer
 from typer.testing import CliRunner
 
 from chairlift import AsyncLLM
@@ -22,6 +21,7 @@ from chairlift.bench.serve_tables import print_serve
 from chairlift.cli import app
 from chairlift.errors import ConfigError
 from running_server import RunningServer, run_server
+from tiny_tokenizer import add_tokenizer
 
 
 @pytest.fixture(scope="module")
