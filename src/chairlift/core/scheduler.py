@@ -11,6 +11,7 @@ updates: a token on its way counts in `num_tokens`, its value is the device's bu
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
 
 from chairlift.config import SchedulerConfig
 from chairlift.core import step_plan
@@ -48,6 +49,7 @@ class Scheduler:
         self._held = HeldOutputs()
         self._outbox: list[EngineCoreOutput] = []
         self._in_flight: deque[StepPlan] = deque()
+        self._deadlines: list[tuple[float, str]] = []
         self._num_arrived = 0
         self._step = 0
 
@@ -93,6 +95,8 @@ class Scheduler:
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.request_id))
         if self._events is not None:
             self._events.emit(step_plan.arrived(request, self._step))
         leader = self._requests.get(request.leader_id) if request.leader_id is not None else None
@@ -128,6 +132,16 @@ class Scheduler:
         if self._batching.is_over and not self._in_flight:
             self._outbox += self._disband(now)
         return True
+
+    def expire(self, now: float) -> None:
+        """End the requests whose deadline has passed; `take_outbox` tells of them."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is None or request.deadline is None or request.deadline > now:
+                continue
+            if self.abort(request_id, now, FinishReason.TIMEOUT):
+                self._outbox.append(step_plan.timed_out(request))
 
     def _end(self, request: Request, reason: FinishReason, now: float) -> None:
         request.finish_reason = reason
@@ -211,27 +225,40 @@ class Scheduler:
         for request in plan.sampling:
             if request.finish_reason is not None:
                 continue
-            output = self._append(request, result, now)
+            if result.errors and request.request_id in result.errors:
+                output = self._fail(request, result.errors[request.request_id], now)
+            else:
+                output = self._append(request, result, now)
             if output.finish_reason is not None:
                 finished.append(request.request_id)
             outputs.append(output)
         if result.prompt_logprobs:
             outputs = _with_prompt_logprobs(outputs, result, self._requests.keys() | set(finished))
         if self._batching.is_closed:
-            self._held.hold(outputs)
+            failed = [output for output in outputs if output.error is not None]
+            self._held.hold(output for output in outputs if output.error is None)
             outputs = self._disband(now) if self._batching.is_over and not self._in_flight else []
             finished = [output.request_id for output in outputs]
+            outputs = failed + outputs
         self._batch.drop_finished()
         if self._events is not None:
             self._events.emit(plan.event(result, finished, now))
         return outputs
+
+    def _fail(self, request: Request, error: str, now: float) -> EngineCoreOutput:
+        """End a request that the executor cannot go on with; its token is no answer."""
+        request.num_pending_tokens -= 1
+        request.num_tokens -= 1
+        self._end(request, FinishReason.ERROR, now)
+        return EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value, error=error)
 
     @property
     def has_outbox(self) -> bool:
         return bool(self._outbox)
 
     def take_outbox(self) -> list[EngineCoreOutput]:
-        """What is to be told without a step: members of a closed batch whose last companion was aborted."""
+        """What is to be told without a step: whose deadline has passed, and members of a closed batch whose last
+        companion was aborted."""
         outputs, self._outbox = self._outbox, []
         return outputs
 
