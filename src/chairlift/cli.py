@@ -62,6 +62,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
+    watchdog_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds without a step after which a busy engine is started again; 0: never.")
+    ] = 120.0,
     *,
     config: EngineConfig,
 ) -> None:
@@ -70,7 +73,7 @@ def serve(
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, started)
+    run(config, host, port, served_model_name, watchdog_timeout, started)
 
 
 app.command()(batch)

@@ -1,24 +1,46 @@
-"""What the engine core does with a command, whichever way it came."""
+"""The loop of an engine core, whichever way commands come to it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from chairlift.core.engine_core import EngineCore
-from chairlift.engine.commands import Abort, Add
+from chairlift.engine.commands import Abort, Add, Command, Stop
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason
 
 
-def handle_command(core: EngineCore, command: Add | Abort) -> list[EngineCoreOutput]:
-    """Add or abort requests, between two steps; returns the refusals."""
-    match command:
-        case Add(requests):
-            return [refusal for request in requests if (refusal := _add(core, request)) is not None]
-        case Abort(request_ids, reason):
-            for request_id in request_ids:
-                core.abort(request_id, reason)
-            return []
+class Inbox(Protocol):
+    """Where commands come from."""
+
+    def take(self, wait: bool) -> Command | None:
+        """The next one; None if there is none now. With `wait` there is one in the end."""
+
+
+def run_core(core: EngineCore, inbox: Inbox, tell: Callable[[list[EngineCoreOutput]], None]) -> None:
+    """Take all commands between two steps, step while there is work, until told to stop.
+
+    Args:
+        tell: called with what each step gave, also if that is nothing, and with refusals; must not block.
+    """
+    while True:
+        while (command := inbox.take(wait=not core.has_work)) is not None:
+            if isinstance(command, Stop):
+                return
+            if refusals := _handle(core, command):
+                tell(refusals)
+        tell(core.step())
+
+
+def _handle(core: EngineCore, command: Add | Abort) -> list[EngineCoreOutput]:
+    if isinstance(command, Add):
+        return [refusal for request in command.requests if (refusal := _add(core, request)) is not None]
+    for request_id in command.request_ids:
+        core.abort(request_id, command.reason)
+    return []
 
 
 def _add(core: EngineCore, request: EngineRequest) -> EngineCoreOutput | None:

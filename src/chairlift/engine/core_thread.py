@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.commands import Command, Stop
-from chairlift.engine.core_loop import handle_command
+from chairlift.engine.core_loop import run_core
 from chairlift.outputs import EngineCoreOutput
 
 logger = logging.getLogger("chairlift")
@@ -35,7 +35,6 @@ class EngineCoreThread:
         self._on_outputs = on_outputs
         self._on_end = on_end
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._stopping = False
         self.last_step = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
 
@@ -54,25 +53,22 @@ class EngineCoreThread:
         self.send(Stop())
         self._thread.join()
 
+    def take(self, wait: bool) -> Command | None:
+        try:
+            return self._commands.get(block=wait)
+        except queue.Empty:
+            return None
+
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                self._take_commands()
-                outputs = self._core.step()
-                self.last_step = time.monotonic()
-                if outputs:
-                    self._on_outputs(outputs)
+            run_core(self._core, self, self._tell)
         except BaseException as error:
             logger.exception("the engine died")
             self._on_end(error)
         else:
             self._on_end(None)
 
-    def _take_commands(self) -> None:
-        """All commands there are; waits for one if there is no work."""
-        while not self._stopping and not (self._commands.empty() and self._core.has_work):
-            command = self._commands.get()
-            if isinstance(command, Stop):
-                self._stopping = True
-            elif refusals := handle_command(self._core, command):
-                self._on_outputs(refusals)
+    def _tell(self, outputs: list[EngineCoreOutput]) -> None:
+        self.last_step = time.monotonic()
+        if outputs:
+            self._on_outputs(outputs)

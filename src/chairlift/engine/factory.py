@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.engine_core import EngineCore
+from chairlift.core.executor import Executor
 from chairlift.core.kv_cache_manager import KVCacheManager
 from chairlift.core.kv_policies import make_kv_cache_manager, max_request_slots
 from chairlift.core.scheduler import Scheduler
@@ -82,6 +84,7 @@ def build_engine(
     loaded: LoadedModel | None = None,
     clock: Clock | None = None,
     events: EventSink | None = None,
+    around_executor: Callable[[Executor], Executor] | None = None,
 ) -> Engine:
     """Load the model, size the pool, join scheduler and runner.
 
@@ -90,6 +93,7 @@ def build_engine(
             be compared over one model must be given `num_kv_blocks`: what is free differs from one to the next.
         clock: the engine's time; the machine's monotonic clock if None.
         events: a listener besides `config.event_log`.
+        around_executor: puts something between the core and the model.
 
     Raises:
         ModelLoadError: the model cannot be had, read or run; says what would work.
@@ -124,9 +128,10 @@ def build_engine(
     if says:
         _say(config, loaded, scheduler_config, plan)
         _say_budget(scheduler_config.max_num_batched_tokens, times)
+    executor = runner if around_executor is None else around_executor(runner)
     steps_ahead = STEPS_AHEAD[loaded.device.type]
     return Engine(
-        core=EngineCore(scheduler, runner, clock, steps_ahead, recorder.on_add if recorder else None),
+        core=EngineCore(scheduler, executor, clock, steps_ahead, recorder.on_add if recorder else None),
         loaded=loaded,
         scheduler_config=scheduler_config,
         kv_cache_plan=plan,

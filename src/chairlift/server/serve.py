@@ -1,4 +1,4 @@
-"""`chairlift serve`: the port first, then the model, then requests."""
+"""`chairlift serve`: the port first, then the engine's process, and what answers HTTP while that loads the model."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import logging
 import socket
 import time
 
-import uvicorn
-
 from chairlift.config import EngineConfig
-from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.process_client import ProcessClient
 from chairlift.errors import ConfigError
-from chairlift.server.app import create_app
 
 logger = logging.getLogger("chairlift")
 
 SHUTDOWN_SECONDS = 30
 
 
-def run(config: EngineConfig, host: str, port: int, served_model_name: str | None, started: float) -> None:
+def run(
+    config: EngineConfig, host: str, port: int, served_model_name: str | None, watchdog_timeout: float, started: float
+) -> None:
     """Serve until interrupted.
 
     Args:
         port: 0 takes a free one, which is printed.
+        watchdog_timeout: see ProcessClient.
         started: `time.perf_counter()` when the command began, to print how long it took to get ready.
 
     Raises:
-        ConfigError: the address cannot be had, or static_run_to=global; before the model is loaded.
+        ConfigError: the address cannot be had, or static_run_to=global; before the model is loaded. Then as
+            `ProcessClient.wait_until_ready`.
     """
     if config.static_run_to == "global":
         raise ConfigError(
@@ -34,7 +35,14 @@ def run(config: EngineConfig, host: str, port: int, served_model_name: str | Non
             "leave it out, or use it offline (bench, simulate)"
         )
     listener = _listen(host, port)
-    llm = AsyncLLM(config)
+    client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
+    import uvicorn
+
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.server.app import create_app
+
+    client.wait_until_ready()
+    llm = AsyncLLM(client=client)
     shown_host = f"[{host}]" if ":" in host else host
     url = f"http://{shown_host}:{listener.getsockname()[1]}"
 

@@ -1,0 +1,95 @@
+"""One run of an engine process, as the front end that started it sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from chairlift.config import EngineConfig
+from chairlift.engine.engine_process import STACKS, Launch
+from chairlift.engine.wire import front_link
+
+ENGINE_COMMAND: Final = (sys.executable, "-m", "chairlift.engine.engine_process")
+STACKS_SECONDS: Final = 0.5
+"""From `ask_for_stacks` until they are written."""
+
+
+class EngineChild:
+    """Starts an engine process in a session of its own, where no Ctrl-C reaches it.
+
+    Args:
+        command: runs `engine_process.main`.
+        log_level: of the least that it says.
+    """
+
+    def __init__(self, config: EngineConfig, command: Sequence[str], log_level: int) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="chairlift-"))
+        self.link, address = front_link(self._folder)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdin is not None
+        launch = msgspec.json.encode(Launch.of(config, address, self._folder, log_level)) + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(launch)
+            self._process.stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Call `on_end` once it has ended, on a thread."""
+
+        def wait() -> None:
+            self._process.wait()
+            on_end()
+
+        threading.Thread(target=wait, name="chairlift-engine-watch", daemon=True).start()
+
+    def why_ended(self) -> str:
+        """How it ended, in words."""
+        status = self._process.wait()
+        if status >= 0:
+            return f"exit status {status}"
+        name = signal.Signals(-status).name
+        return f"{name}: out of memory?" if name == "SIGKILL" else name
+
+    def ask_for_stacks(self) -> None:
+        """Have it write down where its threads are, within STACKS_SECONDS."""
+        if hasattr(signal, "SIGUSR1") and not self.has_ended:
+            self._process.send_signal(signal.SIGUSR1)
+
+    def stacks(self) -> str:
+        """What it has written down."""
+        with contextlib.suppress(OSError):
+            return (self._folder / STACKS).read_text()
+        return ""
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def close(self, seconds: float) -> None:
+        """Wait until it has ended, that long; then make it. Removes what it left."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self.link.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,361 @@
+"""An engine in a process of its own, started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from chairlift import errors
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.engine.client import EngineState, OnLost, OnOutputs
+from chairlift.engine.commands import Abort, Add, Command, Stop
+from chairlift.engine.engine_child import ENGINE_COMMAND, STACKS_SECONDS, EngineChild
+from chairlift.engine.event_hub import EventHub
+from chairlift.engine.in_flight import InFlight
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+from chairlift.engine.watchdog import Watchdog, write_state_dump
+from chairlift.engine.wire import (
+    Began,
+    CannotStart,
+    Credit,
+    Died,
+    EngineFacts,
+    News,
+    Ready,
+    Said,
+    ToFront,
+    unpack_events,
+)
+from chairlift.errors import ChairliftError, EngineDeadError
+from chairlift.events import EngineStarted, Event
+from chairlift.loading.resolve import ModelFiles, close_files, load_tokenizer, resolve_model
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.worker.kv_cache import KVCachePlan
+
+logger = logging.getLogger("chairlift")
+
+DEFAULT_WATCHDOG_TIMEOUT: Final = 120.0
+FIRST_BACKOFF: Final = 0.5
+LONGEST_BACKOFF: Final = 30.0
+MAX_FAILURES: Final = 8
+"""Deaths in a row, each within STABLE_SECONDS of the start, after which nobody tries again."""
+
+STABLE_SECONDS: Final = 60.0
+GRACE_SECONDS: Final = 0.05
+"""From the end of a process until its last words have come through the socket."""
+
+STOP_SECONDS: Final = 10.0
+EVENTS_A_CREDIT: Final = 256
+EVENTS_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """What the front end holds of an engine in another process."""
+
+    facts: EngineFacts
+    tokenizer: Tokenizer | NoTokenizer
+    input_processor: InputProcessor
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.facts.model_config
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return self.facts.scheduler_config
+
+    @property
+    def kv_cache_plan(self) -> KVCachePlan:
+        return self.facts.kv_cache_plan
+
+    @property
+    def model_name(self) -> str:
+        return self.facts.model_name
+
+    @property
+    def started(self) -> EngineStarted:
+        return self.facts.started
+
+
+class ProcessClient:
+    """Starts an engine process at once; `wait_until_ready` before anything else.
+
+    When the process dies, requests that had begun are lost, and it is started again with the limits that it had,
+    after FIRST_BACKOFF seconds and twice as long each time. Requests that had not begun, and those that come meanwhile,
+    are run then.
+
+    Args:
+        config: of the engine.
+        watchdog_timeout: seconds that the engine may be silent while it has work; then its state is written to a file,
+            and it is started again. 0: any.
+        command: runs `engine_process.main`.
+
+    Raises:
+        ModelLoadError: the model cannot be found.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        watchdog_timeout: float = DEFAULT_WATCHDOG_TIMEOUT,
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        self.events = EventHub()
+        self.state: EngineState = "starting"
+        self.restarts = 0
+        self._config = config
+        self._command = command
+        self._files = resolve_model(config.model)
+        self._engine: RemoteEngine | None = None
+        self._in_flight = InFlight()
+        self._last_events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._num_uncredited = 0
+        self._watchdog = Watchdog(watchdog_timeout)
+        self._last_words = ""
+        self._num_failures = 0
+        self._ready_time = self._last_step = self.now()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._child = EngineChild(config, command, logger.getEffectiveLevel())
+
+    @property
+    def engine(self) -> RemoteEngine:
+        assert self._engine is not None, "wait_until_ready comes first"
+        return self._engine
+
+    @property
+    def engine_pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def seconds_since_step(self) -> float:
+        return self.now() - self._last_step
+
+    def now(self) -> float:
+        """The monotonic clock is the machine's, so the engine's too."""
+        return time.monotonic()
+
+    def wait_until_ready(self) -> None:
+        """Load the tokenizer meanwhile.
+
+        Raises:
+            ModelLoadError, ConfigError: as `build_engine`.
+            EngineDeadError: the process ended for another reason.
+        """
+        try:
+            tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else _tokenizer(self._files)
+            facts = self._wait_for_facts()
+        except BaseException:
+            self.close()
+            raise
+        processor = InputProcessor(facts.model_config, tokenizer, facts.limits, self._config.seed)
+        self._engine = RemoteEngine(facts, tokenizer, processor)
+
+    def _wait_for_facts(self) -> EngineFacts:
+        while True:
+            message = self._child.link.receive()
+            match message:
+                case Ready(facts):
+                    self._is_ready()
+                    return facts
+                case CannotStart(kind, text):
+                    raise _as_raised(kind, text)
+                case Said():
+                    _log(message)
+                case None if not self._child.link.wait(GRACE_SECONDS) and self._child.has_ended:
+                    raise EngineDeadError(f"the engine process ended while it started ({self._child.why_ended()})")
+
+    def open(self, on_outputs: OnOutputs, on_lost: OnLost) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_outputs = on_outputs
+        self._on_lost = on_lost
+        self.events.open(self._loop)
+        self._attach(self._loop)
+        if self._watchdog.timeout:
+            self._loop.call_later(self._watchdog.interval, self._look)
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Add):
+            self._in_flight.add(command.requests)
+        elif isinstance(command, Abort):
+            self._in_flight.remove(command.request_ids)
+        if self.state == "running":
+            self._child.link.send(command)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.state = "dead"
+        self._detach()
+        self._child.link.send(Stop())
+        self._child.close(STOP_SECONDS if self._engine is not None else 0.0)
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read what the child sends, and learn of its end, on the loop."""
+        child = self._child
+
+        def on_end() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(loop.call_later, GRACE_SECONDS, self._ended, child)
+
+        loop.add_reader(child.link.fileno, self._read, child)
+        # The descriptor tells of changes only, and something may be there already.
+        loop.call_soon(self._read, child)
+        child.watch(on_end)
+
+    def _detach(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._child.link.fileno)
+
+    def _read(self, child: EngineChild) -> None:
+        while child is self._child and not self._is_closed and (message := child.link.receive()) is not None:
+            self._take(message)
+
+    def _take(self, message: ToFront) -> None:
+        match message:
+            case News():
+                self._take_news(message)
+            case Began(request_ids):
+                self._in_flight.begin(request_ids)
+            case Said():
+                _log(message)
+            case Ready():
+                self._is_back()
+            case Died(text) | CannotStart(_, text):
+                self._last_words = text
+
+    def _take_news(self, news: News) -> None:
+        self._watchdog.heard()
+        self._last_step = self.now()
+        if news.events:
+            events = unpack_events(news.events)
+            self._last_events.extend(events)
+            self.events.publish(events)
+            self._num_uncredited += len(events)
+            if self._num_uncredited >= EVENTS_A_CREDIT:
+                self._child.link.send(Credit(self._num_uncredited))
+                self._num_uncredited = 0
+        self.events.num_dropped += news.num_dropped_events
+        if news.outputs:
+            self._in_flight.note(news.outputs)
+            self._on_outputs(news.outputs)
+
+    # -- death and return ----------------------------------------------------------------------------------------
+
+    def _ended(self, child: EngineChild) -> None:
+        """The process is gone, and what it had sent has come."""
+        self._read(child)
+        if self._is_closed or child is not self._child or self._loop is None:
+            return
+        reason = self._last_words or child.why_ended()
+        self._last_words = ""
+        self._detach()
+        child.close(0.0)
+        is_early = self.state != "running" or self.now() - self._ready_time < STABLE_SECONDS
+        self._num_failures = self._num_failures + 1 if is_early else 1
+        if self._num_failures > MAX_FAILURES:
+            logger.error("the engine died (%s), %d times in a row: giving up", reason, self._num_failures)
+            self.state = "dead"
+            self._on_lost(None, EngineDeadError(f"the engine died: {reason}"))
+            return
+        self._begin_restart(self._loop, reason)
+
+    def _begin_restart(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        self.state = "restarting"
+        lost = self._in_flight.lose_begun()
+        delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._num_failures - 1))
+        logger.error(
+            "the engine died (%s): %d requests are lost, %d wait; starting it again in %.1f s",
+            reason,
+            len(lost),
+            len(self._in_flight),
+            delay,
+        )
+        self._on_lost(lost, EngineDeadError(f"the engine died ({reason}) and is started again: send this once more"))
+        loop.call_later(delay, self._start_again, loop)
+
+    def _start_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._is_closed:
+            return
+        self.restarts += 1
+        self._num_uncredited = 0
+        config = _settled(self._config, self.engine.facts, self.restarts)
+        # What it says of itself was said before.
+        self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
+        self._attach(loop)
+
+    def _is_ready(self) -> None:
+        self.state = "running"
+        self._ready_time = self._last_step = self.now()
+
+    def _is_back(self) -> None:
+        self._is_ready()
+        again = self._in_flight.again()
+        logger.info("the engine is back; %d prompts that waited are run now", len(again))
+        for command in again:
+            self._child.link.send(command)
+
+    def _look(self) -> None:
+        """Every now and then: is the engine stuck?"""
+        if self._is_closed or self._loop is None or self.state == "dead":
+            return
+        if self._watchdog.is_stuck(self.state == "running" and len(self._in_flight) > 0):
+            self._unstick(self._loop)
+        self._loop.call_later(self._watchdog.interval, self._look)
+
+    def _unstick(self, loop: asyncio.AbstractEventLoop) -> None:
+        reason = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
+        child = self._child
+        child.ask_for_stacks()
+
+        def dump_and_kill() -> None:
+            path = write_state_dump(reason, self._in_flight, list(self._last_events), child.stacks())
+            logger.error("the engine hangs: %s; its state is in %s", reason, path)
+            self._last_words = f"it hung: {reason}"
+            child.kill()
+
+        loop.call_later(STACKS_SECONDS, dump_and_kill)
+
+
+def _tokenizer(files: ModelFiles) -> Tokenizer:
+    try:
+        return load_tokenizer(files)
+    finally:
+        close_files()
+
+
+def _settled(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
+    """For another run: the limits of the first one, which requests were checked against, and logs of its own."""
+    return replace(
+        config,
+        num_kv_blocks=facts.kv_cache_plan.num_blocks,
+        kv_cache_memory=None,
+        max_model_len=facts.scheduler_config.max_model_len,
+        max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
+        event_log=_numbered(config.event_log, run),
+        record_trace=_numbered(config.record_trace, run),
+    )
+
+
+def _numbered(path: Path | None, run: int) -> Path | None:
+    return None if path is None else path.with_name(f"{path.stem}.{run}{path.suffix}")
+
+
+def _as_raised(kind: str, message: str) -> ChairliftError:
+    error: type[ChairliftError] = getattr(errors, kind)
+    return error(message)
+
+
+def _log(line: Said) -> None:
+    logging.getLogger(line.logger).log(line.level, "%s", line.text)

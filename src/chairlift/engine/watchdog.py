@@ -1,0 +1,76 @@
+"""Proof of progress: an engine with unfinished work has to be heard of, and what it was at is written down if it is
+not."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chairlift.engine.in_flight import InFlight
+from chairlift.engine.input_processor import EngineRequest
+from chairlift.events import Event, Step
+
+
+class Watchdog:
+    """Adds up silence between regular looks.
+
+    A look that comes late counts as one in time: a front end that was held up itself, or a machine that slept, says
+    nothing of the engine.
+
+    Args:
+        timeout: seconds of silence with unfinished work that are too many; 0: none are.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.interval = min(1.0, timeout / 4)
+        self._silence = 0.0
+        self._was_heard = False
+
+    def heard(self) -> None:
+        """The engine has done something."""
+        self._was_heard = True
+
+    def is_stuck(self, has_work: bool) -> bool:
+        """Whether the silence is too long; to be asked every `interval` seconds."""
+        self._silence = 0.0 if self._was_heard or not has_work else self._silence + self.interval
+        self._was_heard = False
+        if self._silence < self.timeout:
+            return False
+        self._silence = 0.0
+        return True
+
+
+def write_state_dump(reason: str, in_flight: InFlight, events: Sequence[Event], stacks: str) -> Path:
+    """A JSON file in the folder for temporary files: what an engine had to do, its last events, its threads.
+
+    Holds ids and numbers only, nothing of any prompt or answer.
+    """
+    steps = [event for event in events if isinstance(event, Step)]
+    state = {
+        "reason": reason,
+        "running": [_shown(request) for request in in_flight.begun],
+        "waiting": [_shown(request) for request in in_flight.waiting],
+        "last_step": asdict(steps[-1]) if steps else None,
+        "last_events": [{"type": event.type, **asdict(event)} for event in events],
+        "stacks": stacks.splitlines(),
+    }
+    number, path = tempfile.mkstemp(prefix="chairlift-state-", suffix=".json")
+    with os.fdopen(number, "w", encoding="utf-8") as file:
+        json.dump(state, file, indent=1)
+    return Path(path)
+
+
+def _shown(request: EngineRequest) -> dict[str, Any]:
+    return {
+        "request_id": request.request_id,
+        "num_prompt_tokens": len(request.prompt_token_ids),
+        "max_tokens": request.max_tokens,
+        "arrival_time": request.arrival_time,
+        "priority": request.priority,
+    }
