@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from chairlift.clock import VirtualClock
@@ -110,7 +111,7 @@ def check_waits(tracker: RequestTracker, events: EventList) -> Counter[str]:
             assert wait.end is not None
             assert sum(Fraction(s.end) - Fraction(s.start) for s in spans) == Fraction(wait.end) - Fraction(wait.start)
             assert [s.start for s in spans[1:]] == [s.end for s in spans[:-1]]
-            assert all(a.reason != b.reason for a, b in zip(spans, spans[1:], strict=False))
+            assert all(a.reason != b.reason for a, b in pairwise(spans))
             for span in spans:
                 steps[span.reason] += span.num_steps
         assert {reason: count for reason, count in steps.items() if count} == event.steps_waited
