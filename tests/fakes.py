@@ -152,6 +152,8 @@ def make_request(
     stop_token_ids: Iterable[int] = (),
     output_len: int | None = None,
     tenant: str = "",
+    cache_salt: str | None = None,
+    deadline: float | None = None,
 ) -> Request:
     return Request(
         request_id,
@@ -163,6 +165,8 @@ def make_request(
         stop_token_ids=frozenset(stop_token_ids),
         output_len=output_len,
         tenant=tenant,
+        cache_salt=cache_salt,
+        deadline=deadline,
     )
 
 

@@ -25,3 +25,21 @@ class ModelLoadError(ChairliftError):
 
 class EngineDeadError(ChairliftError, RuntimeError):
     """The engine stopped; requests in flight ended with it."""
+
+
+class DeadlineError(ChairliftError, TimeoutError):
+    """A request ran out of the time that it was given."""
+
+
+class OverloadedError(ChairliftError, RuntimeError):
+    """A request that was not taken in, because too much waits already or its key has had its share for now.
+
+    Args:
+        retry_after: seconds after which it may be taken in.
+        code: which limit, as a word for programs.
+    """
+
+    def __init__(self, message: str, retry_after: float, code: str) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.code = code

@@ -38,12 +38,13 @@ class RequestStatus(enum.IntEnum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended; the values are OpenAI's where it has one."""
+    """Why a request ended; the values are OpenAI's where it has one. TIMEOUT: its deadline passed."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 class WaitReason(enum.StrEnum):

@@ -78,7 +78,7 @@ def test_after_an_empty_queue_the_one_who_left_last_sets_the_floor() -> None:
 
 
 def test_an_aborted_request_leaves_and_its_tenant_with_it() -> None:
-    policy, queue = fair_queue()
+    _, queue = fair_queue()
     gone, stays = asked("a0", "a"), asked("b0", "b", arrival=1)
     queue.push(gone)
     queue.push(stays)

@@ -154,7 +154,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for name in parked:
                 self.waited[name]["sibling_prefill"] += 1
             for name in set(self.with_status(RequestStatus.WAITING)) - parked:
-                assert plan.wait_reason is not None and plan.head is not None, "every wait has a reason"
+                assert plan.wait_reason is not None, "every wait has a reason"
+                assert plan.head is not None
                 request = scheduler.get(name)
                 assert request is not None
                 has_turn = not self.is_fair or request.tenant == plan.head.tenant

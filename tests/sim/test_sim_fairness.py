@@ -92,7 +92,7 @@ class ServiceLog:
 
 
 def bound(requests: list[WorkloadRequest], weights: dict[str, float]) -> float:
-    """2 * max(w_p * L_input, w_q * M) of theorem 4.4; M, what a running batch can hold, is bounded by pool and seats."""
+    """2 * max(w_p * L_input, w_q * M) of theorem 4.4; M is bounded by pool and seats."""
     longest_prompt = max(len(item.prompt_token_ids) for item in requests)
     longest = max(len(item.prompt_token_ids) + item.output_len for item in requests)
     most_tokens = min(NUM_BLOCKS * BLOCK_SIZE, MAX_NUM_SEQS * longest)

@@ -72,6 +72,7 @@ class EngineCore:
             raise
 
     def _step(self) -> list[EngineCoreOutput]:
+        self.scheduler.expire(self._clock.now())
         if self.scheduler.has_outbox:
             return self.scheduler.take_outbox()
         while len(self._handles) <= self._steps_ahead:

@@ -104,6 +104,12 @@ def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
     return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
 
 
+def hash_of_nothing(cache_salt: str | None) -> bytes:
+    """What stands before a first block: requests with other salts hash the same tokens to other values, so nobody finds
+    what they computed, nor can tell from the time it takes that they computed it."""
+    return b"" if cache_salt is None else hashlib.sha256(b"cache salt\0" + cache_salt.encode()).digest()
+
+
 @dataclass(slots=True)
 class _Table:
     """`block_ids[:num_committed]` are full and computed, hence may be shared."""
@@ -247,13 +253,15 @@ class PagedKVCacheManager:
         prompt = request.token_ids[: request.num_prompt_tokens]
         if leader is None or leader.request.token_ids[: request.num_prompt_tokens] != prompt:
             return []
+        if leader.request.cache_salt != request.cache_salt:
+            return []
         return leader.block_ids[: min(limit, leader.num_committed, request.num_prompt_tokens // self.block_size)]
 
     def _hash_chain(self, request: Request, num_blocks: int) -> list[bytes]:
         chain = self._hashes.setdefault(request.request_id, [])
         size = self.block_size
         for index in range(len(chain), num_blocks):
-            parent = chain[-1] if chain else b""
+            parent = chain[-1] if chain else hash_of_nothing(request.cache_salt)
             chain.append(hash_block(parent, request.token_ids[index * size : (index + 1) * size]))
         return chain
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from chairlift.core.accounting import MemoryUse
 from chairlift.core.kv_cache_manager import MemoryDemand
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting, Step
-from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
-from chairlift.request import Request, WaitReason
+from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from chairlift.request import FinishReason, Request, WaitReason
 
 
 @dataclass(slots=True)
@@ -116,4 +116,19 @@ def finished(request: Request, now: float, step: int) -> RequestFinished:
         kv_slot_seconds_held=request.kv_slot_seconds_held,
         kv_slot_seconds_used=request.kv_slot_seconds_used,
         step=step,
+    )
+
+
+def timed_out(request: Request) -> EngineCoreOutput:
+    assert request.deadline is not None
+    num_output_tokens = request.num_output_tokens
+    seconds = request.deadline - request.arrival_time
+    return EngineCoreOutput(
+        request.request_id,
+        [],
+        finish_reason=FinishReason.TIMEOUT.value,
+        num_preemptions=request.num_preemptions,
+        error=f"the timeout of {seconds:.3g} s passed when {num_output_tokens} output tokens were computed: "
+        f"allow more time, or ask for fewer tokens",
+        error_param="timeout",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from chairlift.engine.detokenizer import Decoder, IncrementalDetokenizer, StopStrings
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.errors import RequestError
+from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import (
     CompletionOutput,
     EngineCoreOutput,
@@ -86,7 +86,7 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 del self._sequences[output.request_id]
-                told.append(Failure(sequence.group.request_id, RequestError(output.error, output.error_param)))
+                told.append(Failure(sequence.group.request_id, _error(output)))
                 continue
             delta = self._delta(sequence, output, now)
             if delta.outputs[0].finish_reason is not None:
@@ -118,6 +118,13 @@ class OutputProcessor:
             delta.times = sequence.times
             delta.stats = output.stats
         return delta
+
+
+def _error(output: EngineCoreOutput) -> ChairliftError:
+    assert output.error is not None
+    if output.finish_reason == FinishReason.TIMEOUT.value:
+        return DeadlineError(output.error)
+    return RequestError(output.error, output.error_param)
 
 
 def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
