@@ -1,23 +1,20 @@
 """The answers of a batch: a file that only grows, line by line, and tells after a crash what is done.
 
 A line counts once its newline is in the file. What a crash tore off in the middle is cut when the file is opened again,
-and its request is answered anew. Lines are handed over together and reach the disk (fsync) at least once a second.
+and its request is answered anew. Lines that are handed over together reach the disk together, by one fsync.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
 from chairlift.batch.index import BatchIndex
 from chairlift.batch.records import DecodeError, is_blank, parse_answered
 from chairlift.errors import ConfigError
-
-SYNC_SECONDS: Final = 1.0
 
 
 class BatchOutput:
@@ -50,10 +47,9 @@ class BatchOutput:
             _sync_folder(path.parent)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
-        self._synced = time.monotonic()
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Write whole lines; blocks.
+        """Write whole lines; they are on the disk when it returns.
 
         Raises:
             ConfigError: the disk is full or broken; the file holds whole lines only, and the batch can be resumed.
@@ -64,8 +60,7 @@ class BatchOutput:
             while written < len(data):
                 written += self._file.write(data[written:]) or 0
             self._end += written
-            if time.monotonic() - self._synced >= SYNC_SECONDS:
-                self._sync()
+            os.fsync(self._file.fileno())
         except OSError as error:
             self._cut_back()
             raise ConfigError(
@@ -74,15 +69,7 @@ class BatchOutput:
             ) from None
 
     def close(self) -> None:
-        """Everything is on the disk afterwards."""
-        try:
-            self._sync()
-        finally:
-            self._file.close()
-
-    def _sync(self) -> None:
-        os.fsync(self._file.fileno())
-        self._synced = time.monotonic()
+        self._file.close()
 
     def _cut_back(self) -> None:
         try:
