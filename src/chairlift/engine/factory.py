@@ -67,7 +67,9 @@ class Engine:
     @property
     def input_processor(self) -> InputProcessor:
         if self._input_processor is None:
-            self._input_processor = InputProcessor(self.model_config, self.tokenizer, self.limits, self.seed)
+            self._input_processor = InputProcessor(
+                self.model_config, self.tokenizer, self.limits, self.seed, self.loaded.grammars
+            )
         return self._input_processor
 
     def close(self) -> None:
@@ -178,6 +180,7 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
         block_size=plan.block_size,
         device=loaded.device,
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
+        grammars=loaded.grammars,
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
+from chairlift.engine.constraints import Constraints
 from chairlift.errors import RequestError
+from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.request import Request
@@ -19,6 +21,10 @@ Message = dict[str, Any]
 # Odd 64-bit constants: the streams of consecutive requests, and of their siblings, start far apart.
 REQUEST_STRIDE = 0x9E3779B97F4A7C15
 SIBLING_STRIDE = 0xD1B54A32D192ED03
+
+
+TRUNCATED_TEXT: Final = 8
+"""How many times as long as the context a text may be that is truncated: it is tokenized as a whole."""
 
 
 class NoTokenizer:
@@ -96,10 +102,16 @@ class InputProcessor:
 
     Args:
         seed: if given, requests without a seed draw theirs from it, in order of arrival; else from the system.
+        grammars: shared with a model runner in the same process; one of its own if None.
     """
 
     def __init__(
-        self, config: ModelConfig, tokenizer: Tokenizer | NoTokenizer, limits: RequestLimits, seed: int | None = None
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | NoTokenizer,
+        limits: RequestLimits,
+        seed: int | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.limits = limits
@@ -107,28 +119,46 @@ class InputProcessor:
         self._eos_token_ids = frozenset(config.eos_token_ids)
         self._seed = seed
         self._num_made = 0
+        text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
+        if grammars is None and text_tokenizer is not None and config.eos_token_ids:
+            grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, config.eos_token_ids)
+        self._constraints = Constraints(text_tokenizer, config.vocab_size, grammars)
 
-    def encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def prepare(self, params: SamplingParams) -> None:
+        """Compile what the request's answer has to look like, so that `make` finds it done. May take a while, so it
+        is not for an event loop; safe on any thread.
+
+        Raises:
+            RequestError: it is wrong, not supported, or exceeds a limit.
+        """
+        self._constraints.compile(params)
+
+    def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int]]:
         """The prompt's text, if it was one, and its tokens, checked.
+
+        Args:
+            params: truncate the prompt as they say.
 
         Raises:
             RequestError: empty, not a prompt, a token outside the vocabulary, or longer than the model allows.
         """
         if isinstance(prompt, str):
-            self._check_text(prompt, "prompt")
-            return prompt, self._checked(self.tokenizer.encode(prompt))
+            self._check_text(prompt, "prompt", params)
+            return prompt, self._checked(self.tokenizer.encode(prompt), params=params)
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
         if not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
-        return None, self._checked(token_ids)
+        return None, self._checked(token_ids, params=params)
 
-    def encode_chat(self, messages: list[Message], **template_options: Any) -> tuple[str, list[int]]:
+    def encode_chat(
+        self, messages: list[Message], params: SamplingParams | None = None, **template_options: Any
+    ) -> tuple[str, list[int]]:
         """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`."""
         text = self.tokenizer.render_chat(messages, **template_options)
-        self._check_text(text, "messages")
-        return text, self._checked(self.tokenizer.encode(text, add_special_tokens=False), "messages")
+        self._check_text(text, "messages", params)
+        return text, self._checked(self.tokenizer.encode(text, add_special_tokens=False), "messages", params)
 
-    def _check_text(self, text: str, param: str) -> None:
+    def _check_text(self, text: str, param: str, params: SamplingParams | None) -> None:
         """Refuse what cannot be tokenized, or would take long for nothing: no token stands for more bytes than the
         longest one."""
         try:
@@ -136,7 +166,8 @@ class InputProcessor:
         except UnicodeEncodeError as error:
             raise RequestError(f"{param} is not valid Unicode text: {error.reason}", param) from None
         fewest_tokens = num_bytes // self.tokenizer.max_token_bytes
-        if fewest_tokens > self.limits.max_model_len:
+        is_truncated = params is not None and params.truncate_prompt_tokens is not None
+        if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT if is_truncated else 1):
             raise RequestError(
                 f"{param} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
                 f"but max_model_len={self.limits.max_model_len}. Shorten it.",
@@ -169,6 +200,8 @@ class InputProcessor:
         self._check_effects(params, priority)
         self._check_token_ids(params)
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
+        self._constraints.compile(params)
+        params = self._constraints.resolved(params, stop_token_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
@@ -223,10 +256,14 @@ class InputProcessor:
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError("stop needs text, and this engine has no tokenizer: use stop_token_ids", "stop")
 
-    def _checked(self, token_ids: list[int], param: str = "prompt") -> list[int]:
+    def _checked(self, token_ids: list[int], param: str = "prompt", params: SamplingParams | None = None) -> list[int]:
         if not token_ids:
             raise RequestError(f"{param} is empty: give at least one token", param)
         longest = self.limits.max_output_tokens(0) - 1
+        if params is not None and params.truncate_prompt_tokens is not None:
+            beside_answer = max(1, self.limits.max_output_tokens(params.max_tokens or 1))
+            kept = beside_answer if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
+            token_ids = token_ids[-kept:]
         if len(token_ids) > longest:
             raise RequestError(
                 f"{param} has {len(token_ids)} tokens, but at most {longest} fit beside one output token "

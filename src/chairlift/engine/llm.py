@@ -56,10 +56,10 @@ class LLM:
             progress: show a bar on a terminal.
 
         Raises:
-            RequestError: naming the prompt that cannot be honoured; then nothing is run.
+            RequestError: naming the prompt that cannot be honoured; then nothing is run. A grammar may also turn out
+                too complex on the way, and ends the run.
         """
-        encode = self.engine.input_processor.encode
-        return self._run([_encoded(i, encode, p) for i, p in enumerate(_prompts(prompts))], sampling_params, progress)
+        return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, progress)
 
     def chat(
         self,
@@ -72,13 +72,13 @@ class LLM:
         """Answer every conversation; a single one is a list of one. Without `sampling_params` an answer is as long as
         fits."""
 
-        def encode(conversation: list[Message]) -> tuple[str | None, list[int]]:
-            return self.engine.input_processor.encode_chat(conversation, **template_options)
+        def encode(conversation: list[Message], params: SamplingParams) -> tuple[str | None, list[int]]:
+            return self.engine.input_processor.encode_chat(conversation, params, **template_options)
 
         single = bool(messages) and isinstance(messages[0], dict)
         conversations = cast("list[list[Message]]", [messages] if single else messages)
         params = sampling_params or SamplingParams(max_tokens=None)
-        return self._run([_encoded(i, encode, c) for i, c in enumerate(conversations)], params, progress)
+        return self._run(conversations, encode, params, progress)
 
     def close(self) -> None:
         """Write out the event log, if there is one."""
@@ -86,7 +86,8 @@ class LLM:
 
     def _run(
         self,
-        prompts: list[tuple[str | None, list[int]]],
+        prompts: Sequence[Any],
+        encode: Callable[[Any, SamplingParams], tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
@@ -94,9 +95,9 @@ class LLM:
         ids = [next(self._ids) for _ in prompts]
         core_ids: list[str] = []
         try:
-            for index, ((text, token_ids), params) in enumerate(zip(prompts, all_params, strict=True)):
+            for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
                 with _naming(index):
-                    self._add(ids[index], text, token_ids, params, core_ids)
+                    self._add(ids[index], *encode(prompt, params), params, core_ids)
             answers = self._step_until_done(ids, progress)
         finally:
             self._abort(self._processor.remove(core_ids))
@@ -133,7 +134,9 @@ class LLM:
         told, stopped = self._processor.process(outputs, self.engine.core.now())
         for request_id in stopped:
             self.engine.core.abort(request_id, FinishReason.STOP)
-        assert not any(isinstance(news, Failure) for news in told), "refusals are raised when a request is added"
+        for news in told:
+            if isinstance(news, Failure):
+                raise news.error
         return cast("list[RequestOutput]", told)
 
     def _abort(self, request_ids: list[str]) -> None:
@@ -175,11 +178,6 @@ def _naming(index: int) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(f"prompt {index}: {error}", error.param) from None
-
-
-def _encoded(index: int, encode: Any, prompt: Any) -> tuple[str | None, list[int]]:
-    with _naming(index):
-        return cast("tuple[str | None, list[int]]", encode(prompt))
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

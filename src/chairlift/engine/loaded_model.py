@@ -13,6 +13,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.token_budget import StepTimes
 from chairlift.errors import ConfigError
+from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import Weights
@@ -45,8 +46,8 @@ LOADING_OPTIONS: Final = (
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Weights and KV memory, and the tokenizer once it is asked for. Engines over one loaded model share all of it, so
-    only one of them may have unfinished requests, and what an earlier one has cached in KV memory is lost.
+    """Weights and KV memory; tokenizer and grammars once they are asked for. Engines over one loaded model share all of
+    it, so only one of them may have unfinished requests, and what an earlier one has cached in KV memory is lost.
 
     Attributes:
         engine_config: the one it was loaded for.
@@ -66,6 +67,7 @@ class LoadedModel:
     kv_cache_plan: KVCachePlan | None = None
     step_times: StepTimes | None = None
     _tokenizer: Tokenizer | NoTokenizer | None = None
+    _grammars: GrammarCompiler | None = None
 
     @property
     def name(self) -> str:
@@ -78,6 +80,20 @@ class LoadedModel:
             skip = self.engine_config.skip_tokenizer_init
             self._tokenizer = NoTokenizer() if skip else load_tokenizer(self.files)
         return self._tokenizer
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """Compiles structured outputs; None where there is no text, or no token to end an answer with."""
+        if self.engine_config.skip_tokenizer_init or not self.config.eos_token_ids:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._text_tokenizer, self.config.vocab_size, self.config.eos_token_ids)
+        return self._grammars
+
+    def _text_tokenizer(self) -> Tokenizer:
+        tokenizer = self.tokenizer
+        assert isinstance(tokenizer, Tokenizer), "without a tokenizer there are no grammars"
+        return tokenizer
 
     def serves(self, config: EngineConfig) -> bool:
         """Whether the model would be loaded in the same way for `config`."""

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from chairlift.errors import RequestError
 from chairlift.grammar.source import grammar_text, refuse
-from chairlift.kernels.sampling import Bits
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
+
+Bits = npt.NDArray[np.uint32]
+"""One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 COMPILE_SECONDS: Final = 2.0
 COMPILE_THREADS: Final = 2
@@ -90,7 +93,7 @@ class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from several threads.
 
     Args:
-        tokenizer: whose tokens the answers are made of; nothing is done with it before the first grammar.
+        tokenizer: gives the tokenizer of whose tokens the answers are made; called for the first grammar.
         vocab_size: of the model's logits, which may be wider than the tokenizer's vocabulary.
         eos_token_ids: at least one; these end an answer.
         compile_seconds: what a grammar may take.
@@ -98,7 +101,7 @@ class GrammarCompiler:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Callable[[], Tokenizer],
         vocab_size: int,
         eos_token_ids: Sequence[int],
         compile_seconds: float = COMPILE_SECONDS,
@@ -179,7 +182,7 @@ class GrammarCompiler:
     def _llguidance_tokenizer(self) -> LLTokenizer:
         with self._lock:
             if self._tokenizer is None:
-                vocabulary = _Vocabulary(self._source, self.vocab_size, self._eos_token_ids[0])
+                vocabulary = _Vocabulary(self._source(), self.vocab_size, self._eos_token_ids[0])
                 self._tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
             return self._tokenizer
 
