@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
@@ -31,6 +31,8 @@ class NoTokenizer:
     """Stands in where no tokenizer was loaded: token ids go through, text is refused, answers have no text."""
 
     has_chat_template = False
+    chat_template = None
+    special_tokens: Mapping[str, str] = {}
     max_token_bytes = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -44,6 +46,9 @@ class NoTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return b""
+
+    def is_special(self, text: str) -> bool:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,18 +138,21 @@ class InputProcessor:
         """
         self._constraints.compile(params)
 
-    def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int]]:
+    def encode(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
+    ) -> tuple[str | None, list[int]]:
         """The prompt's text, if it was one, and its tokens, checked.
 
         Args:
-            params: truncate the prompt as they say.
+            params: truncate the prompt as they say, and `prepare` them.
 
         Raises:
             RequestError: empty, not a prompt, a token outside the vocabulary, or longer than the model allows.
         """
+        if params is not None:
+            self.prepare(params)
         if isinstance(prompt, str):
-            self._check_text(prompt, "prompt", params)
-            return prompt, self._checked(self.tokenizer.encode(prompt), params=params)
+            return prompt, self.encode_text(prompt, "prompt", params, add_special_tokens=add_special_tokens)
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])
         if not all(type(token_id) is int for token_id in token_ids):
             raise RequestError(f"prompt must be a string or a list of token ids, got {prompt!r:.100}", "prompt")
@@ -155,8 +163,14 @@ class InputProcessor:
     ) -> tuple[str, list[int]]:
         """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`."""
         text = self.tokenizer.render_chat(messages, **template_options)
-        self._check_text(text, "messages", params)
-        return text, self._checked(self.tokenizer.encode(text, add_special_tokens=False), "messages", params)
+        return text, self.encode_text(text, "messages", params, add_special_tokens=False)
+
+    def encode_text(
+        self, text: str, param: str, params: SamplingParams | None = None, *, add_special_tokens: bool
+    ) -> list[int]:
+        """The tokens of a text that came in as `param`, checked; errors as `encode`."""
+        self._check_text(text, param, params)
+        return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), param, params)
 
     def _check_text(self, text: str, param: str, params: SamplingParams | None) -> None:
         """Refuse what cannot be tokenized, or would take long for nothing: no token stands for more bytes than the

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -74,6 +74,14 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> jinja2.Template:
         return _environment().from_string(self.text)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """What the template reads; empty if it cannot be compiled."""
+        try:
+            return frozenset(meta.find_undeclared_variables(_environment().parse(self.text)))
+        except jinja2.TemplateSyntaxError:
+            return frozenset()
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The prompt.

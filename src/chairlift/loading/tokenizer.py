@@ -92,6 +92,15 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own."""
+        return self._chat_template
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is one token that `skip_special_tokens` leaves out."""
+        return self.token_to_id(text) in self.special_token_ids
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> str:
