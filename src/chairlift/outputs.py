@@ -179,7 +179,11 @@ class EngineCoreOutput(NamedTuple):
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` hold what is new since the last one."""
+    """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` hold what is new since the last one.
+
+    Attributes:
+        cumulative_logprob: of all tokens so far, if logprobs were asked for.
+    """
 
     index: int
     text: str
@@ -187,6 +191,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(slots=True)

@@ -26,9 +26,10 @@ class StructuredOutputs:
 
     Attributes:
         json: a JSON schema, as an object or as its text; kept as text.
-        regex: a regular expression in the syntax of Rust's regex crate; the whole answer matches it.
+        regex: a regular expression in the syntax of Rust's regex crate, with ASCII's \\d, \\w and \\s and without
+            look-around; the whole answer matches it.
         choice: the answer is one of these strings.
-        grammar: a grammar in llguidance's dialect of Lark, whose start symbol is `start`.
+        grammar: in llguidance's dialect of Lark, beginning with `start`; or in GBNF (`root ::= ...`).
         json_object: any JSON object.
         disable_any_whitespace: of JSON: none between the tokens of it, where by default one space may follow a colon
             or a comma.

@@ -189,7 +189,8 @@ class AsyncLLM:
             RequestError: the request cannot be honoured; before anything is yielded.
             EngineDeadError: the engine is gone.
         """
-        text, token_ids = self.engine.input_processor.encode(prompt)
+        await self._prepare(params)
+        text, token_ids = self.engine.input_processor.encode(prompt, params)
         async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
@@ -203,7 +204,8 @@ class AsyncLLM:
         **template_options: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Stream the answers to a conversation; the rest as `generate`."""
-        text, token_ids = self.engine.input_processor.encode_chat(messages, **template_options)
+        await self._prepare(params)
+        text, token_ids = self.engine.input_processor.encode_chat(messages, params, **template_options)
         async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
@@ -211,6 +213,10 @@ class AsyncLLM:
         """Stop the engine. Streams in flight, and later ones, end with EngineDeadError."""
         self._client.close()
         self._lose(None, EngineDeadError("the engine was shut down"))
+
+    async def _prepare(self, params: SamplingParams) -> None:
+        if params.structured_outputs is not None:
+            await asyncio.to_thread(self.engine.input_processor.prepare, params)
 
     def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
         told, stopped = self._processor.process(outputs, self._client.now())

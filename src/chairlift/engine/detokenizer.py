@@ -88,6 +88,16 @@ class IncrementalDetokenizer:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
 
+class NoDetokenizer:
+    """For answers that nobody wants to read: they have no text."""
+
+    def add(self, token_ids: Iterable[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 class StopStrings:
     """Watches a stream of text for stop strings, holding back what may be the beginning of one."""
 

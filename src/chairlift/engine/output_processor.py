@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from chairlift.engine.detokenizer import Decoder, IncrementalDetokenizer, StopStrings
+from chairlift.engine.detokenizer import Decoder, IncrementalDetokenizer, NoDetokenizer, StopStrings
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import (
@@ -17,6 +17,7 @@ from chairlift.outputs import (
     TokenLogprobs,
 )
 from chairlift.request import FinishReason
+from chairlift.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -35,10 +36,11 @@ class _Group:
 class _Sequence:
     group: _Group
     index: int
-    detokenizer: IncrementalDetokenizer
+    detokenizer: IncrementalDetokenizer | NoDetokenizer
     stop: StopStrings
     min_tokens: int
     num_tokens: int = 0
+    cumulative_logprob: float | None = None
     times: RequestTimes | None = None
 
 
@@ -68,9 +70,14 @@ class OutputProcessor:
         next_prompt_logprob = None if params.prompt_logprobs is None else 0
         group = _Group(request_id, prompt, first.prompt_token_ids, len(requests), next_prompt_logprob)
         for index, request in enumerate(requests):
-            detokenizer = IncrementalDetokenizer(self._decoder, group.prompt_token_ids, params.skip_special_tokens)
+            detokenizer = self._detokenizer(group, params)
             stop = StopStrings(params.stop, params.include_stop_str_in_output)
             self._sequences[request.request_id] = _Sequence(group, index, detokenizer, stop, params.min_tokens)
+
+    def _detokenizer(self, group: _Group, params: SamplingParams) -> IncrementalDetokenizer | NoDetokenizer:
+        if not params.detokenize:
+            return NoDetokenizer()
+        return IncrementalDetokenizer(self._decoder, group.prompt_token_ids, params.skip_special_tokens)
 
     def remove(self, core_ids: Iterable[str]) -> list[str]:
         """Forget sequences; returns those that were still expected."""
@@ -129,6 +136,9 @@ def _error(output: EngineCoreOutput) -> ChairliftError:
 
 def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutput:
     sequence.num_tokens += len(output.new_token_ids)
+    if output.logprobs is not None:
+        before = sequence.cumulative_logprob or 0.0
+        sequence.cumulative_logprob = before + sum(entry.token.logprob for entry in output.logprobs)
     text = sequence.detokenizer.add(output.new_token_ids)
     finish_reason = output.finish_reason
     stop_reason: int | str | None = output.stop_token_id
@@ -147,6 +157,7 @@ def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutp
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         logprobs=output.logprobs,
+        cumulative_logprob=sequence.cumulative_logprob,
     )
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any, Final, NoReturn
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from chairlift.errors import RequestError
@@ -22,6 +22,9 @@ JSON_OPTIONS: Final = {
 """Compact JSON on one line, where one space may follow a colon or a comma. Free white space is what models get lost in:
 nothing but the length limit ends it. `lenient` would drop the keywords that are not supported."""
 
+ASCII_CLASSES: Final = "dws"
+r"""\d, \w and \s are ASCII's, as in JSON schemas: Unicode has 760 digits, and a model draws from all it is given."""
+
 IGNORED_ATTRIBUTE: Final = re.compile(r"^[ \t]*[A-Za-z_]\w*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 
 
@@ -32,7 +35,7 @@ def grammar_text(constraint: StructuredOutputs) -> str:
         RequestError: it cannot be written down as a grammar.
     """
     if constraint.regex is not None:
-        return LLMatcher.grammar_from_regex(constraint.regex)
+        return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.regex, ASCII_CLASSES)}/")
     if constraint.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, constraint.choice)))
     if constraint.grammar is not None:
