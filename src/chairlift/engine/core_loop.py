@@ -7,6 +7,7 @@ from typing import Protocol
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.commands import Abort, Add, Command, Stop
+from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput
@@ -20,27 +21,44 @@ class Inbox(Protocol):
         """The next one; None if there is none now. With `wait` there is one in the end."""
 
 
-def run_core(core: EngineCore, inbox: Inbox, tell: Callable[[list[EngineCoreOutput]], None]) -> None:
+def run_core(
+    core: EngineCore,
+    inbox: Inbox,
+    tell: Callable[[list[EngineCoreOutput]], None],
+    gate: GrammarGate | None = None,
+) -> None:
     """Take all commands between two steps, step while there is work, until told to stop.
 
     Args:
         tell: called with what each step gave, also if that is nothing, and with refusals; must not block.
+        gate: keeps requests back whose grammar is not compiled.
     """
+    gate = gate or GrammarGate()
     while True:
-        while (command := inbox.take(wait=not core.has_work)) is not None:
+        while (command := inbox.take(wait=not core.has_work and not gate.is_holding)) is not None:
             if isinstance(command, Stop):
                 return
-            if refusals := _handle(core, command):
+            if refusals := _handle(core, gate, command):
                 tell(refusals)
-        tell(core.step())
+        if refusals := _add_all(core, gate.released()):
+            tell(refusals)
+        if gate.is_holding and not core.has_work:
+            gate.wait()
+        else:
+            tell(core.step())
 
 
-def _handle(core: EngineCore, command: Add | Abort) -> list[EngineCoreOutput]:
+def _handle(core: EngineCore, gate: GrammarGate, command: Add | Abort) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
-        return [refusal for request in command.requests if (refusal := _add(core, request)) is not None]
+        return [] if gate.holds(command.requests) else _add_all(core, command.requests)
+    gate.drop(command.request_ids)
     for request_id in command.request_ids:
         core.abort(request_id, command.reason)
     return []
+
+
+def _add_all(core: EngineCore, requests: list[EngineRequest]) -> list[EngineCoreOutput]:
+    return [refusal for request in requests if (refusal := _add(core, request)) is not None]
 
 
 def _add(core: EngineCore, request: EngineRequest) -> EngineCoreOutput | None:

@@ -26,6 +26,7 @@ from chairlift.config import EngineConfig
 from chairlift.core.executor import Executor
 from chairlift.engine.commands import Command
 from chairlift.engine.core_loop import run_core
+from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.wire import (
     Address,
     Began,
@@ -182,7 +183,7 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
         link.send(CannotStart("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        run_core(engine.core, CommandSocket(link, outbox), outbox.tell)
+        run_core(engine.core, CommandSocket(link, outbox), outbox.tell, GrammarGate(engine.loaded.grammars))
     except BaseException as error:
         logger.exception("the engine died")
         link.send(Died(repr(error)))
