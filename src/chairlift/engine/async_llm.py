@@ -25,10 +25,17 @@ class Generation:
     request and EngineDeadError if it dies.
     """
 
-    def __init__(self, request_id: str, core_ids: list[str], on_abort: Callable[[Generation], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        core_ids: list[str],
+        on_abort: Callable[[Generation], None],
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> None:
         self.request_id = request_id
         self.core_ids = core_ids
         self._on_abort = on_abort
+        self._on_output = on_output
         self._news = AnswerBuilder()
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -39,6 +46,8 @@ class Generation:
         if isinstance(told, Failure):
             self.fail(told.error)
         else:
+            if self._on_output is not None:
+                self._on_output(told)
             self._news.add(told)
             self._changed.set()
 
@@ -149,11 +158,13 @@ class AsyncLLM:
         tenant: str = "",
         cache_salt: str | None = None,
         deadline: float | None = None,
+        on_output: Callable[[RequestOutput], None] | None = None,
     ) -> Generation:
         """Queue a prompt that the input processor has encoded.
 
         Args:
             tenant, cache_salt, deadline: see `Request`.
+            on_output: called on the event loop with every delta, as it comes and before it is read.
 
         Raises:
             RequestError: something does not fit or would have no effect, or the request id is in use.
@@ -174,7 +185,8 @@ class AsyncLLM:
             cache_salt=cache_salt,
             deadline=deadline,
         )
-        generation = Generation(request_id, [request.request_id for request in requests], self._forget)
+        core_ids = [request.request_id for request in requests]
+        generation = Generation(request_id, core_ids, self._forget, on_output)
         self._generations[request_id] = generation
         self._processor.add(request_id, prompt, requests)
         self._client.send(Add(requests))
