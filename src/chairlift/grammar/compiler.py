@@ -115,6 +115,7 @@ class GrammarCompiler:
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
         self._limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
         self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = threading.Lock()
 
     def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
         """Begin to compile, unless it is known. The future's exception is a RequestError."""
@@ -180,7 +181,7 @@ class GrammarCompiler:
             refuse(constraint, f"cannot be honoured: {_shortened('; '.join(warnings))}")
 
     def _llguidance_tokenizer(self) -> LLTokenizer:
-        with self._lock:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
                 vocabulary = _Vocabulary(self._source(), self.vocab_size, self._eos_token_ids[0])
                 self._tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
