@@ -33,6 +33,7 @@ class EngineChild:
     """
 
     def __init__(self, config: EngineConfig, command: Sequence[str], log_level: int) -> None:
+        self.is_closed = False
         self._folder = Path(tempfile.mkdtemp(prefix="chairlift-"))
         self.link, address = front_link(self._folder)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -82,7 +83,10 @@ class EngineChild:
         self._process.kill()
 
     def close(self, seconds: float) -> None:
-        """Wait until it has ended, that long; then make it. Removes what it left."""
+        """Wait until it has ended, that long; then make it. Removes what it left; may be called again."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -195,8 +195,9 @@ class ProcessClient:
     def close(self) -> None:
         self._is_closed = True
         self.state = "dead"
-        self._detach()
-        self._child.link.send(Stop())
+        if not self._child.is_closed:
+            self._detach()
+            self._child.link.send(Stop())
         self._child.close(STOP_SECONDS if self._engine is not None else 0.0)
 
     # -- messages ------------------------------------------------------------------------------------------------
@@ -310,19 +311,20 @@ class ProcessClient:
         """Every now and then: is the engine stuck?"""
         if self._is_closed or self._loop is None or self.state == "dead":
             return
-        if self._watchdog.is_stuck(self.state == "running" and len(self._in_flight) > 0):
+        is_busy = self.state == "running" and not self._last_words and len(self._in_flight) > 0
+        if self._watchdog.is_stuck(is_busy):
             self._unstick(self._loop)
         self._loop.call_later(self._watchdog.interval, self._look)
 
     def _unstick(self, loop: asyncio.AbstractEventLoop) -> None:
         reason = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
+        self._last_words = f"it hung: {reason}"
         child = self._child
         child.ask_for_stacks()
 
         def dump_and_kill() -> None:
             path = write_state_dump(reason, self._in_flight, list(self._last_events), child.stacks())
             logger.error("the engine hangs: %s; its state is in %s", reason, path)
-            self._last_words = f"it hung: {reason}"
             child.kill()
 
         loop.call_later(STACKS_SECONDS, dump_and_kill)

@@ -1,0 +1,35 @@
+"""An engine process that breaks: `python faulty_engine.py FAULT STEP MARKER`.
+
+At step STEP it raises or hangs; FAULT `once-raise` and `once-hang` only if the file MARKER is not there yet. Every step
+takes 10 ms longer, so that a test gets to what runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from chairlift.engine import engine_process
+from chairlift.outputs import SchedulerOutput
+
+FAULT, STEP, MARKER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+STEP_SECONDS = 0.01
+
+
+class FaultyExecutor(engine_process.AnnouncingExecutor):
+    def submit(self, output: SchedulerOutput) -> Any:
+        handle = super().submit(output)
+        time.sleep(STEP_SECONDS)
+        if output.step == STEP and not (FAULT.startswith("once-") and MARKER.exists()):
+            MARKER.touch()
+            if FAULT.endswith("raise"):
+                raise RuntimeError("device lost")
+            if FAULT.endswith("hang"):
+                time.sleep(3600)
+        return handle
+
+
+engine_process.AnnouncingExecutor = FaultyExecutor  # type: ignore[misc]
+engine_process.main()

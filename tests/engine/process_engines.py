@@ -1,0 +1,51 @@
+"""Engines in processes of their own, over a tiny model, healthy or not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chairlift import AsyncLLM, EngineConfig, SamplingParams
+from chairlift.engine.engine_child import ENGINE_COMMAND
+from chairlift.engine.process_client import ProcessClient
+from chairlift.outputs import RequestOutput
+
+FAULTY_ENGINE = Path(__file__).parent / "faulty_engine.py"
+
+
+def tiny_config(folder: Path, **options: Any) -> EngineConfig:
+    defaults = {"num_kv_blocks": 60, "block_size": 4, "skip_tokenizer_init": True, "num_threads": 1}
+    return EngineConfig(model=str(folder), **{**defaults, **options})
+
+
+def faulty(fault: str, step: int, folder: Path) -> tuple[str, ...]:
+    """The command of an engine that breaks, see `faulty_engine.py`."""
+    return sys.executable, str(FAULTY_ENGINE), fault, str(step), str(folder / "broken-once")
+
+
+def started(config: EngineConfig, command: tuple[str, ...] = ENGINE_COMMAND, **options: Any) -> ProcessClient:
+    client = ProcessClient(config, command=command, **options)
+    client.wait_until_ready()
+    return client
+
+
+def forced(tokens: int, **fields: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, **fields)
+
+
+async def outcome(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> RequestOutput | Exception:
+    try:
+        return await llm.start(None, prompt, params).collect()
+    except Exception as error:
+        return error
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
