@@ -2,90 +2,219 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from dataclasses import dataclass, field
+from typing import Any
 
-from chairlift.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
-from chairlift.sampling_params import SamplingParams
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.request import FinishReason
+from chairlift.server.api_options import ApiOptions
+from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
+from chairlift.server.conversation import ChatPlan, Conversations, PlainText
+from chairlift.server.logprobs import LogprobWriter
 from chairlift.server.protocol import (
+    AnsweredFunction,
+    AnsweredToolCall,
     AnswerMessage,
     ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
     ChatCompletion,
     ChatCompletionRequest,
-    ChatLogprob,
     ChatLogprobs,
-    Delta,
-    TopLogprob,
+    CompletionTokensDetails,
     Usage,
 )
-from chairlift.server.serving import Call, Serving, Tally, prompt_logprobs, token_text
+from chairlift.server.responses import DONE
+from chairlift.server.serving import Call, Serving, StreamWriter, has_news
+from chairlift.server.tools.pieces import CallDelta, Piece
+
+ChatCall = Call[ChatCompletionRequest, ChatPlan]
 
 
-class ChatServing(Serving[ChatCompletionRequest]):
-    id_prefix = "chatcmpl"
+@dataclass(slots=True)
+class Answer:
+    """One whole answer, read: content, reasoning, tool calls."""
 
-    def encoded(self, body: ChatCompletionRequest) -> list[tuple[str | None, list[int]]]:
-        messages = [message.for_template() for message in body.messages]
-        return [self.llm.engine.input_processor.encode_chat(messages, **body.template_options())]
+    content: str = ""
+    reasoning: str = ""
+    calls: list[AnsweredToolCall] = field(default_factory=list)
 
-    def params(self, body: ChatCompletionRequest) -> SamplingParams:
-        return body.sampling_params(body.limit(), body.num_logprobs())
+    def add(self, piece: Piece) -> None:
+        """Take in what is new."""
+        self.content += piece.content
+        self.reasoning += piece.reasoning
+        for delta in piece.calls:
+            if delta.id is not None:
+                function = AnsweredFunction(name=delta.name or "", arguments="")
+                self.calls.append(AnsweredToolCall(id=delta.id, function=function))
+            self.calls[delta.index].function.arguments += delta.arguments
 
-    def response(self, call: Call[ChatCompletionRequest], outputs: list[RequestOutput]) -> ChatCompletion:
+
+def read_answer(plan: ChatPlan, text: str) -> Answer:
+    """The parts of a whole answer."""
+    parser = PlainText() if plan.new_parser is None else plan.new_parser()
+    answer = Answer()
+    answer.add(parser.feed(text))
+    answer.add(parser.finish())
+    return answer
+
+
+def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:
+    """The engine's, or `tool_calls`."""
+    return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.calls_end_it else reason
+
+
+class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
+    id_prefix = "chatcmpl-"
+
+    def __init__(self, llm: AsyncLLM, model_name: str, options: ApiOptions | None = None) -> None:
+        super().__init__(llm, model_name)
+        self.conversations = Conversations(llm.engine, options or ApiOptions())
+
+    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
+        return self.conversations.plan(body)
+
+    def response(self, call: ChatCall, outputs: list[RequestOutput]) -> ChatCompletion:
         (output,) = outputs
-        tally = Tally()
-        tally.add(output)
+        body = call.body
+        answers = [read_answer(call.plan, answer.text) for answer in output.outputs]
+        writer = self.logprob_writer(body)
+        shown = output.prompt_logprobs
         return ChatCompletion(
             id=call.id,
             created=call.created,
             model=call.model,
-            choices=[self._choice(answer) for answer in output.outputs],
-            usage=tally.usage(),
-            prompt_logprobs=prompt_logprobs(self.llm, output.prompt_logprobs),
+            choices=[self._choice(call, *pair, writer) for pair in zip(output.outputs, answers, strict=True)],
+            usage=self._usage(call, answers),
+            prompt_logprobs=None if shown is None else writer.prompt(shown),
+            prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
+            timings=call.tally.timings() if body.timings else None,
         )
 
-    def opening(self, call: Call[ChatCompletionRequest]) -> list[BaseModel]:
-        role = Delta(role="assistant", content="")
-        choices = [ChatChunkChoice(index=index, delta=role) for index in range(call.body.n or 1)]
-        return [self._chunk(call, [choice]) for choice in choices]
+    def writer(self, call: ChatCall) -> StreamWriter:
+        return _ChatStream(self, call)
 
-    def chunk(self, call: Call[ChatCompletionRequest], index: int, answer: CompletionOutput) -> ChatChunk:
-        choice = ChatChunkChoice(
-            index=answer.index,
-            delta=Delta(content=answer.text or None),
-            logprobs=self._logprobs(answer.logprobs),
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
+    def logprob_writer(self, body: ChatCompletionRequest) -> LogprobWriter:
+        """Writes logprobs as this call wants them."""
+        return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
+
+    def num_tokens(self, text: str) -> int:
+        """How many tokens a text is; 0 if it is empty."""
+        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    def _usage(self, call: ChatCall, answers: list[Answer]) -> Usage:
+        usage = call.tally.usage()
+        if reasoning := sum(self.num_tokens(answer.reasoning) for answer in answers):
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
+        return usage
+
+    def _choice(self, call: ChatCall, output: CompletionOutput, answer: Answer, writer: LogprobWriter) -> ChatChoice:
+        content = call.plan.echoed + answer.content
+        message = AnswerMessage(
+            content=content if content or not answer.calls else None,
+            tool_calls=answer.calls or None,
+            reasoning_content=answer.reasoning
+            if answer.reasoning and call.body.include_reasoning is not False
+            else None,
         )
-        return self._chunk(call, [choice])
-
-    def usage_chunk(self, call: Call[ChatCompletionRequest], usage: Usage) -> ChatChunk:
-        return self._chunk(call, [], usage)
-
-    def _chunk(
-        self, call: Call[ChatCompletionRequest], choices: list[ChatChunkChoice], usage: Usage | None = None
-    ) -> ChatChunk:
-        return ChatChunk(id=call.id, created=call.created, model=call.model, choices=choices, usage=usage)
-
-    def _choice(self, answer: CompletionOutput) -> ChatChoice:
         return ChatChoice(
-            index=answer.index,
-            message=AnswerMessage(content=answer.text),
-            logprobs=self._logprobs(answer.logprobs),
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
+            index=output.index,
+            message=message,
+            logprobs=None
+            if output.logprobs is None
+            else ChatLogprobs.model_validate({"content": writer.chat(output.logprobs)}),
+            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.calls)),
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if call.body.return_token_ids else None,
         )
 
-    def _logprobs(self, positions: list[TokenLogprobs] | None) -> ChatLogprobs | None:
-        if positions is None:
-            return None
-        content = [
-            ChatLogprob(**self._entry(position.token).model_dump(), top_logprobs=[self._entry(e) for e in position.top])
-            for position in positions
-        ]
-        return ChatLogprobs(content=content)
 
-    def _entry(self, entry: Logprob) -> TopLogprob:
-        token = self.llm.engine.tokenizer.token_bytes(entry.token_id)
-        return TopLogprob(token=token_text(token), logprob=entry.logprob, bytes=list(token))
+class _ChatStream(StreamWriter):
+    """Chunks of one chat. A choice without tools and reasoning is not parsed."""
+
+    def __init__(self, serving: ChatServing, call: ChatCall) -> None:
+        self._serving = serving
+        self._call = call
+        self._chunks = ChunkWriter("chat.completion.chunk", call.id, call.created, call.model, call.body.wants_usage)
+        self._logprobs = serving.logprob_writer(call.body)
+        new_parser = call.plan.new_parser
+        self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_answers())]
+        self._called: set[int] = set()
+        self._reasoning: list[str] = []
+
+    def opening(self) -> bytes:
+        delta = b'{"role":"assistant","content":%b}' % encode(self._call.plan.echoed)
+        return b"".join(self._chunk(index, delta, NULL, b"") for index in range(self._call.body.num_answers()))
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        return b"".join([self._answer(answer) for answer in output.outputs if has_news(answer)])
+
+    def closing(self) -> bytes:
+        call = self._call
+        last = b""
+        if call.body.wants_usage:
+            last = self._chunks.chunk_with_usage(b"", usage_bytes(self._usage()))
+        timings = call.tally.timings() if call.body.timings else None
+        if timings is not None:
+            last += self._chunks.chunk_with_timings(timings.model_dump_json().encode())
+        return last + DONE
+
+    def _usage(self) -> Usage:
+        usage = self._call.tally.usage()
+        if self._reasoning:
+            count = self._serving.num_tokens("".join(self._reasoning))
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=count)
+        return usage
+
+    def _answer(self, answer: CompletionOutput) -> bytes:
+        logprobs = NULL if answer.logprobs is None else self._logprob_bytes(answer.logprobs)
+        if self._parsers is None:
+            delta = b'{"content":%b}' % encode(answer.text) if answer.text else b"{}"
+        else:
+            delta = self._read(answer)
+        ending = b""
+        if answer.finish_reason is not None:
+            reason = finish_reason(self._call.plan, answer.finish_reason, answer.index in self._called)
+            ending = b'%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
+        elif delta == b"{}" and answer.logprobs is None and not self._call.body.return_token_ids:
+            return b""
+        if self._call.body.return_token_ids:
+            ending = (ending or NULL) + b',"token_ids":%b' % encode(answer.token_ids)
+        return self._chunk(answer.index, delta, logprobs, ending)
+
+    def _read(self, answer: CompletionOutput) -> bytes:
+        """The delta of what the parser makes of this text."""
+        assert self._parsers is not None
+        parser = self._parsers[answer.index]
+        piece = parser.feed(answer.text)
+        parts: dict[str, Any] = {"content": piece.content, "reasoning_content": piece.reasoning}
+        calls = list(piece.calls)
+        if answer.finish_reason is not None:
+            last = parser.finish()
+            parts["content"] += last.content
+            parts["reasoning_content"] += last.reasoning
+            calls += last.calls
+        if parts["reasoning_content"]:
+            self._reasoning.append(parts["reasoning_content"])
+        if self._call.body.include_reasoning is False:
+            del parts["reasoning_content"]
+        shown = {name: text for name, text in parts.items() if text}
+        if calls:
+            self._called.add(answer.index)
+            shown["tool_calls"] = [_call_delta(call) for call in calls]
+        return encode(shown)
+
+    def _logprob_bytes(self, positions: list[TokenLogprobs]) -> bytes:
+        return b'{"content":%b,"refusal":null}' % encode(self._logprobs.chat(positions))
+
+    def _chunk(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, ending or NULL)
+        if self._call.body.wants_running_usage:
+            return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.tally.usage()))
+        return self._chunks.chunk(choice)
+
+
+def _call_delta(call: CallDelta) -> dict[str, Any]:
+    function = {"arguments": call.arguments} if call.name is None else {"name": call.name, "arguments": call.arguments}
+    if call.id is None:
+        return {"index": call.index, "function": function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

@@ -2,68 +2,185 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
 
-from chairlift.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
-from chairlift.sampling_params import SamplingParams
-from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
-from chairlift.server.serving import Call, Serving, Tally, prompt_logprobs, token_text
+from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
+from chairlift.server.logprobs import LogprobWriter
+from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from chairlift.server.responses import DONE
+from chairlift.server.serving import Call, Plan, Serving, StreamWriter, has_news
+
+CompletionCall = Call[CompletionRequest, Plan]
 
 
-class CompletionServing(Serving[CompletionRequest]):
-    id_prefix = "cmpl"
+class CompletionServing(Serving[CompletionRequest, Plan]):
+    id_prefix = "cmpl-"
 
-    def encoded(self, body: CompletionRequest) -> list[tuple[str | None, list[int]]]:
-        return [self.llm.engine.input_processor.encode(prompt) for prompt in body.prompts()]
+    def plan(self, body: CompletionRequest) -> Plan:
+        params = body.params()
+        processor = self.llm.engine.input_processor
+        adds_special = body.add_special_tokens is not False
+        prompts = [processor.encode(prompt, params, add_special_tokens=adds_special) for prompt in body.prompts()]
+        return Plan(prompts, params)
 
-    def params(self, body: CompletionRequest) -> SamplingParams:
-        return body.sampling_params(body.max_tokens, body.logprobs)
-
-    def response(self, call: Call[CompletionRequest], outputs: list[RequestOutput]) -> Completion:
-        tally = Tally()
+    def response(self, call: CompletionCall, outputs: list[RequestOutput]) -> Completion:
         choices = []
         for index, output in enumerate(outputs):
-            tally.add(output)
-            choices += [self._choice(call, index, answer) for answer in output.outputs]
-            choices[-len(output.outputs)].prompt_logprobs = prompt_logprobs(self.llm, output.prompt_logprobs)
-        return self._body(call, choices, tally.usage())
-
-    def opening(self, call: Call[CompletionRequest]) -> list[BaseModel]:
-        return []
-
-    def chunk(self, call: Call[CompletionRequest], index: int, answer: CompletionOutput) -> Completion:
-        return self._body(call, [self._choice(call, index, answer)], None)
-
-    def usage_chunk(self, call: Call[CompletionRequest], usage: Usage) -> Completion:
-        return self._body(call, [], usage)
-
-    def _body(self, call: Call[CompletionRequest], choices: list[CompletionChoice], usage: Usage | None) -> Completion:
-        return Completion(id=call.id, created=call.created, model=call.model, choices=choices, usage=usage)
-
-    def _choice(self, call: Call[CompletionRequest], index: int, answer: CompletionOutput) -> CompletionChoice:
-        return CompletionChoice(
-            index=call.choice_index(index, answer),
-            text=answer.text,
-            logprobs=self._logprobs(call, call.choice_index(index, answer), answer.logprobs),
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
+            best = _best(output.outputs, call.body.n or 1)
+            choices += [self._choice(call, index, output, answer) for answer in best]
+        if call.body.is_echo_only:
+            call.tally.completion_tokens = 0
+        return Completion(
+            id=call.id,
+            created=call.created,
+            model=call.model,
+            choices=choices,
+            usage=call.tally.usage(),
+            timings=call.tally.timings() if call.body.timings else None,
         )
 
-    def _logprobs(
-        self, call: Call[CompletionRequest], choice: int, positions: list[TokenLogprobs] | None
-    ) -> CompletionLogprobs | None:
-        if positions is None:
-            return None
-        logprobs = CompletionLogprobs()
-        for position in positions:
-            token = self._text(position.token)
-            logprobs.tokens.append(token)
-            logprobs.token_logprobs.append(position.token.logprob)
-            logprobs.text_offset.append(call.text_offsets[choice])
-            top = {self._text(entry): entry.logprob for entry in (position.token, *position.top)}
-            logprobs.top_logprobs.append(top)
-            call.text_offsets[choice] += len(token)
-        return logprobs
+    def writer(self, call: CompletionCall) -> StreamWriter:
+        return _CompletionStream(self, call)
 
-    def _text(self, entry: Logprob) -> str:
-        return token_text(self.llm.engine.tokenizer.token_bytes(entry.token_id))
+    def logprob_writer(self, body: CompletionRequest) -> LogprobWriter:
+        """Writes logprobs as this call wants them."""
+        return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
+
+    def echoed(self, body: CompletionRequest, output: RequestOutput) -> str:
+        """The prompt as text, if it is to come back."""
+        if not body.echo:
+            return ""
+        if output.prompt is not None:
+            return output.prompt
+        return self.llm.engine.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    def _choice(
+        self, call: CompletionCall, index: int, output: RequestOutput, answer: CompletionOutput
+    ) -> CompletionChoice:
+        body = call.body
+        if body.is_echo_only:
+            answer = replace(answer, text="", token_ids=[], logprobs=answer.logprobs and [], finish_reason="length")
+        writer = self.logprob_writer(body)
+        logprobs = None
+        if body.logprobs is not None:
+            echoed = (output.prompt_logprobs or []) if body.echo else []
+            first = writer.text(output.prompt_token_ids[0])
+            lists = writer.completion([*echoed, *(answer.logprobs or [])], first, 0)
+            logprobs = CompletionLogprobs(**lists)
+        return CompletionChoice(
+            index=index * (body.n or 1) + answer.index,
+            text=self.echoed(body, output) + answer.text,
+            logprobs=logprobs,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            prompt_logprobs=_prompt_logprobs(writer, body, output),
+            prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
+            token_ids=answer.token_ids if body.return_token_ids else None,
+        )
+
+
+def _prompt_logprobs(
+    writer: LogprobWriter, body: CompletionRequest, output: RequestOutput
+) -> list[dict[str, Any] | None] | None:
+    if body.prompt_logprobs is None or output.prompt_logprobs is None:
+        return None
+    return writer.prompt(output.prompt_logprobs)
+
+
+def _best(answers: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """The likeliest by mean logprob per token, as OpenAI ranks them, in that order; all if there are no more."""
+    if len(answers) <= count:
+        return answers
+    ranked = sorted(answers, key=_mean_logprob, reverse=True)[:count]
+    return [replace(answer, index=index) for index, answer in enumerate(ranked)]
+
+
+def _mean_logprob(answer: CompletionOutput) -> float:
+    logprobs = answer.logprobs or []
+    return sum(position.token.logprob for position in logprobs) / max(1, len(logprobs))
+
+
+@dataclass(slots=True)
+class _Echo:
+    """The prompt of one generation on its way back, once for each of its answers."""
+
+    positions: list[TokenLogprobs | None]
+    is_sent: bool = False
+
+
+class _CompletionStream(StreamWriter):
+    def __init__(self, serving: CompletionServing, call: CompletionCall) -> None:
+        self._serving = serving
+        self._call = call
+        body = call.body
+        self._chunks = ChunkWriter("text_completion", call.id, call.created, call.model, body.wants_usage)
+        self._logprobs = serving.logprob_writer(body)
+        self._offsets: defaultdict[int, int] = defaultdict(int)
+        self._echoes = [_Echo([], is_sent=not body.echo) for _ in call.generations]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        echo = self._echoes[index]
+        chunks = b""
+        if not echo.is_sent:
+            echo.positions += output.prompt_logprobs or []
+            if self._call.body.logprobs is None or len(echo.positions) == len(output.prompt_token_ids):
+                chunks = self._echo(index, output)
+        return chunks + b"".join(self._chunk(index, answer) for answer in output.outputs if has_news(answer))
+
+    def closing(self) -> bytes:
+        call = self._call
+        if call.body.is_echo_only:
+            call.tally.completion_tokens = 0
+        last = self._chunks.chunk_with_usage(b"", usage_bytes(call.tally.usage())) if call.body.wants_usage else b""
+        timings = call.tally.timings() if call.body.timings else None
+        if timings is not None:
+            last += self._chunks.chunk_with_timings(timings.model_dump_json().encode())
+        return last + DONE
+
+    def _echo(self, index: int, output: RequestOutput) -> bytes:
+        body = self._call.body
+        self._echoes[index].is_sent = True
+        text = self._serving.echoed(body, output)
+        chunks = []
+        for choice in range(index * (body.n or 1), (index + 1) * (body.n or 1)):
+            logprobs = NULL
+            if body.logprobs is not None:
+                first = self._logprobs.text(output.prompt_token_ids[0])
+                lists = self._logprobs.completion(self._echoes[index].positions, first, 0)
+                self._offsets[choice] = sum(map(len, lists["tokens"]))
+                logprobs = encode(lists)
+            chunks.append(self._with_usage(_choice_bytes(choice, text, logprobs, None)))
+        return b"".join(chunks)
+
+    def _chunk(self, index: int, answer: CompletionOutput) -> bytes:
+        body = self._call.body
+        choice = index * (body.n or 1) + answer.index
+        text, positions = (answer.text, answer.logprobs) if not body.is_echo_only else ("", None)
+        logprobs = NULL
+        if positions:
+            lists = self._logprobs.completion(positions, "", self._offsets[choice])
+            self._offsets[choice] += sum(map(len, lists["tokens"]))
+            logprobs = encode(lists)
+        ending = None
+        if answer.finish_reason is not None:
+            reason = "length" if body.is_echo_only else answer.finish_reason
+            ending = b',"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
+        if body.return_token_ids:
+            ending = (ending or b',"finish_reason":null') + b',"token_ids":%b' % encode(answer.token_ids)
+        return self._with_usage(_choice_bytes(choice, text, logprobs, ending))
+
+    def _with_usage(self, choice: bytes) -> bytes:
+        if self._call.body.wants_running_usage:
+            return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.tally.usage()))
+        return self._chunks.chunk(choice)
+
+
+def _choice_bytes(index: int, text: str, logprobs: bytes, ending: bytes | None) -> bytes:
+    ending = ending or b',"finish_reason":null'
+    return b'{"index":%d,"text":%b,"logprobs":%b%b}' % (index, encode(text), logprobs, ending)

@@ -1,4 +1,4 @@
-"""What completions and chat completions do alike: start generations, gather or stream them, count tokens."""
+"""What all endpoints that generate do alike: start generations, gather or stream them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -17,27 +16,14 @@ from starlette.responses import Response
 
 from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, EngineDeadError, RequestError
-from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.protocol import ErrorBody, ErrorInfo, PromptTokensDetails, SamplingFields, Usage
+from chairlift.server.chunks import to_event
+from chairlift.server.protocol import EngineFields, ErrorBody, ErrorInfo
 from chairlift.server.responses import DONE, EventStream, unless_disconnected
-
-Fields = TypeVar("Fields", bound=SamplingFields)
+from chairlift.server.tally import Tally, timing_headers
 
 MAX_ANSWERS_PER_CALL = 2048
-
-
-def token_text(token: bytes) -> str:
-    """A token as text; where it is no whole character, its bytes as OpenAI writes them."""
-    try:
-        return token.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
-
-
-def to_event(body: BaseModel) -> bytes:
-    """One server-sent event."""
-    return b"data: " + body.model_dump_json().encode() + b"\n\n"
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
@@ -51,51 +37,57 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
     return 500, ErrorBody(error=ErrorInfo(message=message, type="internal_server_error"))
 
 
-@dataclass(slots=True)
-class Tally:
-    """Tokens of one API call, over all its prompts. Deltas and whole answers add up to the same."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a body asks of the engine: prompts, as text and tokens, and how to go on from each."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
+    prompts: list[tuple[str | None, list[int]]]
+    params: SamplingParams
 
-    def add(self, output: RequestOutput) -> None:
-        self.completion_tokens += sum(len(answer.token_ids) for answer in output.outputs)
-        self.cached_tokens += output.num_cached_tokens
-        if output.finished:
-            self.prompt_tokens += len(output.prompt_token_ids)
 
-    def usage(self) -> Usage:
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            total_tokens=self.prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
-        )
+Fields = TypeVar("Fields", bound=EngineFields)
+Plans = TypeVar("Plans", bound=Plan)
 
 
 @dataclass(slots=True)
-class Call(Generic[Fields]):
+class Call(Generic[Fields, Plans]):
     """One API call on its way."""
 
     body: Fields
+    plan: Plans
     generations: list[Generation]
     id: str
     model: str
+    tally: Tally
     created: int = field(default_factory=lambda: int(time.time()))
-    text_offsets: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def abort(self) -> None:
         """Nobody waits for it any more, or it is done."""
         for generation in self.generations:
             generation.abort()
 
-    def choice_index(self, generation_index: int, answer: CompletionOutput) -> int:
-        """Answers to the first prompt come first."""
-        return generation_index * (self.body.n or 1) + answer.index
+
+class StreamWriter(ABC):
+    """Writes the events of one call as bytes; what it returns at once is sent at once."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """Before the first token."""
+
+    @abstractmethod
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        """What is new of the answers to prompt `index`; may be nothing."""
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """After the last token."""
+
+    def failure(self, error: ChairliftError) -> bytes:
+        """Instead of what is missing."""
+        return to_event(error_body(error)[1].model_dump_json().encode()) + DONE
 
 
-class Serving(ABC, Generic[Fields]):
+class Serving(ABC, Generic[Fields, Plans]):
     """One endpoint that generates.
 
     Args:
@@ -109,92 +101,89 @@ class Serving(ABC, Generic[Fields]):
         self.model_name = model_name
 
     @abstractmethod
-    def encoded(self, body: Fields) -> list[tuple[str | None, list[int]]]:
-        """The prompts of a call: text and tokens."""
+    def plan(self, body: Fields) -> Plans:
+        """What to ask of the engine. Runs on a thread of its own; raises RequestError."""
 
     @abstractmethod
-    def params(self, body: Fields) -> SamplingParams:
-        """Its sampling parameters."""
-
-    @abstractmethod
-    def response(self, call: Call[Fields], outputs: list[RequestOutput]) -> BaseModel:
+    def response(self, call: Call[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
         """The whole answer."""
 
     @abstractmethod
-    def opening(self, call: Call[Fields]) -> list[BaseModel]:
-        """Chunks before the first token."""
-
-    @abstractmethod
-    def chunk(self, call: Call[Fields], index: int, answer: CompletionOutput) -> BaseModel:
-        """What is new in one answer to prompt `index`."""
-
-    @abstractmethod
-    def usage_chunk(self, call: Call[Fields], usage: Usage) -> BaseModel:
-        """The last chunk, if usage was asked for."""
+    def writer(self, call: Call[Fields, Plans]) -> StreamWriter:
+        """What writes the answer as a stream."""
 
     async def handle(self, body: Fields, request: Request) -> Response:
         """Answer a call; raises RequestError before anything is sent."""
-        params = self.params(body)
         # Tokenizing a long prompt takes a while, and releases the interpreter.
-        prompts = await asyncio.to_thread(self.encoded, body)
-        call = self._start(body, params, prompts)
+        plan = await asyncio.to_thread(self.plan, body)
+        call = self._start(body, plan)
         if body.stream:
             return EventStream(self._stream(call), on_close=call.abort)
         return await unless_disconnected(request, self._whole(call))
 
-    def _start(self, body: Fields, params: SamplingParams, prompts: list[tuple[str | None, list[int]]]) -> Call[Fields]:
+    def _start(self, body: Fields, plan: Plans) -> Call[Fields, Plans]:
+        prompts, params = plan.prompts, plan.params
         if len(prompts) * params.n > MAX_ANSWERS_PER_CALL:
             raise RequestError(
                 f"{len(prompts)} prompts x n={params.n} are more than {MAX_ANSWERS_PER_CALL} answers: send several "
                 "calls",
                 "n",
             )
-        call_id = f"{self.id_prefix}-{body.request_id or uuid.uuid4().hex}"
+        call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
         generations: list[Generation] = []
         try:
             for index, (text, token_ids) in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
                 generations.append(
-                    self.llm.start(text, token_ids, params, request_id=request_id, priority=body.priority)
+                    self.llm.start(text, token_ids, params, request_id=request_id, priority=body.priority or 0)
                 )
         except BaseException:
             for generation in generations:
                 generation.abort()
             raise
-        return Call(body, generations, call_id, self.model_name)
+        tally = Tally(sum(len(token_ids) for _, token_ids in prompts))
+        return Call(body, plan, generations, call_id, self.model_name, tally)
 
-    async def _whole(self, call: Call[Fields]) -> Response:
+    async def _whole(self, call: Call[Fields, Plans]) -> Response:
         try:
             outputs = await asyncio.gather(*(generation.collect() for generation in call.generations))
         finally:
             call.abort()
+        for output in outputs:
+            call.tally.add(output)
         content = self.response(call, list(outputs)).model_dump_json()
-        return Response(content, media_type="application/json")
+        headers = timing_headers(call.tally.timings()) if call.body.timings else None
+        return Response(content, media_type="application/json", headers=headers)
 
-    async def _stream(self, call: Call[Fields]) -> AsyncIterator[bytes]:
-        tally = Tally()
+    async def _stream(self, call: Call[Fields, Plans]) -> AsyncIterator[bytes]:
+        writer = self.writer(call)
+        num_unfinished = len(call.generations)
         try:
-            for body in self.opening(call):
-                yield to_event(body)
+            if opening := writer.opening():
+                yield opening
             async for index, output in _interleave(call.generations):
-                tally.add(output)
-                chunks = [to_event(self.chunk(call, index, answer)) for answer in output.outputs if _has_news(answer)]
-                if chunks:
-                    yield b"".join(chunks)
-            if call.body.stream_options is not None and call.body.stream_options.include_usage:
-                yield to_event(self.usage_chunk(call, tally.usage()))
-            yield DONE
+                call.tally.add(output)
+                num_unfinished -= output.finished
+                chunk = writer.delta(index, output)
+                if num_unfinished == 0:
+                    chunk += writer.closing()
+                if chunk:
+                    yield chunk
         except ChairliftError as error:
-            yield to_event(error_body(error)[1])
-            yield DONE
+            yield writer.failure(error)
 
 
-def _has_news(answer: CompletionOutput) -> bool:
+def has_news(answer: CompletionOutput) -> bool:
+    """Whether there is anything to tell."""
     return bool(answer.text or answer.finish_reason is not None or answer.logprobs)
 
 
 async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Deltas of all generations as they come, with the generation's index."""
+    if len(generations) == 1:
+        async for output in generations[0]:
+            yield 0, output
+        return
     waiting = {asyncio.ensure_future(anext(generation)): index for index, generation in enumerate(generations)}
     try:
         while waiting:
@@ -209,23 +198,3 @@ async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int,
         for future in waiting:
             future.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-
-
-def prompt_logprobs(llm: AsyncLLM, positions: list[TokenLogprobs | None] | None) -> list[dict[str, Any] | None] | None:
-    """vLLM's form: for each position, token id -> logprob, rank and text; null for the first."""
-    if positions is None:
-        return None
-    token_bytes = llm.engine.tokenizer.token_bytes
-    return [
-        None
-        if position is None
-        else {
-            str(entry.token_id): {
-                "logprob": entry.logprob,
-                "rank": entry.rank,
-                "decoded_token": token_text(token_bytes(entry.token_id)),
-            }
-            for entry in (*position.top, position.token)
-        }
-        for position in positions
-    ]

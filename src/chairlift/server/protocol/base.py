@@ -1,4 +1,4 @@
-"""What every endpoint has: strict bodies, usage, errors."""
+"""What every endpoint has: strict bodies, usage, timings, errors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class ModelCard(BaseModel):

@@ -1,14 +1,20 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: what is asked."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from chairlift.errors import RequestError
-from chairlift.server.protocol.base import Body, Usage
+from chairlift.server.protocol.base import Body
 from chairlift.server.protocol.sampling import SamplingFields
+from chairlift.server.protocol.satisfied import SatisfiedByChat
+from chairlift.server.protocol.tools import FunctionTool, ToolCallParam, ToolChoice
+
+TEMPLATE_FIELDS = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
+"""Variables of a chat template that fields of their own say."""
 
 
 class TextPart(Body):
@@ -16,29 +22,95 @@ class TextPart(Body):
     text: str
 
 
-class ChatMessage(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Text = str | list[TextPart]
+
+
+def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
+    """Content in parts as one text, which is what chat templates expect."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class SpokenMessage(Body):
+    """From whoever is not the model."""
+
+    role: Literal["system", "developer", "user"]
+    content: Text
     name: str | None = None
-    # -- null where an answer is sent back as it came --
-    refusal: None = None
-    tool_calls: None = None
-    function_call: None = None
-    audio: None = None
-    annotations: None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: plain text."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": plain_text(self.content)}
         return message if self.name is None else {**message, "name": self.name}
 
 
-class TextFormat(Body):
-    type: Literal["text"]
+class ToolMessage(Body):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        message = {"role": "tool", "content": plain_text(self.content), "tool_call_id": self.tool_call_id}
+        return message if self.name is None else {**message, "name": self.name}
 
 
-class ChatCompletionRequest(SamplingFields):
+class AssistantMessage(Body):
+    """An answer that was given before, as it came."""
+
+    role: Literal["assistant"]
+    content: str | list[TextPart | RefusalPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallParam] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    # -- null or empty, as it came --
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: plain text, arguments as objects."""
+        content = self.refusal if self.content is None else plain_text(self.content)
+        if content is None and not self.tool_calls:
+            raise RequestError("messages: one of the assistant has neither content nor tool_calls", "messages")
+        message: dict[str, Any] = {"role": "assistant", "content": content or ""}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        return message
+
+
+def _call_for_template(call: ToolCallParam) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"messages: the arguments of tool call {call.id!r} are not JSON: {error}", "messages"
+        ) from None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"messages: the arguments of tool call {call.id!r} are no JSON object", "messages")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+ChatMessage = Annotated[SpokenMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
@@ -46,14 +118,19 @@ class ChatCompletionRequest(SamplingFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: TextFormat | None = None
-    # -- accepted, because what is done satisfies the value: there are no tools --
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For models whose chat template reads it."
+    )
     # -- vLLM's --
+    include_reasoning: bool | None = Field(None, description="false: leave reasoning_content out of the answer.")
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     def limit(self) -> int | None:
         """Output tokens at most; None is what fits."""
@@ -65,84 +142,19 @@ class ChatCompletionRequest(SamplingFields):
             )
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def template_options(self) -> dict[str, Any]:
-        """What the chat template gets besides the messages."""
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets besides messages and tools."""
         options = self.chat_template_kwargs or {}
-        if taken := {"messages", "self", "add_generation_prompt"} & options.keys():
+        if taken := set(TEMPLATE_FIELDS) & options.keys():
             raise RequestError(
                 f"chat_template_kwargs must not hold {', '.join(sorted(taken))}: a field of its own says it",
                 "chat_template_kwargs",
             )
-        return {**options, "add_generation_prompt": self.add_generation_prompt}
+        fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return {**options, **{name: value for name, value in fields.items() if value is not None}}
 
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to tell; None tells nothing."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
-
-
-class TopLogprob(BaseModel):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChatLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    content: list[ChatLogprob]
-    refusal: None = None
-
-
-class AnswerMessage(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
-class ChatChoice(BaseModel):
-    index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class ChatCompletion(BaseModel):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
-
-
-class Delta(BaseModel):
-    """Holds only what is new."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _sparse(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in serialize(self).items() if value is not None}
-
-
-class ChatChunkChoice(BaseModel):
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class ChatChunk(BaseModel):
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None

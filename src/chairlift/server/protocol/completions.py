@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
+from chairlift.sampling_params import MAX_N, SamplingParams
 from chairlift.server.protocol.base import Usage
 from chairlift.server.protocol.sampling import SamplingFields
+from chairlift.server.protocol.satisfied import SatisfiedByCompletions
+from chairlift.server.protocol.timings import Timings
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, SatisfiedByCompletions):
     """POST /v1/completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     max_tokens: int | None = 16
     logprobs: int | None = None
-    # -- accepted, because what is done satisfies the value --
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
-    suffix: None = None
+    best_of: int | None = Field(None, description="Make so many answers, give the n likeliest by mean logprob.")
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Every prompt; raises RequestError if there is none."""
@@ -30,12 +30,40 @@ class CompletionRequest(SamplingFields):
             raise RequestError("prompt is an empty list: give at least one prompt", "prompt")
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
+    @property
+    def is_echo_only(self) -> bool:
+        """The prompt comes back with its logprobs, and nothing is generated."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def num_answers(self) -> int:
+        return super().num_answers() if self.best_of is None else self.best_of
+
+    def params(self) -> SamplingParams:
+        """Validated parameters; raises RequestError naming the field."""
+        more: dict[str, Any] = {"max_tokens": 1 if self.is_echo_only else self.max_tokens, "logprobs": self.logprobs}
+        if self.best_of is not None:
+            self._check_best_of(self.best_of)
+            more |= {"n": self.best_of, "logprobs": self.logprobs or 0}
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            more["prompt_logprobs"] = self.logprobs
+        return self.sampling_params(**more)
+
+    def _check_best_of(self, best_of: int) -> None:
+        if not super().num_answers() <= best_of <= MAX_N:
+            raise RequestError(
+                f"best_of must be at least n={super().num_answers()} and at most {MAX_N}, got {best_of}", "best_of"
+            )
+        if self.stream and best_of > super().num_answers():
+            raise RequestError("best_of cannot be streamed: which answer is best is known at the end", "best_of")
+
 
 class CompletionLogprobs(BaseModel):
+    """`None` stands for the first token of an echoed prompt, which follows nothing."""
+
     text_offset: list[int] = []
-    token_logprobs: list[float] = []
+    token_logprobs: list[float | None] = []
     tokens: list[str] = []
-    top_logprobs: list[dict[str, float]] = []
+    top_logprobs: list[dict[str, float] | None] = []
 
 
 class CompletionChoice(BaseModel):
@@ -45,6 +73,8 @@ class CompletionChoice(BaseModel):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class Completion(BaseModel):
@@ -56,3 +86,4 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    timings: Timings | None = None

@@ -1,4 +1,4 @@
-"""The fields that completions and chats have in common."""
+"""The fields that say how tokens are chosen, and what the endpoints have in common."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pydantic import Field
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.protocol.base import Body
+from chairlift.server.protocol.satisfied import SatisfiedBySampling, SatisfiedEverywhere
+from chairlift.structured_outputs import StructuredOutputs
 
-
-class StreamOptions(Body):
-    include_usage: bool = False
-
+RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 
 PASSED_ON = (
     "temperature",
@@ -33,47 +32,146 @@ PASSED_ON = (
     "skip_special_tokens",
     "include_stop_str_in_output",
     "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "bad_words",
+    "allowed_token_ids",
 )
 """Fields that are sampling parameters of the same name; null is the parameter's default."""
 
 
-class SamplingFields(Body):
-    """What completions and chat completions have in common."""
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="A last chunk with the token counts.")
+    continuous_usage_stats: bool | None = Field(None, description="Token counts so far in every chunk.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Chunks are not padded.")
+
+
+class StructuredOutputsField(Body):
+    """Exactly one of the first five; see `StructuredOutputs`."""
+
+    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+
+    def constraint(self) -> StructuredOutputs:
+        """The record; raises RequestError."""
+        given = self.model_dump(by_alias=True, exclude_none=True)
+        return StructuredOutputs(**given)
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+    def constraint(self) -> None:
+        return None
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+    def constraint(self) -> StructuredOutputs:
+        return StructuredOutputs(json_object=True)
+
+
+class JsonSchema(Body):
+    name: str
+    description: str | None = Field(None, description="For the reader; the schema is what is followed.")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="The schema is always followed to the letter.")
+
+    def constraint(self) -> StructuredOutputs:
+        return StructuredOutputs(json_object=True) if self.schema_ is None else StructuredOutputs(json=self.schema_)
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+    def constraint(self) -> StructuredOutputs:
+        return self.json_schema.constraint()
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class EngineFields(SatisfiedEverywhere):
+    """What every endpoint that generates takes. Below the line vLLM's names, for what OpenAI does not have."""
 
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    # -- accepted, because what is done satisfies the value --
-    user: str | None = Field(None, description="Says who asks; nothing here depends on it.")
-    metadata: dict[str, str] | None = Field(None, description="Tags for the caller's own use; nothing is stored.")
-    store: Literal[False] | None = Field(None, description="Nothing is stored.")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
     # -- vLLM's --
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    prompt_logprobs: int | None = None
-    priority: int = 0
-    request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsField | None = None
+    priority: int | None = None
+    request_id: RequestId | None = None
+    # -- ours --
+    timings: bool = Field(False, description="Tell how long it waited and was computed.")
 
-    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Validated parameters; raises RequestError naming the field."""
+    def engine_fields(self) -> dict[str, Any]:
+        """Those of these fields that were given."""
+        return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
+
+
+class SamplingFields(EngineFields, SatisfiedBySampling):
+    """What completions and chat completions have in common."""
+
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
+    # -- vLLM's --
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    def constraint(self) -> StructuredOutputs | None:
+        """What the answer has to look like; raises RequestError."""
+        given = None if self.structured_outputs is None else self.structured_outputs.constraint()
+        wanted = None if self.response_format is None else self.response_format.constraint()
+        if given is not None and wanted is not None:
+            raise RequestError("response_format and structured_outputs are both given: keep one", "structured_outputs")
+        return given or wanted
+
+    def num_answers(self) -> int:
+        """How many are made for each prompt."""
+        return 1 if self.n is None else self.n
+
+    def sampling_params(self, **more: Any) -> SamplingParams:
+        """Validated parameters: these fields, and `more`. Raises RequestError naming the field."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave out stream", "prompt_logprobs")
         given: dict[str, Any] = {name: value for name in PASSED_ON if (value := getattr(self, name)) is not None}
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        return SamplingParams(**{"structured_outputs": self.constraint(), **given, **more})
+
+    @property
+    def wants_usage(self) -> bool:
+        """A stream ends with the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Every chunk of a stream has them."""
+        return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)

@@ -1,0 +1,20 @@
+"""What the operator decides about the API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Attributes:
+    tool_call_parser: how the model writes tool calls, see `tools/families.py`; `auto` goes by its chat template.
+    reasoning_parser: the same for its reasoning; `none` leaves reasoning in the content.
+    chat_template: Jinja2 text, instead of the model's.
+    trust_request_chat_template: requests may bring their own.
+    """
+
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False

@@ -1,0 +1,215 @@
+"""From a conversation to a prompt, and to what reads the answer: chat template, tools, reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chairlift.engine.client import ServedEngine
+from chairlift.errors import RequestError
+from chairlift.loading.chat_template import ChatTemplate
+from chairlift.sampling_params import SamplingParams
+from chairlift.server.api_options import ApiOptions
+from chairlift.server.protocol import ChatCompletionRequest, FunctionTool, chosen_tools
+from chairlift.server.serving import Plan
+from chairlift.server.tools.families import FORCED, tool_call_format
+from chairlift.server.tools.forced import ForcedCallParser, arguments_constraint, calls_constraint
+from chairlift.server.tools.pieces import Parser, Piece
+from chairlift.server.tools.prompting import told_in_words
+from chairlift.server.tools.reasoning import ReasoningParser, reasoning_format
+from chairlift.server.tools.tool_parser import CallFormat, ToolParser
+from chairlift.structured_outputs import StructuredOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan(Plan):
+    """Attributes:
+    new_parser: makes what reads one answer; None: all of it is content.
+    echoed: what answers are put behind.
+    calls_end_it: an answer with tool calls ends with the reason `tool_calls`.
+    """
+
+    new_parser: Callable[[], Parser] | None
+    echoed: str
+    calls_end_it: bool
+
+
+class PlainText:
+    """The parser of answers that are content alone."""
+
+    def feed(self, text: str) -> Piece:
+        """All of it."""
+        return Piece(content=text)
+
+    def finish(self) -> Piece:
+        """Nothing is held back."""
+        return Piece()
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """The tools of one request, and how they are to be used."""
+
+    tools: list[FunctionTool]
+    mode: str
+    is_parallel: bool
+
+    def constraint(self) -> StructuredOutputs | None:
+        if self.mode == "named":
+            return arguments_constraint(self.tools[0])
+        return calls_constraint(self.tools, self.is_parallel) if self.mode == "required" else None
+
+    def new_parser(self, family: CallFormat) -> Callable[[], Parser]:
+        if self.mode == "none":
+            return PlainText
+        if self.mode == "named":
+            return lambda: ForcedCallParser(self.tools[0].function.name, family.id_length)
+        form = replace(FORCED, id_length=family.id_length) if self.mode == "required" else family
+        names = frozenset(tool.function.name for tool in self.tools)
+        return lambda: ToolParser(form, names, None if self.is_parallel else 1)
+
+
+class Conversations:
+    """Plans answers to conversations, for every endpoint that takes messages.
+
+    Raises:
+        ConfigError: an option names a parser that does not exist.
+    """
+
+    def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._template: ChatTemplate | None = engine.tokenizer.chat_template
+        if options.chat_template is not None:
+            self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
+        text = None if self._template is None else self._template.text
+        self._calls = tool_call_format(options.tool_call_parser, text)
+        self._reasoning = reasoning_format(options.reasoning_parser, text)
+
+    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
+        """What to ask of the engine; raises RequestError."""
+        tools = self._tools(body)
+        params = self._params(body, tools)
+        self._engine.input_processor.prepare(params)
+        text = self._render(body, tools)
+        token_ids = self._engine.input_processor.encode_text(
+            text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
+        )
+        last = body.messages[-1].for_template()
+        echoes = body.echo and last["role"] == "assistant"
+        return ChatPlan(
+            [(text, token_ids)],
+            params,
+            new_parser=self._new_parser(tools, params, text),
+            echoed=last["content"] if echoes else "",
+            calls_end_it=tools.mode in ("auto", "required"),
+        )
+
+    def prompt(self, body: ChatCompletionRequest) -> list[int]:
+        """The tokens of the conversation alone."""
+        text = self._render(body, self._tools(body))
+        adds_special = bool(body.add_special_tokens)
+        return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
+
+    def _tools(self, body: ChatCompletionRequest) -> _Tools:
+        tools, mode = chosen_tools(body.tools or [], body.tool_choice)
+        strict = [tool.function.name for tool in tools if tool.function.strict]
+        if strict and mode == "auto":
+            raise RequestError(
+                f"tools: {strict[0]!r} is strict, which holds where a call is certain: set tool_choice to required or "
+                "to a tool, or leave out strict",
+                "tools",
+            )
+        return _Tools(tools, mode, body.parallel_tool_calls is not False)
+
+    def _params(self, body: ChatCompletionRequest, tools: _Tools) -> SamplingParams:
+        more: dict[str, Any] = {"max_tokens": body.limit(), "logprobs": body.num_logprobs()}
+        constraint = tools.constraint()
+        if constraint is not None:
+            if body.constraint() is not None:
+                raise RequestError(
+                    "tool_choice says what the answer looks like, and so does response_format or structured_outputs: "
+                    "keep one",
+                    "tool_choice",
+                )
+            more["structured_outputs"] = constraint
+        if self._needs_special_tokens(tools):
+            more["skip_special_tokens"] = False
+        return body.sampling_params(**more)
+
+    def _needs_special_tokens(self, tools: _Tools) -> bool:
+        """Whether what the answer is read by would be left out of its text."""
+        markers = self._calls.markers if tools.mode == "auto" else ()
+        if self._reasoning is not None:
+            markers += (self._reasoning.opening, self._reasoning.closing)
+        return any(map(self._engine.tokenizer.is_special, markers))
+
+    def _new_parser(self, tools: _Tools, params: SamplingParams, prompt: str) -> Callable[[], Parser] | None:
+        rest = tools.new_parser(self._calls)
+        form = self._reasoning
+        if form is not None and params.structured_outputs is None:
+            is_inside = prompt.rstrip().endswith(form.opening)
+            return lambda: ReasoningParser(form, rest(), is_inside)
+        return None if tools.mode == "none" else rest
+
+    def _render(self, body: ChatCompletionRequest, tools: _Tools) -> str:
+        template = self._template_for(body)
+        messages = [message.for_template() for message in body.messages]
+        shown = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
+        variables = body.template_variables()
+        if unknown := sorted(variables.keys() - template.variables):
+            field = unknown[0] if unknown[0] in ("documents", "reasoning_effort") else "chat_template_kwargs"
+            raise RequestError(
+                f"{field}: the model's chat template does not read {unknown[0]!r}, so it would have no effect. "
+                "Leave it out.",
+                field,
+            )
+        if "tools" in template.variables:
+            variables["tools"] = shown or None
+        else:
+            messages = told_in_words(messages, shown)
+        return _rendered(template, messages, variables, body)
+
+    def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
+        if body.chat_template is not None:
+            if not self._options.trust_request_chat_template:
+                raise RequestError(
+                    "chat_template: this server uses its own; it takes a request's if it was started with "
+                    "--trust-request-chat-template",
+                    "chat_template",
+                )
+            return ChatTemplate(body.chat_template, self._engine.tokenizer.special_tokens)
+        if self._template is None:
+            self._engine.tokenizer.render_chat([])  # says what is missing
+            raise AssertionError("unreachable")
+        return self._template
+
+
+def _rendered(
+    template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any], body: ChatCompletionRequest
+) -> str:
+    if not body.continue_final_message:
+        return template.render(messages, add_generation_prompt=body.add_generation_prompt, **variables)
+    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt contradict: leave out one", "continue_final_message"
+        )
+    last = messages[-1]
+    if last["role"] != "assistant" or not last["content"].strip():
+        raise RequestError(
+            "continue_final_message needs a last message of the assistant, with content", "continue_final_message"
+        )
+    text = template.render(messages, add_generation_prompt=False, **variables)
+    return _cut_after(text, last["content"])
+
+
+def _cut_after(text: str, content: str) -> str:
+    """The prompt up to the end of the last message's content, as the template wrote it."""
+    for written in (content, content.strip()):
+        if (at := text.rfind(written)) >= 0:
+            return text[: at + len(written)]
+    raise RequestError(
+        "continue_final_message: the model's chat template does not repeat the last message as it is",
+        "continue_final_message",
+    )

@@ -1,0 +1,74 @@
+"""Answers that have to be tool calls: what constrains them, and what reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chairlift.server.protocol.tools import FunctionTool
+from chairlift.server.tools.pieces import CallDelta, Piece, new_call_id
+from chairlift.structured_outputs import StructuredOutputs
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def arguments_constraint(tool: FunctionTool) -> StructuredOutputs:
+    """The answer is the arguments of this tool."""
+    return StructuredOutputs(json=tool.function.parameters or ANY_OBJECT)
+
+
+def calls_constraint(tools: list[FunctionTool], is_parallel: bool) -> StructuredOutputs:
+    """The answer is a list of calls, at least one. A schema's own references keep their meaning: each schema stands
+    whole under `$defs`, and what pointed to its root points there."""
+    definitions: dict[str, Any] = {}
+    items: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        root = f"#/$defs/tool{index}"
+        definitions[f"tool{index}"] = _moved(tool.function.parameters or ANY_OBJECT, root)
+        properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
+        items.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    most = {} if is_parallel else {"maxItems": 1}
+    schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": items}, "$defs": definitions}
+    return StructuredOutputs(json=schema)
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """The schema with every reference into itself led to where it stands now."""
+    if isinstance(schema, list):
+        return [_moved(entry, root) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: root + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, root)
+        for key, value in schema.items()
+    }
+
+
+class ForcedCallParser:
+    """Reads an answer that is the arguments of one known tool."""
+
+    def __init__(self, name: str, id_length: int | None) -> None:
+        self._name = name
+        self._id_length = id_length
+        self._is_told = False
+
+    def feed(self, text: str) -> Piece:
+        """All of it is arguments."""
+        if not text:
+            return Piece()
+        call_id = None if self._is_told else new_call_id(self._id_length)
+        name = None if self._is_told else self._name
+        self._is_told = True
+        return Piece(calls=[CallDelta(0, call_id, name, text)])
+
+    def finish(self) -> Piece:
+        """Nothing is held back."""
+        return Piece()

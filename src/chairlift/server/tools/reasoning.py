@@ -1,0 +1,122 @@
+"""Parts what a model thinks from what it says: `--reasoning-parser`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from chairlift.errors import ConfigError
+from chairlift.server.tools.pieces import Parser, Piece, overlap
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Attributes:
+    opening, closing: what stands around the reasoning.
+    is_implied: answers begin with it, whether or not they say so.
+    """
+
+    opening: str
+    closing: str
+    is_implied: bool = False
+
+
+FORMATS: Final[dict[str, ReasoningFormat]] = {
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
+}
+
+
+def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | None:
+    """The format of that name; `auto` goes by whether the model's chat template writes tags, `none` is none.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name == "none":
+        return None
+    if name == "auto":
+        return FORMATS["qwen3"] if "</think>" in (chat_template or "") else None
+    if name not in FORMATS:
+        raise ConfigError(f"reasoning_parser={name!r}: there are auto, none, {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+class _In(enum.Enum):
+    START = enum.auto()
+    REASONING = enum.auto()
+    BREAK = enum.auto()
+    ANSWER = enum.auto()
+
+
+class ReasoningParser:
+    """Reasoning first, then whatever the parser of the rest makes of the rest.
+
+    Args:
+        is_inside: the prompt has opened the reasoning already.
+    """
+
+    def __init__(self, form: ReasoningFormat, rest: Parser, is_inside: bool) -> None:
+        self._form = form
+        self._rest = rest
+        self._where = _In.REASONING if is_inside or form.is_implied else _In.START
+        self._is_first = True
+        self._may_open = self._where is _In.REASONING
+        self._held = ""
+
+    def feed(self, text: str) -> Piece:
+        """What is certain after this text."""
+        if self._where is _In.ANSWER:
+            return self._rest.feed(text)
+        self._held += text
+        if self._where is _In.START:
+            self._look_for_opening()
+        reasoning = self._reasoning() if self._where is _In.REASONING else ""
+        if self._where is _In.BREAK and (answer := self._held.lstrip("\n")):
+            self._held, self._where = answer, _In.ANSWER
+        piece = Piece()
+        if self._where is _In.ANSWER:
+            answer, self._held = self._held, ""
+            piece = self._rest.feed(answer)
+        piece.reasoning += reasoning
+        return piece
+
+    def finish(self) -> Piece:
+        """What was held back: no more text will come."""
+        held, self._held = self._held, ""
+        if self._where is _In.REASONING:
+            return Piece(reasoning=held)
+        piece = self._rest.feed("" if self._where is _In.BREAK else held)
+        last = self._rest.finish()
+        return Piece(piece.content + last.content, "", [*piece.calls, *last.calls])
+
+    def _look_for_opening(self) -> None:
+        text = self._held.lstrip()
+        if text.startswith(self._form.opening):
+            self._held, self._where = text[len(self._form.opening) :], _In.REASONING
+        elif text and not self._form.opening.startswith(text):
+            self._where = _In.ANSWER
+
+    def _reasoning(self) -> str:
+        if self._is_first and not self._begin():
+            return ""
+        at = self._held.find(self._form.closing)
+        if at >= 0:
+            reasoning, self._held = self._held[:at].rstrip("\n"), self._held[at + len(self._form.closing) :]
+            self._where = _In.BREAK
+            return reasoning
+        shown = self._held[: len(self._held) - overlap(self._held, (self._form.closing,))].rstrip("\n")
+        self._held = self._held[len(shown) :]
+        self._is_first = self._is_first and not shown
+        return shown
+
+    def _begin(self) -> bool:
+        """Leave out new lines, and the opening if a prompt that has it is repeated; False: more text is needed."""
+        self._held = self._held.lstrip("\n")
+        if self._may_open and self._held.startswith(self._form.opening):
+            self._held = self._held[len(self._form.opening) :].lstrip("\n")
+        elif self._may_open and self._form.opening.startswith(self._held):
+            return False
+        self._may_open = False
+        return bool(self._held)
