@@ -18,6 +18,7 @@ from chairlift.errors import ChairliftError
 from chairlift.server.chat import ChatServing
 from chairlift.server.completions import CompletionServing
 from chairlift.server.keys import KeyMiddleware
+from chairlift.server.observatory import Observatory
 from chairlift.server.protocol import (
     ChatCompletion,
     ChatCompletionRequest,
@@ -25,11 +26,11 @@ from chairlift.server.protocol import (
     CompletionRequest,
     ErrorBody,
     ErrorInfo,
-    Health,
     ModelCard,
     ModelList,
     SamplingFields,
 )
+from chairlift.server.routes import engine, health, requests
 from chairlift.server.serving import error_body
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -62,6 +63,10 @@ def create_app(
     app.add_middleware(KeyMiddleware)
     _add_error_handlers(app)
     _add_routes(app, llm, name)
+    observatory = Observatory(llm)
+    for module in (engine, requests):
+        app.include_router(module.router(observatory))
+    app.include_router(health.router(llm))
     return app
 
 
@@ -90,13 +95,6 @@ def _add_routes(app: FastAPI, llm: AsyncLLM, name: str) -> None:
         if model != name:
             raise _no_such_model(model, name)
         return card
-
-    @app.get("/health", responses={503: {"model": Health}})
-    async def health(response: Response) -> Health:
-        if llm.is_healthy:
-            return Health(status="ok")
-        response.status_code = 503
-        return Health(status="dead")
 
 
 def _check_model(body: SamplingFields, name: str) -> None:

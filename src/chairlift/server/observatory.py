@@ -1,0 +1,75 @@
+"""What a server knows of its engine: requests, metrics and the state of both, all from the engine's events."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from starlette.requests import Request
+
+from chairlift.clock import Clock, MonotonicClock
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.explain import Explainer, Viewer
+from chairlift.events import Event, RequestArrived, RequestRefused
+from chairlift.metrics.tracked_request import TrackedRequest
+from chairlift.metrics.tracker import RequestTracker
+from chairlift.server.keys import KeyInfo
+
+MAX_CALLS: Final = 4096
+
+
+class Observatory:
+    """Listens to an engine.
+
+    Args:
+        clock: the engine's, as far as this process can tell it: the machine's monotonic one.
+        max_finished: requests that have ended and can still be asked for.
+    """
+
+    def __init__(self, llm: AsyncLLM, clock: Clock | None = None, max_finished: int = 1000) -> None:
+        self.llm = llm
+        self.tracker = RequestTracker(max_finished)
+        self.explainer = Explainer(self.tracker)
+        self.calls = CallIndex()
+        self._clock = clock or MonotonicClock()
+        self._secret = Viewer().secret
+        llm.events.add(self.tracker)
+        llm.events.add(self.calls)
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def viewer(self, request: Request) -> Viewer:
+        key: KeyInfo = request.state.key
+        return Viewer(key.tenant, key.is_admin, self._secret)
+
+    def find(self, call_id: str, viewer: Viewer) -> list[TrackedRequest]:
+        """The sequences of an API call, as far as they are known and may be seen."""
+        found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
+        return [request for request in found if request is not None and viewer.may_see(request.tenant)]
+
+
+class CallIndex:
+    """Which sequences belong to which API call. A call `cmpl-1` has those of `cmpl-1~5`, its siblings `cmpl-1~5.1`, and
+    with several prompts `cmpl-1.0~6`, `cmpl-1.1~7`."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[str, list[str]] = OrderedDict()
+
+    def get(self, call_id: str) -> list[str]:
+        return self._calls.get(call_id, [])
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, RequestArrived | RequestRefused):
+            for name in _names(event.request_id):
+                ids = self._calls.setdefault(name, [])
+                if event.request_id not in ids:
+                    ids.append(event.request_id)
+            while len(self._calls) > MAX_CALLS:
+                self._calls.popitem(last=False)
+
+
+def _names(core_id: str) -> list[str]:
+    prompt_id = core_id.rpartition("~")[0] or core_id
+    call_id, dot, index = prompt_id.rpartition(".")
+    return [prompt_id, call_id] if dot and index.isdigit() else [prompt_id]

@@ -1,0 +1,165 @@
+"""Requests as the API shows them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from chairlift.engine.explain import ExplainedSpan, Explanation
+from chairlift.engine.wait_text import describe
+from chairlift.metrics.tracked_request import TrackedRequest
+
+
+class RequestTimings(BaseModel):
+    """Seconds after arrival; null where it has not got so far. `age`: until now, or until it ended."""
+
+    queue_time: float | None
+    time_to_first_token: float | None
+    time_per_output_token: float | None
+    last_token: float | None
+    age: float
+
+
+class SequenceView(BaseModel):
+    """One of the answers to a call."""
+
+    id: str
+    state: str
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    steps_waited: dict[str, int]
+    timings: RequestTimings
+
+
+class RequestView(BaseModel):
+    """A call and its sequences."""
+
+    id: str
+    object: Literal["request"] = "request"
+    sequences: list[SequenceView]
+
+
+class RequestList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[SequenceView]
+
+
+class BatchMemberView(BaseModel):
+    id: str
+    num_blocks: int
+
+
+class SpanView(BaseModel):
+    """See `ExplainedSpan`."""
+
+    reason: str
+    text: str
+    start: float
+    end: float
+    num_steps: int
+    head: str | None
+    is_head: bool
+    needed_blocks: int | None
+    free_blocks: int | None
+    evictable_blocks: int | None
+    largest_free_piece: int | None
+    num_running: int | None
+    num_waiting: int | None
+    behind: list[BatchMemberView]
+    estimate: float | None
+
+
+class WaitView(BaseModel):
+    cause: Literal["arrival", "preemption"]
+    seconds: float
+    spans: list[SpanView]
+
+
+class WhatIfView(BaseModel):
+    changes: dict[str, int | str]
+    admits: bool
+    text: str
+
+
+class CrowdView(BaseModel):
+    """See `CrowdCost`."""
+
+    queue_time: float
+    preempted_time: float
+    num_preemptions: int
+    recomputed_tokens: int
+    recompute_time: float | None
+    padding_tokens: int
+    shared_steps_time: float | None
+
+
+class SequenceExplanation(BaseModel):
+    """See `Explanation`."""
+
+    id: str
+    state: str
+    queue_time: float | None
+    position: int | None
+    expected_wait: float | None
+    refusal: str | None
+    waits: list[WaitView]
+    would_have_let_in: list[WhatIfView]
+    crowd: CrowdView
+
+
+class ExplanationView(BaseModel):
+    id: str
+    object: Literal["request.explanation"] = "request.explanation"
+    sequences: list[SequenceExplanation]
+
+
+def sequence_view(request: TrackedRequest, steps_waited: dict[str, int], now: float) -> SequenceView:
+    arrived, ended = request.arrived, request.finished
+    return SequenceView(
+        id=request.request_id,
+        state=request.state,
+        finish_reason=None if ended is None else ended.finish_reason,
+        num_prompt_tokens=arrived.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_computed_tokens=request.num_computed,
+        num_output_tokens=request.num_output_tokens,
+        max_tokens=arrived.max_tokens,
+        num_blocks=request.num_blocks if request.state == "running" else 0,
+        num_preemptions=request.num_preemptions,
+        num_recomputed_tokens=request.recompute_tokens,
+        steps_waited=steps_waited,
+        timings=_timings(request, now),
+    )
+
+
+def _timings(request: TrackedRequest, now: float) -> RequestTimings:
+    arrival = request.arrived.time
+    first, last, count = request.first_token, request.last_token, request.num_output_tokens
+    per_token = None if first is None or last is None or count < 2 else (last - first) / (count - 1)
+    return RequestTimings(
+        queue_time=request.queue_time,
+        time_to_first_token=None if first is None else first - arrival,
+        time_per_output_token=per_token,
+        last_token=None if last is None else last - arrival,
+        age=(now if request.finished is None else request.finished.time) - arrival,
+    )
+
+
+def explanation_view(explanation: Explanation) -> SequenceExplanation:
+    content = asdict(explanation)
+    for wait, shown in zip(explanation.waits, content["waits"], strict=True):
+        shown["spans"] = [_span_view(span) for span in wait.spans]
+    return SequenceExplanation.model_validate(content)
+
+
+def _span_view(span: ExplainedSpan) -> dict[str, Any]:
+    return {**asdict(span), "text": describe(span)}

@@ -1,0 +1,189 @@
+"""GET /v1/engine and /v1/events: for admins' keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any, Final, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from chairlift.engine.event_hub import Subscription
+from chairlift.events import to_json
+from chairlift.metrics.run import MemoryShares
+from chairlift.server.observatory import Observatory
+from chairlift.server.protocol import ErrorBody
+from chairlift.server.responses import EventStream
+
+MAX_BEHIND: Final = 4096
+"""Events that a reader may be behind before the oldest are dropped."""
+MAX_READERS: Final = 16
+HEARTBEAT_SECONDS: Final = 15.0
+
+ADMINS_ONLY: dict[int | str, dict[str, Any]] = {403: {"model": ErrorBody}}
+
+
+class StatusView(BaseModel):
+    """See `EngineStatus`."""
+
+    state: str
+    restarts: int
+    seconds_since_step: float
+    num_unfinished: int
+
+
+class PlanView(BaseModel):
+    """The KV pool as it was planned."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+    num_bytes: int
+
+
+class PoolView(BaseModel):
+    """After the last step's schedule. `slots`: by kind, see Accounting; they add up to the pool."""
+
+    free_blocks: int
+    evictable_blocks: int
+    held_blocks: int
+    slots: dict[str, int]
+    shared_slots: int
+
+
+class BatchView(BaseModel):
+    """After the last step's schedule. `wait_reason`: why `head`, at the head of the queue, was not admitted."""
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    wait_reason: str | None
+    head: str | None
+
+
+class StepCostView(BaseModel):
+    """Seconds of a step, learned from the last ones: base + per_token * tokens."""
+
+    base: float
+    per_token: float
+
+
+class EngineView(BaseModel):
+    object: Literal["engine"] = "engine"
+    status: StatusView
+    configuration: dict[str, Any]
+    plan: PlanView
+    pool: PoolView | None
+    batch: BatchView | None
+    step_cost: StepCostView | None
+    events_dropped: int
+
+
+def router(observatory: Observatory) -> APIRouter:
+    routes = APIRouter()
+    readers: set[Subscription] = set()
+
+    @routes.get("/v1/engine", responses=ADMINS_ONLY)
+    async def get_engine(request: Request) -> EngineView:
+        """Configuration, plan, pool and accounting."""
+        _require_admin(observatory, request)
+        return _engine_view(observatory)
+
+    @routes.get("/v1/events", responses={**ADMINS_ONLY, 503: {"model": ErrorBody}})
+    async def stream_events(request: Request) -> Response:
+        """Server-sent events: all that the engine tells from now on, its configuration first. A reader that is too slow
+        loses the oldest, and is told how many."""
+        _require_admin(observatory, request)
+        if len(readers) >= MAX_READERS:
+            raise HTTPException(503, f"{MAX_READERS} readers of /v1/events are connected already")
+        subscription = observatory.llm.events.subscribe(MAX_BEHIND)
+        readers.add(subscription)
+
+        def close() -> None:
+            readers.discard(subscription)
+            subscription.close()
+
+        return EventStream(_events(observatory, subscription), on_close=close)
+
+    return routes
+
+
+def _require_admin(observatory: Observatory, request: Request) -> None:
+    if not observatory.viewer(request).is_admin:
+        raise HTTPException(403, f"{request.url.path} shows everybody's requests and needs an admin's key")
+
+
+async def _events(observatory: Observatory, subscription: Subscription) -> AsyncIterator[bytes]:
+    if (started := observatory.tracker.started) is not None:
+        yield _sse(started.type, to_json(started))
+    num_dropped = 0
+    while True:
+        try:
+            event = await asyncio.wait_for(anext(subscription), HEARTBEAT_SECONDS)
+        except TimeoutError:
+            yield b": nothing happens\n\n"
+            continue
+        except StopAsyncIteration:
+            return
+        if subscription.num_dropped > num_dropped:
+            num_dropped = subscription.num_dropped
+            yield _sse("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}))
+        yield _sse(event.type, to_json(event))
+
+
+def _sse(kind: str, data: str) -> bytes:
+    return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+def _engine_view(observatory: Observatory) -> EngineView:
+    llm, tracker = observatory.llm, observatory.tracker
+    plan, started = llm.engine.kv_cache_plan, tracker.started
+    line = tracker.cost.line()
+    return EngineView(
+        status=StatusView(**asdict(llm.status())),
+        configuration={} if started is None else asdict(started),
+        plan=PlanView(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            num_slots=plan.num_slots,
+            num_bytes=plan.num_bytes,
+        ),
+        pool=_pool_view(observatory),
+        batch=_batch_view(observatory),
+        step_cost=None if line is None else StepCostView(base=line[0], per_token=line[1]),
+        events_dropped=llm.events.num_dropped,
+    )
+
+
+def _pool_view(observatory: Observatory) -> PoolView | None:
+    last = observatory.tracker.last_step
+    if last is None:
+        return None
+    kinds = MemoryShares.__dataclass_fields__
+    return PoolView(
+        free_blocks=last.free_blocks,
+        evictable_blocks=last.evictable_blocks,
+        held_blocks=observatory.llm.engine.kv_cache_plan.num_blocks - last.free_blocks,
+        slots={kind: getattr(last, kind) for kind in kinds},
+        shared_slots=last.shared,
+    )
+
+
+def _batch_view(observatory: Observatory) -> BatchView | None:
+    last = observatory.tracker.last_step
+    if last is None:
+        return None
+    return BatchView(
+        step=last.step,
+        num_running=last.num_running,
+        num_waiting=last.num_waiting,
+        num_tokens=sum(last.num_scheduled) + sum(last.num_padding),
+        wait_reason=last.wait_reason,
+        head=last.head_id,
+    )

@@ -1,0 +1,75 @@
+"""GET /health: does the process live; GET /ready: will it answer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from chairlift.clock import Clock, MonotonicClock
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.server.protocol import Health
+
+STALL_SECONDS: Final = 10.0
+"""Without a step for so long, while something is to be done, an engine is not ready."""
+
+
+class Ready(BaseModel):
+    """`reason`: why not."""
+
+    status: str
+    reason: str | None = None
+
+
+class Readiness:
+    """Whether requests are being answered."""
+
+    def __init__(self, llm: AsyncLLM, clock: Clock | None = None, stall_seconds: float = STALL_SECONDS) -> None:
+        self._llm = llm
+        self._clock = clock or MonotonicClock()
+        self._stall_seconds = stall_seconds
+        self._busy_since: float | None = None
+
+    def why_not(self) -> str | None:
+        """None: it is ready.
+
+        An engine that was idle for long has had no step for long when its next request comes: so what counts is the
+        time since the last step, or since this was first asked while there was something to do.
+        """
+        status = self._llm.status()
+        if status.state != "running":
+            return f"the engine is {status.state}"
+        if not status.num_unfinished:
+            self._busy_since = None
+            return None
+        now = self._clock.now()
+        self._busy_since = now if self._busy_since is None else self._busy_since
+        stalled = min(status.seconds_since_step, now - self._busy_since)
+        if stalled < self._stall_seconds:
+            return None
+        return f"{status.num_unfinished} requests are unfinished and there was no step for {stalled:.0f} s"
+
+
+def router(llm: AsyncLLM) -> APIRouter:
+    routes = APIRouter()
+    readiness = Readiness(llm)
+
+    @routes.get("/health", responses={503: {"model": Health}})
+    async def health(response: Response) -> Health:
+        """The process lives, and its engine, if it died, will be started again."""
+        if llm.is_healthy:
+            return Health(status="ok")
+        response.status_code = 503
+        return Health(status="dead")
+
+    @routes.get("/ready", responses={503: {"model": Ready}})
+    async def ready(response: Response) -> Ready:
+        """A step has run lately, or nothing is to do."""
+        if (reason := readiness.why_not()) is None:
+            return Ready(status="ready")
+        response.status_code = 503
+        return Ready(status="not ready", reason=reason)
+
+    return routes

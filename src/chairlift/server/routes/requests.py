@@ -1,0 +1,65 @@
+"""GET /v1/requests, /v1/requests/{id} and /v1/requests/{id}/explain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
+
+from chairlift.metrics.tracked_request import TrackedRequest
+from chairlift.server.observatory import Observatory
+from chairlift.server.protocol import ErrorBody
+from chairlift.server.request_views import (
+    ExplanationView,
+    RequestList,
+    RequestView,
+    SequenceView,
+    explanation_view,
+    sequence_view,
+)
+
+UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
+
+
+def router(observatory: Observatory) -> APIRouter:
+    """A key sees the requests of its own tenant; an admin's sees all."""
+    routes = APIRouter()
+
+    @routes.get("/v1/requests")
+    async def list_requests(request: Request) -> RequestList:
+        """The unfinished ones, by arrival."""
+        viewer = observatory.viewer(request)
+        found = (entry for entry in observatory.tracker.requests() if entry.state in ("waiting", "running"))
+        return RequestList(data=[_view(observatory, entry) for entry in found if viewer.may_see(entry.tenant)])
+
+    @routes.get("/v1/requests/{request_id}", responses=UNKNOWN)
+    async def get_request(request_id: str, request: Request) -> RequestView:
+        found = _find(observatory, request_id, request)
+        return RequestView(id=request_id, sequences=[_view(observatory, entry) for entry in found])
+
+    @routes.get("/v1/requests/{request_id}/explain", responses=UNKNOWN)
+    async def explain_request(request_id: str, request: Request) -> ExplanationView:
+        found = _find(observatory, request_id, request)
+        viewer, now = observatory.viewer(request), observatory.now()
+        explained = (observatory.explainer.explain(entry, viewer, now) for entry in found)
+        return ExplanationView(id=request_id, sequences=[explanation_view(entry) for entry in explained])
+
+    return routes
+
+
+def _find(observatory: Observatory, request_id: str, request: Request) -> list[TrackedRequest]:
+    if found := observatory.find(request_id, observatory.viewer(request)):
+        return found
+    raise HTTPException(
+        404, f"request {request_id!r} is not known: it ended too long ago, never got to the engine, or is another key's"
+    )
+
+
+def _view(observatory: Observatory, entry: TrackedRequest) -> SequenceView:
+    now = observatory.now()
+    waited: Counter[str] = Counter()
+    for spans in observatory.tracker.spans(entry, now):
+        waited.update({span.reason: span.num_steps for span in spans if span.num_steps})
+    return sequence_view(entry, dict(waited), now)
