@@ -15,6 +15,11 @@ from chairlift.errors import ConfigError
 PATHS: Final = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """Endpoint type, as vLLM's benchmark names it, and its path."""
 
+MAX_LINE_BYTES: Final = 16 << 20
+
+DAMAGE: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading a body ends in that is not of OpenAI's form."""
+
 KEEPALIVE_SECONDS: Final = 2.0
 """An idle connection is given up before any usual server gives it up (uvicorn: 5 s): a call on a connection that is
 being closed would count as a failure of the server."""
@@ -31,7 +36,10 @@ class Usage:
     @classmethod
     def of(cls, body: dict[str, Any]) -> Usage:
         details = body.get("prompt_tokens_details") or {}
-        return cls(int(body["prompt_tokens"]), int(body["completion_tokens"]), int(details.get("cached_tokens") or 0))
+        counts = [int(body["prompt_tokens"]), int(body["completion_tokens"]), int(details.get("cached_tokens") or 0)]
+        if min(counts) < 0:
+            raise ValueError(f"usage holds a negative count: {counts}")
+        return cls(*counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,14 @@ class Call:
         return self.ended - self.sent if self.is_answered else None
 
 
+class StreamError(Exception):
+    """A call that gives no whole answer, in the middle of reading it."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.failure = Failure(kind, message)
+
+
 class EventLines:
     """Cuts a body into the payloads of its `data:` lines, which is all that OpenAI's streams are made of.
 
@@ -112,18 +128,28 @@ class EventLines:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # of a line without its end yet
+        self._num_rest = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete now."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        """The payloads that are complete now.
+
+        Raises:
+            StreamError: a line is longer than MAX_LINE_BYTES.
+        """
+        if b"\n" not in data:
+            self._keep(data)
+            return []
+        *lines, rest = (b"".join(self._rest) + data).split(b"\n")
+        self._rest, self._num_rest = [], 0
+        self._keep(rest)
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
-
-class _CallFailedError(Exception):
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.failure = Failure(kind, message)
+    def _keep(self, part: bytes) -> None:
+        self._num_rest += len(part)
+        if self._num_rest > MAX_LINE_BYTES:
+            raise StreamError("bad chunk", f"a line of the stream is longer than {MAX_LINE_BYTES} bytes")
+        self._rest.append(part)
 
 
 def open_http(base_url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
@@ -170,7 +196,7 @@ class ApiClient:
         call.sent = self.now()
         try:
             await self._stream(content, call)
-        except _CallFailedError as error:
+        except StreamError as error:
             call.failure = error.failure
         except httpx.TimeoutException as error:
             call.failure = Failure("timeout", _words(error))
@@ -185,15 +211,15 @@ class ApiClient:
         headers = {"Content-Type": "application/json"}
         async with self._http.stream("POST", self._path, content=content, headers=headers) as response:
             if response.status_code != 200:
-                raise _CallFailedError(f"http {response.status_code}", error_message(await response.aread()))
+                raise StreamError(f"http {response.status_code}", error_message(await response.aread()))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
-                raise _CallFailedError("not a stream", f"the answer is {kind or 'of no content type'}")
+                raise StreamError("not a stream", f"the answer is {kind or 'of no content type'}")
             is_done = await self._read(response, call)
         if not is_done and call.finish_reason is None:
-            raise _CallFailedError("cut stream", "the stream ended without a finish reason")
+            raise StreamError("cut stream", "the stream ended without a finish reason")
         if not call.chunk_times:
-            raise _CallFailedError("empty answer", "the stream held no choices")
+            raise StreamError("empty answer", "the stream held no choices")
 
     async def _read(self, response: httpx.Response, call: Call) -> bool:
         """Whether the stream said that it is done."""
@@ -205,11 +231,11 @@ class ApiClient:
                     if payload == b"[DONE]":
                         is_done = True
                     else:
-                        _take(payload, now, call)
+                        take_chunk(payload, now, call)
         except httpx.TimeoutException:
             raise
         except httpx.TransportError as error:
-            raise _CallFailedError("cut stream", _words(error)) from None
+            raise StreamError("cut stream", _words(error)) from None
         return is_done
 
 
@@ -228,7 +254,7 @@ async def served_models(http: httpx.AsyncClient) -> list[str]:
         raise ConfigError(f"{where} answered {response.status_code}: {error_message(response.content)}")
     try:
         return [str(card["id"]) for card in response.json()["data"]]
-    except (ValueError, KeyError, TypeError):
+    except DAMAGE:
         raise ConfigError(f"{where} holds no list of models: {response.text[:200]!r}. Name one as `model`.") from None
 
 
@@ -237,22 +263,22 @@ def error_message(body: bytes) -> str:
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
+    except DAMAGE:
         return body[:200].decode(errors="replace")
 
 
-def _take(payload: bytes, now: float, call: Call) -> None:
+def take_chunk(payload: bytes, now: float, call: Call) -> None:
     """One chunk of an answer. A chunk that only opens the answer, or only counts its tokens, is no news."""
     try:
         chunk = json.loads(payload)
         if chunk.get("error") is not None:
-            raise _CallFailedError("error in stream", error_message(payload))
+            raise StreamError("error in stream", error_message(payload))
         if chunk.get("usage") is not None:
             call.usage = Usage.of(chunk["usage"])
         for choice in chunk.get("choices") or []:
             _take_choice(choice, now, call)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _CallFailedError("bad chunk", payload[:200].decode(errors="replace")) from None
+    except DAMAGE:
+        raise StreamError("bad chunk", payload[:200].decode(errors="replace")) from None
 
 
 def _take_choice(choice: dict[str, Any], now: float, call: Call) -> None:

@@ -113,7 +113,8 @@ def select_template(value: Any) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        named = {entry["name"]: entry["template"] for entry in value if isinstance(entry, dict) and "name" in entry}
+        entries = (entry for entry in value if isinstance(entry, dict) and isinstance(entry.get("name"), str))
+        named = {entry["name"]: entry.get("template") for entry in entries}
         chosen = named.get("default", next(iter(named.values()), None))
         return chosen if isinstance(chosen, str) else None
     return None

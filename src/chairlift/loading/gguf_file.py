@@ -12,6 +12,7 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
+MAX_ARRAY_LENGTH: Final = 1 << 23  # a vocabulary has some 2^18 entries; Python takes up to 40 bytes for each
 DEFAULT_ALIGNMENT: Final = 32
 ROPE_FREQS: Final = "rope_freqs.weight"  # the one tensor that belongs to the configuration
 BOOL, STRING, ARRAY = 7, 8, 9
@@ -88,6 +90,8 @@ class _Cursor:
 
     def _array(self, what: str) -> list[Any]:
         kind, count = self.unpack("IQ", what)
+        if count > MAX_ARRAY_LENGTH:
+            raise self.fail(f"damaged: {what} has {count} entries, and {MAX_ARRAY_LENGTH} are the most that are read")
         if kind == STRING:
             return [self.string(what) for _ in range(count)]
         if kind not in SCALARS:
@@ -115,6 +119,8 @@ class GGUFFile:
         self.metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = cursor.string("a metadata key")
+            if key in self.metadata:
+                raise cursor.fail(f"damaged: the metadata key {key} is there twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
         self.tensors = self._read_tensors(cursor, num_tensors)
 
@@ -124,12 +130,15 @@ class GGUFFile:
         if not isinstance(alignment, int) or alignment < 1:
             raise cursor.fail(f"general.alignment must be a positive integer, got {alignment!r}")
         data_start = -(-cursor.position // alignment) * alignment
-        tensors = {}
+        tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in entries:
             tensor = _place(cursor, name, shape, kind, data_start + offset)
+            if name in tensors:
+                raise cursor.fail(f"damaged: tensor {name} is there twice")
             cursor.position = tensor.offset
             cursor.take(tensor.num_bytes, f"tensor {name}")
             tensors[name] = tensor
+        _refuse_overlaps(cursor, tensors)
         return tensors
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -139,6 +148,12 @@ class GGUFFile:
         tensor = self.tensors[name]
         data = np.frombuffer(self._buffer, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
         return data.reshape(math.prod(tensor.shape[:-1]), -1)
+
+
+def _refuse_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
+    for before, after in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+        if before.offset + before.num_bytes > after.offset:
+            raise cursor.fail(f"damaged: tensors {before.name} and {after.name} overlap at byte {after.offset}")
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -41,7 +41,7 @@ def read_json(file: Path) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file}: cannot be read as JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{file}: must hold a JSON object, got {type(value).__name__}")

@@ -75,7 +75,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{index}: weight_map cannot be read ({error!r}); fetch the file again") from error
     if not isinstance(weight_map, dict) or not all(_is_plain_name(file) for file in weight_map.values()):
         raise ModelLoadError(f"{index}: weight_map must map tensor names to the names of files in the same folder")

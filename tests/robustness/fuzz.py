@@ -1,0 +1,64 @@
+"""The long run of the fuzz targets: each gets its share of the minutes, in rounds of new seeds.
+
+    python tests/robustness/fuzz.py --minutes 5 [--seed N] [--target NAME]
+
+Ends with status 1 at the first case that fails, which Hypothesis has made small by then and which the seed brings back.
+Prints a table and, as its last line, JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fuzz_models import model_targets
+from fuzz_wire import wire_targets
+from fuzzing import Target, run_cases
+from rich.console import Console
+from rich.table import Table
+
+CASES_A_ROUND = 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=5.0, help="for all targets together")
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; counts up")
+    parser.add_argument("--target", help="this one alone")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        targets = [*model_targets(Path(folder)), *wire_targets(Path(folder))]
+        chosen = [target for target in targets if options.target in (None, target.name)]
+        if not chosen:
+            parser.error(f"--target must be one of {', '.join(target.name for target in targets)}")
+        seconds = {target.name: _run(target, 60 * options.minutes / len(chosen), options.seed) for target in chosen}
+    _print(chosen, seconds, options.seed)
+
+
+def _run(target: Target, budget: float, seed: int) -> float:
+    started = time.monotonic()
+    while time.monotonic() - started < budget:
+        print(f"{target.name}: seed {seed}", file=sys.stderr)
+        run_cases(target, CASES_A_ROUND, seed)
+        seed += 1
+    return time.monotonic() - started
+
+
+def _print(targets: list[Target], seconds: dict[str, float], seed: int) -> None:
+    table = Table("target", "cases", "seconds", "how they ended", title="Fuzzing: no failure")
+    for target in targets:
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(target.outcomes.items()))
+        table.add_row(target.name, str(target.num_cases), f"{seconds[target.name]:.0f}", ended)
+    Console(width=120).print(table)
+    cases = {target.name: target.outcomes for target in targets}
+    print(json.dumps({"fuzz": cases, "first_seed": seed, "seconds": round(sum(seconds.values()), 1)}))
+
+
+if __name__ == "__main__":
+    main()

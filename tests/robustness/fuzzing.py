@@ -1,0 +1,170 @@
+"""Fuzzing with Hypothesis: targets, damage to valid files, and a guard against hangs and memory that blows up."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+MAX_SECONDS = 5.0
+MAX_BYTES = 64 << 20
+
+Case = Callable[[Any], None]
+
+
+@dataclass(slots=True)
+class Target:
+    """Something that reads what a stranger wrote.
+
+    Attributes:
+        cases: what it is fed.
+        check: feeds it one case; any exception but the one that belongs there escapes.
+        num_short: cases in the short run.
+    """
+
+    name: str
+    cases: st.SearchStrategy[Any]
+    check: Case
+    num_short: int = 60
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    def note(self, outcome: str) -> None:
+        """Counts how cases ended: a target whose cases all end alike reaches little."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    @property
+    def num_cases(self) -> int:
+        return sum(self.outcomes.values())
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Fails if the body takes longer than MAX_SECONDS or allocates more than MAX_BYTES at once."""
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"hangs: not done after {MAX_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+    tracemalloc.start()
+    started = time.perf_counter()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+        assert peak < MAX_BYTES, f"allocates {peak >> 20} MiB"
+        seconds = time.perf_counter() - started
+        assert seconds < MAX_SECONDS, f"takes {seconds:.1f} s, without a chance to interrupt it"
+    finally:
+        tracemalloc.stop()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_cases(target: Target, num_cases: int, run_seed: int) -> None:
+    """So many cases of a target; the same ones for the same seed."""
+
+    @seed(run_seed)
+    @settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(target.cases)
+    def run(case: Any) -> None:
+        with guarded():
+            target.check(case)
+
+    run()
+
+
+# -- what cases are made of ----------------------------------------------------------------------------------------
+
+INTERESTING = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 24, (1 << 31) - 1, (1 << 32) - 1, 1 << 60, (1 << 64) - 1)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, wholes: list[bytes], header: int | None = None) -> bytes:
+    """One of the valid files after a few accidents: bits turned, numbers replaced, bytes cut out, the end torn off.
+
+    Args:
+        header: accidents happen before this byte.
+    """
+    data = bytearray(draw(st.sampled_from(wholes)))
+    accidents = draw(st.integers(0, 4))
+    random_ = random.Random(draw(st.integers(0, (1 << 32) - 1)))
+    for _ in range(accidents):
+        if not data:
+            break
+        at = random_.randrange(min(header or len(data), len(data)))
+        kind = random_.randrange(5)
+        if kind == 0:
+            data[at] ^= 1 << random_.randrange(8)
+        elif kind == 1:
+            width = random_.choice((1, 4, 8))
+            number = random_.choice(INTERESTING) & ((1 << 8 * width) - 1)
+            data[at : at + width] = number.to_bytes(width, "little")
+        elif kind == 2:
+            del data[at : at + random_.choice((1, 4, 8, 100))]
+        elif kind == 3:
+            source = random_.randrange(len(data))
+            data[at:at] = data[source : source + random_.choice((1, 8, 64))]
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 70), 1 << 70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["", "\ud800", "9" * 5000, 1 << 4000, -1, 0, 1e400]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@st.composite
+def altered(draw: st.DrawFn, wholes: list[dict[str, Any]], values: st.SearchStrategy[Any] = JSON) -> dict[str, Any]:
+    """One of the valid objects with a few values, at any depth, replaced or taken away."""
+    whole = json.loads(json.dumps(draw(st.sampled_from(wholes))))
+    for _ in range(draw(st.integers(0, 3))):
+        places = list(_places(whole))
+        if not places:
+            break
+        container, key = draw(st.sampled_from(places))
+        if draw(st.booleans()) and isinstance(container, dict):
+            del container[key]
+        else:
+            container[key] = draw(values)
+    return dict(whole)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container and key below a value; long lists by their ends."""
+    if isinstance(value, dict):
+        keys: list[Any] = list(value)
+    else:
+        keys = [*range(min(3, len(value))), *range(max(3, len(value) - 3), len(value))]
+    for key in keys:
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from _places(value[key])
+
+
+def deep(depth: int = 200_000) -> list[bytes]:
+    """JSON whose nesting is all there is to it."""
+    return [b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth]

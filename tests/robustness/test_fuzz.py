@@ -1,0 +1,40 @@
+"""The short run of the fuzz targets, with one seed, and what they found, one by one. `make fuzz` is the long run."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_models import model_targets
+from fuzz_wire import wire_targets
+from fuzzing import Target, run_cases
+
+SEED = 20260701
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    return {target.name: target for target in (*model_targets(folder), *wire_targets(folder))}
+
+
+NAMES = (
+    "GGUF, damaged",
+    "GGUF, odd values",
+    "safetensors",
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "SSE lines",
+    "SSE chunks",
+    "batch lines",
+)
+
+
+def test_all_targets_are_run(targets: dict[str, Target]) -> None:
+    assert tuple(targets) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_comes_ends_well(targets: dict[str, Target], name: str) -> None:
+    target = targets[name]
+    run_cases(target, target.num_short, SEED)
+    assert len(target.outcomes) > 1, f"all alike: {target.outcomes}"
