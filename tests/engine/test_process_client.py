@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from process_engines import faulty, forced, outcome, started, tiny_config, until
 
 from chairlift import AsyncLLM, SamplingParams
 from chairlift.engine import process_client, watchdog, wire
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.outputs import RequestOutput
+from process_engines import faulty, forced, outcome, started, tiny_config, until
 
 ModelDir = Callable[..., Path]
 
@@ -201,7 +201,7 @@ from process_engines import started, tiny_config
 print(started(tiny_config(Path(sys.argv[1]))).engine_pid, flush=True)
 time.sleep(60)
 """
-    arguments = [sys.executable, "-c", code, str(tiny_model_dir("llama")), str(Path(__file__).parent)]
+    arguments = [sys.executable, "-c", code, str(tiny_model_dir("llama")), str(Path(__file__).parents[1])]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as front:
         assert front.stdout is not None
         engine = psutil.Process(int(front.stdout.readline()))
