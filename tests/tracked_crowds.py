@@ -93,7 +93,8 @@ def started(manager: Any, **options: Any) -> EngineStarted:
         kv=options.get("kv", "paged"),
         enable_prefix_caching=options.get("enable_prefix_caching", True) and options.get("kv", "paged") == "paged",
         batching=options.get("batching", "continuous"),
-        static_batch_size=options.get("static_batch_size", 4) if options.get("batching") == "static" else None,
+        kv_arena=None if options.get("kv", "paged") == "paged" else options.get("arena", "buddy"),
+        static_batch_size=min(4, options.get("max_num_seqs", 8)) if options.get("batching") == "static" else None,
     )
 
 

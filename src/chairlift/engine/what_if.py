@@ -86,9 +86,10 @@ def _larger_engine(refusal: Refusal) -> WhatIf | None:
     started = refusal.started
     changes: dict[str, int | str] = {}
     seats = refusal.num_running + len(refusal.ahead) + 1
-    seat_option = "max_num_seqs" if started.static_batch_size is None else "static_batch_size"
-    if seats > (started.max_num_seqs if started.static_batch_size is None else started.static_batch_size):
-        changes[seat_option] = seats
+    if started.static_batch_size is not None and seats > started.static_batch_size:
+        changes["static_batch_size"] = seats
+    if seats > started.max_num_seqs:
+        changes["max_num_seqs"] = seats
     num_blocks = _fewest_blocks(refusal)
     if num_blocks > started.num_blocks:
         changes["num_kv_blocks"] = num_blocks
@@ -156,7 +157,8 @@ def _other_policies(refusal: Refusal) -> list[WhatIf]:
         return []
     started = refusal.started
     asks = [*refusal.ahead, refusal.request]
-    is_forced = all(entry.output_len is not None for entry in (*refusal.holders, *asks))
+    lengths = [holder.output_len for holder in refusal.holders] + [ask.output_len for ask in asks]
+    is_forced = None not in lengths
     found = []
     for kv in KV_POLICIES:
         if kv == started.kv or (kv in NEED_LENGTHS and not is_forced):
