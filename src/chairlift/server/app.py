@@ -15,9 +15,12 @@ from starlette.responses import JSONResponse, Response
 import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
+from chairlift.server.admission import Admission, AdmissionMiddleware
+from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.chat import ChatServing
 from chairlift.server.completions import CompletionServing
-from chairlift.server.keys import KeyMiddleware
+from chairlift.server.keys import KeyMiddleware, KeyRing
+from chairlift.server.limits import ServerLimits
 from chairlift.server.observatory import Observatory
 from chairlift.server.protocol import (
     ChatCompletion,
@@ -31,25 +34,42 @@ from chairlift.server.protocol import (
     SamplingFields,
 )
 from chairlift.server.routes import engine, health, requests
-from chairlift.server.serving import error_body
+from chairlift.server.serving import error_body, error_headers
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody},
+    401: {"model": ErrorBody},
     404: {"model": ErrorBody},
+    408: {"model": ErrorBody},
+    413: {"model": ErrorBody},
+    429: {"model": ErrorBody},
     503: {"model": ErrorBody},
 }
 
 
 def create_app(
-    llm: AsyncLLM, served_model_name: str | None = None, on_ready: Callable[[], None] | None = None
+    llm: AsyncLLM,
+    served_model_name: str | None = None,
+    on_ready: Callable[[], None] | None = None,
+    *,
+    keys: KeyRing | None = None,
+    limits: ServerLimits | None = None,
 ) -> FastAPI:
     """The API over one engine, which is closed when the application ends.
 
     Args:
         served_model_name: what requests call the model; its own name if None.
         on_ready: called once requests are answered.
+        keys: who may ask; everybody if None or empty.
+
+    Returns:
+        the application; `app.state.admission` counts what it answers and can let it drain.
     """
     name = served_model_name or llm.engine.model_name
+    limits = limits or ServerLimits()
+    keys = keys or KeyRing()
+    is_fair = llm.engine.scheduler_config.scheduling_policy == "fair"
+    admission = Admission(limits, keys, is_fair=is_fair)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -60,13 +80,16 @@ def create_app(
         llm.close()
 
     app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
-    app.add_middleware(KeyMiddleware)
+    app.state.admission = admission
+    app.add_middleware(AdmissionMiddleware, admission=admission)
+    app.add_middleware(BodyLimitMiddleware, limits=limits)
+    app.add_middleware(KeyMiddleware, keys=keys)
     _add_error_handlers(app)
     _add_routes(app, llm, name)
     observatory = Observatory(llm)
     for module in (engine, requests):
         app.include_router(module.router(observatory))
-    app.include_router(health.router(llm))
+    app.include_router(health.router(llm, admission))
     return app
 
 
@@ -119,7 +142,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ChairliftError)
     async def refused(_request: Request, error: ChairliftError) -> JSONResponse:
         status, body = error_body(error)
-        return _error(status, body.error)
+        return _error(status, body.error, error_headers(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(_request: Request, error: HTTPException) -> JSONResponse:

@@ -1,10 +1,35 @@
-"""Who asks: the API key of a call, as the rest of the server sees it."""
+"""Who asks: API keys, what they allow, and the check at the door.
+
+A key is a long random secret. Only its SHA-256 is kept, which says nothing of a secret that cannot be guessed; what a
+caller brings is hashed and compared with every hash in constant time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import hmac
+import json
+import math
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chairlift.errors import ConfigError
+from chairlift.server.protocol.base import ErrorBody, ErrorInfo
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""What a supervisor or a scraper reads, without a key; it says nothing of anybody's requests."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +51,199 @@ ANYBODY = KeyInfo("", "", True)
 """Every caller of a server without keys."""
 
 
-class KeyMiddleware:
-    """Sets `request.state.key`."""
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may ask for; None is no limit.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Attributes:
+        requests_per_minute: calls of an API.
+        tokens_per_minute: prompt and output tokens; what a key takes beyond it, since nobody knows an output's length
+            beforehand, it waits for.
+        max_concurrent: calls that are being answered at once.
+    """
+
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key as it is kept.
+
+    Attributes:
+        digest: SHA-256 of the secret.
+        weight: its share under the fair policy, in relation to others.
+    """
+
+    info: KeyInfo
+    digest: bytes
+    limits: KeyLimits = field(default_factory=KeyLimits)
+    weight: float = 1.0
+
+
+def digest(secret: str) -> bytes:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def new_secret() -> str:
+    """A secret with 256 bits of chance in it."""
+    return f"sk-{secrets.token_urlsafe(32)}"
+
+
+class KeyRing:
+    """All keys of a server; without any, everybody may do everything.
+
+    Raises:
+        ConfigError: two keys have the same name or the same secret.
+    """
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self._keys = list(keys)
+        self.by_tenant: Mapping[str, Key] = {key.info.tenant: key for key in self._keys}
+        if len(self.by_tenant) < len(self._keys):
+            raise ConfigError("two API keys have the same name: each needs one of its own")
+        if len({key.digest for key in self._keys}) < len(self._keys):
+            raise ConfigError("two API keys are the same secret: each needs one of its own")
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def find(self, secret: str) -> KeyInfo | None:
+        """Whose secret it is; takes the same time wherever it stands, and if it is nobody's."""
+        brought = digest(secret)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, brought):
+                found = key.info
+        return found
+
+    def weights(self) -> str | None:
+        """The weights that are not 1, in the form of `EngineConfig.tenant_weights`."""
+        named = [f"{key.info.tenant}={key.weight:g}" for key in self._keys if key.weight != 1]
+        return ",".join(named) or None
+
+
+def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
+    """The keys of a file, and those given in the clear.
+
+    Args:
+        path: TOML with an array of tables `keys`, or JSON lines (.jsonl); fields as `Key` and `KeyLimits` have them:
+            name, hash (hexadecimal SHA-256), admin, weight, requests_per_minute, tokens_per_minute, max_concurrent.
+        secrets_given: each a secret, or NAME=SECRET; these are admins.
+
+    Raises:
+        ConfigError: the file cannot be read or an entry is wrong; says which and why.
+    """
+    records = [] if path is None else _read_records(path)
+    keys = [_parse_key(record, f"{path}, key {number}") for number, record in enumerate(records, start=1)]
+    for number, given in enumerate(secrets_given, start=1):
+        name, equals, secret = given.partition("=")
+        if not equals:
+            name, secret = ("default" if number == 1 else f"default-{number}"), given
+        if not secret or not _NAME.fullmatch(name):
+            raise ConfigError(f"api_key {number} must be a secret, or NAME=SECRET with a name of {_NAME.pattern}")
+        keys.append(Key(KeyInfo(name, name, True), digest(secret)))
+    if path is not None and not records:
+        raise ConfigError(f"api_key_file={path} holds no key: `chairlift key NAME` makes one")
+    return KeyRing(keys)
+
+
+def _read_records(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        keys = tomllib.loads(text).get("keys", [])
+    except OSError as error:
+        raise ConfigError(f"api_key_file={path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"api_key_file={path} is neither TOML nor, as .jsonl, JSON lines: {error}") from None
+    if not isinstance(keys, list):
+        raise ConfigError(f"api_key_file={path}: `keys` must be an array of tables ([[keys]])")
+    return keys
+
+
+def _parse_key(record: Any, where: str) -> Key:
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where} must be a table, got {record!r:.80}")
+    known = {"name", "hash", "admin", "weight", "requests_per_minute", "tokens_per_minute", "max_concurrent"}
+    if unknown := record.keys() - known:
+        raise ConfigError(f"{where}: unknown fields {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
+    name, admin = record.get("name"), record.get("admin", False)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{where}: name must match {_NAME.pattern}, got {name!r:.80}")
+    hashed = _HASH.fullmatch(record["hash"]) if isinstance(record.get("hash"), str) else None
+    if hashed is None:
+        raise ConfigError(f"{where} ({name}): hash must be the hexadecimal SHA-256 of the secret; see `chairlift key`")
+    if not isinstance(admin, bool):
+        raise ConfigError(f"{where} ({name}): admin must be true or false, got {admin!r}")
+    limits = KeyLimits(
+        _number(record, "requests_per_minute", where),
+        _number(record, "tokens_per_minute", where),
+        _count(record, "max_concurrent", where),
+    )
+    weight = _number(record, "weight", where)
+    return Key(KeyInfo(name, name, admin), bytes.fromhex(hashed[1]), limits, 1.0 if weight is None else weight)
+
+
+def _number(record: dict[str, Any], name: str, where: str) -> float | None:
+    value = record.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{where}: {name} must be a number > 0, got {value!r}")
+    return float(value)
+
+
+def _count(record: dict[str, Any], name: str, where: str) -> int | None:
+    value = _number(record, name, where)
+    if value is not None and not value.is_integer():
+        raise ConfigError(f"{where}: {name} must be a whole number, got {value:g}")
+    return None if value is None else int(value)
+
+
+class KeyMiddleware:
+    """Sets `request.state.key`, and sends away whoever has no key, where the server has any."""
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {})["key"] = ANYBODY
+            key = self._key(scope)
+            if key is None:
+                await _refusal(Headers(scope=scope))(scope, receive, send)
+                return
+            scope.setdefault("state", {})["key"] = key
         await self._app(scope, receive, send)
+
+    def _key(self, scope: Scope) -> KeyInfo | None:
+        if not self._keys:
+            return ANYBODY
+        secret = _secret(Headers(scope=scope))
+        found = None if secret is None else self._keys.find(secret)
+        if found is None and scope["path"] in OPEN_PATHS:
+            return KeyInfo("", "", False)
+        return found
+
+
+def _secret(headers: Headers) -> str | None:
+    """What the caller brought: `Authorization: Bearer ...`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's
+    do."""
+    scheme, _space, secret = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secret.strip():
+        return secret.strip()
+    return headers.get("x-api-key")
+
+
+def _refusal(headers: Headers) -> JSONResponse:
+    if _secret(headers) is None:
+        message = "this server asks for an API key: send it as `Authorization: Bearer KEY`"
+    else:
+        message = "the API key is not known here: check it, or ask the operator for one"
+    body = ErrorBody(error=ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key"))
+    answer = {"WWW-Authenticate": "Bearer", "Connection": "close"}
+    return JSONResponse(body.model_dump(), status_code=401, headers=answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -15,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chairlift.engine.async_llm import AsyncLLM, Generation
-from chairlift.errors import ChairliftError, EngineDeadError, RequestError
+from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.sampling_params import SamplingParams
+from chairlift.server.admission import Admission, Permit
 from chairlift.server.chunks import to_event
 from chairlift.server.protocol import EngineFields, ErrorBody, ErrorInfo
 from chairlift.server.responses import DONE, EventStream, unless_disconnected
@@ -33,8 +35,23 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
         return 400, ErrorBody(error=info)
     if isinstance(error, EngineDeadError):
         return 503, ErrorBody(error=ErrorInfo(message=str(error), type="service_unavailable_error"))
+    if isinstance(error, OverloadedError):
+        status, kind = (
+            (503, "service_unavailable_error") if error.code == "shutting_down" else (429, "rate_limit_error")
+        )
+        return status, ErrorBody(error=ErrorInfo(message=str(error), type=kind, code=error.code))
+    if isinstance(error, DeadlineError):
+        info = ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")
+        return 408, ErrorBody(error=info)
     message = str(error) if isinstance(error, ChairliftError) else "internal error"
     return 500, ErrorBody(error=ErrorInfo(message=message, type="internal_server_error"))
+
+
+def error_headers(error: Exception) -> dict[str, str] | None:
+    """Headers of an error: when to come back, or that this is of no use."""
+    if isinstance(error, OverloadedError):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +76,14 @@ class Call(Generic[Fields, Plans]):
     id: str
     model: str
     tally: Tally
+    permit: Permit
     created: int = field(default_factory=lambda: int(time.time()))
 
     def abort(self) -> None:
         """Nobody waits for it any more, or it is done."""
         for generation in self.generations:
             generation.abort()
+        self.permit.close()
 
 
 class StreamWriter(ABC):
@@ -113,15 +132,19 @@ class Serving(ABC, Generic[Fields, Plans]):
         """What writes the answer as a stream."""
 
     async def handle(self, body: Fields, request: Request) -> Response:
-        """Answer a call; raises RequestError before anything is sent."""
+        """Answer a call.
+
+        Raises:
+            RequestError: and as `Admission.enter`; before anything is sent.
+        """
         # Tokenizing a long prompt takes a while, and releases the interpreter.
         plan = await asyncio.to_thread(self.plan, body)
-        call = self._start(body, plan)
+        call = self._start(body, plan, request)
         if body.stream:
             return EventStream(self._stream(call), on_close=call.abort)
         return await unless_disconnected(request, self._whole(call))
 
-    def _start(self, body: Fields, plan: Plans) -> Call[Fields, Plans]:
+    def _start(self, body: Fields, plan: Plans, request: Request) -> Call[Fields, Plans]:
         prompts, params = plan.prompts, plan.params
         if len(prompts) * params.n > MAX_ANSWERS_PER_CALL:
             raise RequestError(
@@ -129,20 +152,34 @@ class Serving(ABC, Generic[Fields, Plans]):
                 "calls",
                 "n",
             )
+        admission: Admission = request.state.admission
+        token_ids = [ids for _, ids in prompts]
+        permit = admission.enter(request.state.key, token_ids, params, timeout=body.timeout, cache_salt=body.cache_salt)
         call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
-        generations: list[Generation] = []
+        call = Call(body, plan, [], call_id, self.model_name, Tally(sum(map(len, token_ids))), permit)
         try:
-            for index, (text, token_ids) in enumerate(prompts):
+            for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
-                generations.append(
-                    self.llm.start(text, token_ids, params, request_id=request_id, priority=body.priority or 0)
-                )
+                call.generations.append(self._generate(prompt, call, request_id))
         except BaseException:
-            for generation in generations:
-                generation.abort()
+            call.abort()
             raise
-        tally = Tally(sum(len(token_ids) for _, token_ids in prompts))
-        return Call(body, plan, generations, call_id, self.model_name, tally)
+        return call
+
+    def _generate(self, prompt: tuple[str | None, list[int]], call: Call[Fields, Plans], request_id: str) -> Generation:
+        text, token_ids = prompt
+        permit = call.permit
+        return self.llm.start(
+            text,
+            token_ids,
+            call.plan.params,
+            request_id=request_id,
+            priority=call.body.priority or 0,
+            tenant=permit.tenant,
+            cache_salt=permit.cache_salt,
+            deadline=permit.deadline,
+            on_output=permit.follow(len(token_ids)).note,
+        )
 
     async def _whole(self, call: Call[Fields, Plans]) -> Response:
         try:

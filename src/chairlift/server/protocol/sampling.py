@@ -120,7 +120,11 @@ class EngineFields(SatisfiedEverywhere):
     structured_outputs: StructuredOutputsField | None = None
     priority: int | None = None
     request_id: RequestId | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+        None, description="Cached prefixes are shared only among calls of the same salt."
+    )
     # -- ours --
+    timeout: float | None = Field(None, description="Seconds after which nobody wants the answer any more.")
     timings: bool = Field(False, description="Tell how long it waited and was computed.")
 
     def engine_fields(self) -> dict[str, Any]:

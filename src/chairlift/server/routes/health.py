@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.async_llm import AsyncLLM
+from chairlift.server.admission import Admission
 from chairlift.server.protocol import Health
 
 STALL_SECONDS: Final = 10.0
@@ -26,8 +27,15 @@ class Ready(BaseModel):
 class Readiness:
     """Whether requests are being answered."""
 
-    def __init__(self, llm: AsyncLLM, clock: Clock | None = None, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        clock: Clock | None = None,
+        stall_seconds: float = STALL_SECONDS,
+        admission: Admission | None = None,
+    ) -> None:
         self._llm = llm
+        self._admission = admission
         self._clock = clock or MonotonicClock()
         self._stall_seconds = stall_seconds
         self._busy_since: float | None = None
@@ -38,6 +46,8 @@ class Readiness:
         An engine that was idle for long has had no step for long when its next request comes: so what counts is the
         time since the last step, or since this was first asked while there was something to do.
         """
+        if self._admission is not None and self._admission.is_draining:
+            return f"the server is shutting down; {self._admission.num_calls} calls are still being answered"
         status = self._llm.status()
         if status.state != "running":
             return f"the engine is {status.state}"
@@ -52,9 +62,9 @@ class Readiness:
         return f"{status.num_unfinished} requests are unfinished and there was no step for {stalled:.0f} s"
 
 
-def router(llm: AsyncLLM) -> APIRouter:
+def router(llm: AsyncLLM, admission: Admission | None = None) -> APIRouter:
     routes = APIRouter()
-    readiness = Readiness(llm)
+    readiness = Readiness(llm, admission=admission)
 
     @routes.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:

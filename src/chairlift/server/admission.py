@@ -1,0 +1,243 @@
+"""Who is let in: a bounded queue, limits of each key, deadlines, and nobody any more once the server drains."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chairlift.errors import DeadlineError, OverloadedError, RequestError
+from chairlift.outputs import RequestOutput
+from chairlift.sampling_params import SamplingParams
+from chairlift.server.keys import KeyInfo, KeyLimits, KeyRing
+from chairlift.server.limits import ServerLimits
+from chairlift.server.pace import Pace
+from chairlift.server.rate_limits import KeyMeter
+
+
+@dataclass(slots=True)
+class Queue:
+    """Prompts that wait for their first token."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+
+
+class Admission:
+    """Counts what was taken in and is not answered yet. On the event loop only.
+
+    Args:
+        is_fair: the engine serves tenants in turn, so that nobody waits for more than others' equal share.
+        clock: seconds that never jump: the machine may set its time, and no limit or deadline moves.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        keys: KeyRing | None = None,
+        *,
+        is_fair: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        self.clock = clock
+        self.is_draining = False
+        self.pace = Pace()
+        self.queue = Queue()
+        self.num_calls = 0
+        self._is_fair = is_fair
+        self._keys = keys or KeyRing()
+        self._meters: dict[str, KeyMeter] = {}
+        self._queues: dict[str, Queue] = {}
+
+    def enter(
+        self,
+        key: KeyInfo,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Permit:
+        """Let a call in, whose prompts have these tokens; somebody has to close the permit.
+
+        Args:
+            timeout: seconds until nobody wants the answer any more.
+            cache_salt: as the caller gave it; the permit's also tells keys apart.
+
+        Raises:
+            OverloadedError: too much waits, the key has had its share for now, or the server drains.
+            DeadlineError: `timeout` cannot be met.
+            RequestError: `timeout` is not a time, or the key may never ask for so much.
+        """
+        now = self.clock()
+        num_tokens = sum(map(len, prompts))
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
+        if self.is_draining:
+            message = "the server is shutting down: send this to another one, or again when it is back"
+            raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
+        self._check_queue(len(prompts), num_tokens)
+        meter = self._meter(key, now)
+        meter.check(num_tokens, now)
+        self._check_deadline(key, len(prompts), num_tokens, params, timeout)
+        meter.begin(num_tokens, now)
+        self.num_calls += 1
+        deadline = None if timeout is None else now + timeout
+        return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter)
+
+    def _meter(self, key: KeyInfo, now: float) -> KeyMeter:
+        if key.tenant not in self._meters:
+            known = self._keys.by_tenant.get(key.tenant)
+            self._meters[key.tenant] = KeyMeter(key.name, KeyLimits() if known is None else known.limits, now)
+        return self._meters[key.tenant]
+
+    def _salt(self, key: KeyInfo, cache_salt: str | None) -> str | None:
+        """Lengths first, so that no two pairs give the same."""
+        tenant = "" if self.limits.share_prefix_cache else key.tenant
+        return None if not tenant and cache_salt is None else f"{len(tenant)}:{tenant}:{cache_salt or ''}"
+
+    def _check_queue(self, num_requests: int, num_tokens: int) -> None:
+        queue, limits = self.queue, self.limits
+        for waiting, more, limit, what in (
+            (queue.num_requests, num_requests, limits.max_queued_requests, "requests"),
+            (queue.num_tokens, num_tokens, limits.max_queued_tokens, "tokens"),
+        ):
+            if more > limit:
+                raise RequestError(f"{more} {what} in one call, and max_queued_{what}={limit}: send less", "prompt")
+            if waiting + more > limit:
+                share = (waiting + more - limit) / waiting
+                seconds = self.pace.seconds_until_first_token(
+                    math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
+                )
+                retry_after = 1.0 if seconds is None else max(1.0, seconds)
+                raise OverloadedError(
+                    f"the queue is full: {queue.num_requests} requests with {queue.num_tokens} prompt tokens wait, "
+                    f"and max_queued_{what}={limit}; try again in about {retry_after:.0f} s",
+                    retry_after,
+                    "queue_full",
+                )
+
+    def _check_deadline(
+        self, key: KeyInfo, num_requests: int, num_tokens: int, params: SamplingParams, timeout: float | None
+    ) -> None:
+        if timeout is None:
+            return
+        ahead = self._ahead_of(key)
+        wait = self.pace.seconds_until_first_token(ahead.num_requests + num_requests, ahead.num_tokens + num_tokens)
+        least = params.max_tokens if params.ignore_eos and not params.stop else params.min_tokens
+        needed = (wait or 0.0) + self.pace.seconds_for_output(least or 0)
+        if needed > timeout:
+            raise DeadlineError(
+                f"timeout={timeout:g} s cannot be met: it would take about {needed:.1f} s, "
+                f"behind {ahead.num_requests} requests with {ahead.num_tokens} prompt tokens"
+            )
+
+    def _ahead_of(self, key: KeyInfo) -> Queue:
+        """What waits before a new request of this key: under fair scheduling no more of anybody else's than of its
+        own."""
+        if not self._is_fair:
+            return self.queue
+        own = self._queues.get(key.tenant, Queue())
+        others = [queue for tenant, queue in self._queues.items() if tenant != key.tenant]
+        return Queue(
+            own.num_requests + sum(min(other.num_requests, own.num_requests) for other in others),
+            own.num_tokens + sum(min(other.num_tokens, own.num_tokens) for other in others),
+        )
+
+    def add_waiting(self, tenant: str, num_requests: int, num_tokens: int) -> None:
+        """So many more wait for their first token (fewer, if negative)."""
+        self.queue.add(num_requests, num_tokens)
+        own = self._queues.setdefault(tenant, Queue())
+        own.add(num_requests, num_tokens)
+        if not own.num_requests:
+            del self._queues[tenant]
+        self.pace.is_waiting(self.queue.num_requests > 0, self.clock())
+
+
+@dataclass(slots=True, eq=False)
+class Permit:
+    """A call that was let in: what its generations are started with, and what is counted of them.
+
+    Attributes:
+        deadline: seconds of the admission's clock, which is the engine's.
+    """
+
+    _admission: Admission
+    tenant: str
+    cache_salt: str | None
+    deadline: float | None
+    _meter: KeyMeter
+    _is_open: bool = True
+    _entries: list[Entry] = field(default_factory=list)
+
+    def follow(self, num_prompt_tokens: int) -> Entry:
+        """One of its prompts is given to the engine; its generation tells what comes of it."""
+        entry = Entry(self._admission, self.tenant, num_prompt_tokens, self._meter)
+        self._entries.append(entry)
+        return entry
+
+    def close(self) -> None:
+        """The call is over; once or more often."""
+        if self._is_open:
+            self._is_open = False
+            self._meter.end()
+            self._admission.num_calls -= 1
+            for entry in self._entries:
+                entry.close()
+
+
+class Entry:
+    """One prompt in the queue, until its first token or its end."""
+
+    def __init__(self, admission: Admission, tenant: str, num_prompt_tokens: int, meter: KeyMeter) -> None:
+        self._admission = admission
+        self._tenant = tenant
+        self._num_prompt_tokens = num_prompt_tokens
+        self._meter = meter
+        self._first_token_at: float | None = None
+        self._num_tokens = 0  # of the first answer, if there are several
+        self._is_waiting = True
+        admission.add_waiting(tenant, 1, num_prompt_tokens)
+
+    def note(self, output: RequestOutput) -> None:
+        """Something new of its answers."""
+        num_new = sum(len(answer.token_ids) for answer in output.outputs)
+        now = self._admission.clock()
+        self._meter.take_tokens(num_new, now)
+        self._num_tokens += sum(len(answer.token_ids) for answer in output.outputs if answer.index == 0)
+        if self._first_token_at is None and num_new:
+            self._first_token_at = now
+            self._admission.pace.first_token(self._num_prompt_tokens)
+            self._leave_queue()
+        if output.finished and self._first_token_at is not None:
+            self._admission.pace.answered(now - self._first_token_at, self._num_tokens)
+
+    def _leave_queue(self) -> None:
+        if self._is_waiting:
+            self._is_waiting = False
+            self._admission.add_waiting(self._tenant, -1, -self._num_prompt_tokens)
+
+    def close(self) -> None:
+        """Nobody waits for it any more, or it is done."""
+        self._leave_queue()
+
+
+class AdmissionMiddleware:
+    """Sets `request.state.admission`."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self._app = app
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["admission"] = self._admission
+        await self._app(scope, receive, send)

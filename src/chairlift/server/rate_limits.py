@@ -1,0 +1,81 @@
+"""What one key may ask for in a minute, and at once."""
+
+from __future__ import annotations
+
+from chairlift.errors import OverloadedError, RequestError
+from chairlift.server.keys import KeyLimits
+
+
+class TokenBucket:
+    """Fills up evenly, `per_minute` in a minute, and holds no more than that. May be overdrawn.
+
+    Times are seconds of any one clock that does not jump.
+    """
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self.per_minute = per_minute
+        self._level = per_minute
+        self._filled_at = now
+
+    def level(self, now: float) -> float:
+        """What may be taken."""
+        filled = self._level + max(0.0, now - self._filled_at) * self.per_minute / 60
+        self._level, self._filled_at = min(self.per_minute, filled), now
+        return self._level
+
+    def take(self, amount: float, now: float) -> None:
+        self._level = self.level(now) - amount
+
+    def seconds_until(self, amount: float, now: float) -> float:
+        """Until so much is in it; 0 if it is."""
+        return max(0.0, (amount - self.level(now)) * 60 / self.per_minute)
+
+
+class KeyMeter:
+    """Counts what one key takes, and says when it is too much."""
+
+    def __init__(self, name: str, limits: KeyLimits, now: float) -> None:
+        self._name = name
+        self._limits = limits
+        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+        self._requests = None if requests is None else TokenBucket(requests, now)
+        self._tokens = None if tokens is None else TokenBucket(tokens, now)
+        self.num_concurrent = 0
+
+    def check(self, num_prompt_tokens: int, now: float) -> None:
+        """Raise if a call with such prompts may not begin now.
+
+        Raises:
+            OverloadedError: it may later, and says when.
+            RequestError: it never may: its prompts alone are more than a minute's tokens.
+        """
+        limit = self._limits.max_concurrent
+        if limit is not None and self.num_concurrent >= limit:
+            message = f"{limit} calls of API key {self._name!r} are being answered, its max_concurrent: wait for one"
+            raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
+        for bucket, needed, unit in ((self._requests, 1.0, "requests"), (self._tokens, num_prompt_tokens, "tokens")):
+            if bucket is not None:
+                self._check(bucket, needed, unit, now)
+
+    def _check(self, bucket: TokenBucket, needed: float, unit: str, now: float) -> None:
+        allowed = f"API key {self._name!r} has {unit}_per_minute={bucket.per_minute:g}"
+        if needed > max(1.0, bucket.per_minute):
+            raise RequestError(f"the prompts have {needed:g} tokens, and {allowed}: shorten them", "prompt")
+        if seconds := bucket.seconds_until(min(needed, bucket.per_minute), now):
+            message = f"{allowed}, and {max(0.0, bucket.level(now)):.0f} are left: try again in {seconds:.1f} s"
+            raise OverloadedError(message, seconds, "rate_limit_exceeded")
+
+    def begin(self, num_prompt_tokens: int, now: float) -> None:
+        """A call that was checked begins."""
+        self.num_concurrent += 1
+        if self._requests is not None:
+            self._requests.take(1.0, now)
+        self.take_tokens(num_prompt_tokens, now)
+
+    def take_tokens(self, num_tokens: int, now: float) -> None:
+        if self._tokens is not None:
+            self._tokens.take(num_tokens, now)
+
+    def end(self) -> None:
+        """A call is over."""
+        self.num_concurrent -= 1
