@@ -26,6 +26,7 @@ from chairlift.loading.tokenizer import Tokenizer, set_added_tokens
 BUILD: Final = 1  # counts up when the same file would give another tokenizer
 PREFIX: Final = "tokenizer.ggml."
 SPACE: Final = "▁"
+MAX_CUT_CHARACTERS: Final = 10**9  # of all ways to cut all tokens in two; a real vocabulary has some 10^8
 ROLES: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -161,6 +162,8 @@ def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> tokenizers.Tokeni
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     """SentencePiece BPE (Kudo and Richardson, 2018) with byte fallback."""
+    if sum(len(token) ** 2 for token in vocabulary.tokens) > MAX_CUT_CHARACTERS:
+        raise vocabulary.fail("tokens", "holds tokens too long to derive their merges: there is no such vocabulary")
     merges = derive_merges(vocabulary.tokens, vocabulary.numbers("scores"))
     unknown = vocabulary.token_at("unknown_token_id") or "<unk>"
     backend = tokenizers.Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
