@@ -9,18 +9,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from chairlift.errors import RequestError
 from chairlift.grammar.source import grammar_text, refuse
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
 
-Bits = npt.NDArray[np.uint32]
+# A front end that serves no grammar loads neither.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from llguidance import LLMatcher, LLTokenizer
+
+Bits: TypeAlias = "npt.NDArray[np.uint32]"
 """One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 COMPILE_SECONDS: Final = 2.0
@@ -113,7 +115,6 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._known: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
-        self._limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
@@ -150,11 +151,18 @@ class GrammarCompiler:
             tokenizer = self._llguidance_tokenizer()
             compilation.started.set()
             compilation.outcome.set_result(self._compiled(tokenizer, constraint))
-        except BaseException as error:  # whoever waits for the outcome has to hear of it
-            compilation.started.set()
+        except Exception as error:
             compilation.outcome.set_exception(error)
+        except BaseException as panic:  # the library's own, which would end the thread of whoever waits
+            name = f"structured_outputs.{constraint.kind}"
+            compilation.outcome.set_exception(RequestError(f"{name} cannot be compiled: {panic}", name))
+        finally:
+            compilation.started.set()
 
     def _compiled(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
+        import numpy as np
+        from llguidance import LLMatcher, LLParserLimits
+
         start = time.monotonic()
         try:
             text = grammar_text(constraint)
@@ -162,7 +170,8 @@ class GrammarCompiler:
             raise
         except ValueError as error:
             refuse(constraint, f"cannot be honoured: {_shortened(str(error))}")
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=self._limits)
+        limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         self._check(constraint, matcher)
         # The first mask is the dearest one, and later matchers find it done.
         first = Matcher(matcher.deep_copy())
@@ -181,6 +190,8 @@ class GrammarCompiler:
             refuse(constraint, f"cannot be honoured: {_shortened('; '.join(warnings))}")
 
     def _llguidance_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 vocabulary = _Vocabulary(self._source(), self.vocab_size, self._eos_token_ids[0])

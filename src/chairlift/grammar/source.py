@@ -6,9 +6,6 @@ import json
 import re
 from typing import Any, Final, NoReturn
 
-from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
-
 from chairlift.errors import RequestError
 from chairlift.structured_outputs import StructuredOutputs
 
@@ -34,6 +31,8 @@ def grammar_text(constraint: StructuredOutputs) -> str:
     Raises:
         RequestError: it cannot be written down as a grammar.
     """
+    from llguidance import LLMatcher, regex_to_lark
+
     if constraint.regex is not None:
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.regex, ASCII_CLASSES)}/")
     if constraint.choice is not None:
@@ -73,6 +72,8 @@ def _lark(grammar: str) -> str:
         )
     if "::=" not in grammar:
         return grammar
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
     try:
         return any_to_lark(grammar)
     except (GbnfToLarkError, ValueError, RecursionError) as error:
