@@ -140,3 +140,12 @@ def test_ready_and_health(tight: RunningServer) -> None:
     deadline = time.monotonic() + 5
     while tight.llm.num_unfinished and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def test_metrics_are_in_prometheus_text(tight: RunningServer) -> None:
+    ask(tight, "measured", max_tokens=3)
+    answer = httpx.get(f"{tight.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert "vllm:num_requests_running{" in answer.text
+    assert 'vllm:request_success_total{engine="0",finished_reason="length"' in answer.text
+    assert "chairlift:engine_up{" in answer.text

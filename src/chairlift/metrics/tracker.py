@@ -71,6 +71,11 @@ class RequestTracker:
         """Who is in the queue, parked siblings left out, by arrival."""
         return [r for r in self._unfinished.values() if r.state == "waiting" and r.waits[-1].queued_step is not None]
 
+    def counts(self) -> dict[str, int]:
+        """Unfinished requests by state: "waiting" and "running"."""
+        num_running = sum(request.state == "running" for request in self._unfinished.values())
+        return {"waiting": len(self._unfinished) - num_running, "running": num_running}
+
     def holders(self) -> tuple[Holder, ...]:
         """The batch after the last step's schedule, the one that holds most first."""
         return _holders(self._batch.values())

@@ -16,10 +16,11 @@ import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.admission import Admission, AdmissionMiddleware
+from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.chat import ChatServing
 from chairlift.server.completions import CompletionServing
-from chairlift.server.keys import KeyMiddleware, KeyRing
+from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observatory import Observatory
 from chairlift.server.protocol import (
@@ -33,7 +34,7 @@ from chairlift.server.protocol import (
     ModelList,
     SamplingFields,
 )
-from chairlift.server.routes import engine, health, requests
+from chairlift.server.routes import engine, health, metrics, requests
 from chairlift.server.serving import error_body, error_headers
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -87,7 +88,7 @@ def create_app(
     _add_error_handlers(app)
     _add_routes(app, llm, name)
     observatory = Observatory(llm)
-    for module in (engine, requests):
+    for module in (engine, metrics, requests):
         app.include_router(module.router(observatory))
     app.include_router(health.router(llm, admission))
     return app

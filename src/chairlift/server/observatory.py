@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.explain import Explainer, Viewer
 from chairlift.events import Event, RequestArrived, RequestRefused
+from chairlift.metrics.prometheus import PrometheusMetrics
 from chairlift.metrics.tracked_request import TrackedRequest
 from chairlift.metrics.tracker import RequestTracker
 from chairlift.server.keys import KeyInfo
@@ -33,8 +35,9 @@ class Observatory:
         self.calls = CallIndex()
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
-        llm.events.add(self.tracker)
-        llm.events.add(self.calls)
+        self.metrics = PrometheusMetrics(self.tracker, _gauges(llm))
+        for listener in (self.tracker, self.calls, self.metrics):
+            llm.events.add(listener)
 
     def now(self) -> float:
         return self._clock.now()
@@ -47,6 +50,18 @@ class Observatory:
         """The sequences of an API call, as far as they are known and may be seen."""
         found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
         return [request for request in found if request is not None and viewer.may_see(request.tenant)]
+
+
+def _gauges(llm: AsyncLLM) -> dict[str, tuple[str, Callable[[], float]]]:
+    return {
+        "chairlift:engine_up": ("1 if the engine runs.", lambda: float(llm.status().state == "running")),
+        "chairlift:engine_restarts": ("How often it was started again.", lambda: float(llm.status().restarts)),
+        "chairlift:engine_seconds_since_step": (
+            "Seconds since its last step ended.",
+            lambda: llm.status().seconds_since_step,
+        ),
+        "chairlift:events_dropped": ("Events that a busy server has lost.", lambda: float(llm.events.num_dropped)),
+    }
 
 
 class CallIndex:
