@@ -10,12 +10,16 @@ import typer
 from chairlift import __version__
 from chairlift.commands.batch import batch
 from chairlift.commands.bench import bench
+from chairlift.commands.key import key
 from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
 from chairlift.commands.plan import plan
 from chairlift.commands.report import report
+from chairlift.commands.serve_options import takes_serve_options
 from chairlift.commands.simulate import simulate
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
+from chairlift.server.access import AccessOptions
+from chairlift.server.limits import ServerLimits
 
 app = typer.Typer(
     name="chairlift",
@@ -57,6 +61,7 @@ def generate(
 
 @app.command()
 @takes_engine_options
+@takes_serve_options
 def serve(
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -67,16 +72,19 @@ def serve(
     ] = 120.0,
     *,
     config: EngineConfig,
+    limits: ServerLimits,
+    access: AccessOptions,
 ) -> None:
     """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health."""
     started = time.perf_counter()
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, watchdog_timeout, started)
+    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access)
 
 
 app.command()(batch)
+app.command()(key)
 app.command()(plan)
 app.command()(simulate)
 app.command()(report)

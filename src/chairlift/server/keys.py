@@ -1,4 +1,4 @@
-"""Who asks: API keys, what they allow, and the check at the door.
+"""Who asks: API keys, and what they allow.
 
 A key is a long random secret. Only its SHA-256 is kept, which says nothing of a secret that cannot be guessed; what a
 caller brings is hashed and compared with every hash in constant time.
@@ -18,15 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from chairlift.errors import ConfigError
-from chairlift.server.protocol.base import ErrorBody, ErrorInfo
-
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-"""What a supervisor or a scraper reads, without a key; it says nothing of anybody's requests."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
@@ -92,6 +84,19 @@ def new_secret() -> str:
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
+def key_record(secret: str, **given: object) -> dict[str, object]:
+    """The entry of a key file for a secret; `given` are its other fields, None for those left out."""
+    hashed = f"sha256:{digest(secret).hex()}"
+    record = {"hash": hashed, **{name: value for name, value in given.items() if value is not None}}
+    parse_key(record, "key")
+    return record
+
+
+def to_toml(record: Mapping[str, object]) -> str:
+    """An entry as TOML, whose strings, numbers and booleans are written like JSON's."""
+    return "\n".join(["[[keys]]", *(f"{name} = {json.dumps(value)}" for name, value in record.items())])
+
+
 class KeyRing:
     """All keys of a server; without any, everybody may do everything.
 
@@ -137,7 +142,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
         ConfigError: the file cannot be read or an entry is wrong; says which and why.
     """
     records = [] if path is None else _read_records(path)
-    keys = [_parse_key(record, f"{path}, key {number}") for number, record in enumerate(records, start=1)]
+    keys = [parse_key(record, f"{path}, key {number}") for number, record in enumerate(records, start=1)]
     for number, given in enumerate(secrets_given, start=1):
         name, equals, secret = given.partition("=")
         if not equals:
@@ -165,7 +170,8 @@ def _read_records(path: Path) -> list[Any]:
     return keys
 
 
-def _parse_key(record: Any, where: str) -> Key:
+def parse_key(record: Any, where: str) -> Key:
+    """The key of an entry; raises ConfigError, which begins with `where`."""
     if not isinstance(record, dict):
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")
     known = {"name", "hash", "admin", "weight", "requests_per_minute", "tokens_per_minute", "max_concurrent"}
@@ -202,48 +208,3 @@ def _count(record: dict[str, Any], name: str, where: str) -> int | None:
     if value is not None and not value.is_integer():
         raise ConfigError(f"{where}: {name} must be a whole number, got {value:g}")
     return None if value is None else int(value)
-
-
-class KeyMiddleware:
-    """Sets `request.state.key`, and sends away whoever has no key, where the server has any."""
-
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
-        self._app = app
-        self._keys = keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            key = self._key(scope)
-            if key is None:
-                await _refusal(Headers(scope=scope))(scope, receive, send)
-                return
-            scope.setdefault("state", {})["key"] = key
-        await self._app(scope, receive, send)
-
-    def _key(self, scope: Scope) -> KeyInfo | None:
-        if not self._keys:
-            return ANYBODY
-        secret = _secret(Headers(scope=scope))
-        found = None if secret is None else self._keys.find(secret)
-        if found is None and scope["path"] in OPEN_PATHS:
-            return KeyInfo("", "", False)
-        return found
-
-
-def _secret(headers: Headers) -> str | None:
-    """What the caller brought: `Authorization: Bearer ...`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's
-    do."""
-    scheme, _space, secret = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and secret.strip():
-        return secret.strip()
-    return headers.get("x-api-key")
-
-
-def _refusal(headers: Headers) -> JSONResponse:
-    if _secret(headers) is None:
-        message = "this server asks for an API key: send it as `Authorization: Bearer KEY`"
-    else:
-        message = "the API key is not known here: check it, or ask the operator for one"
-    body = ErrorBody(error=ErrorInfo(message=message, type="invalid_request_error", code="invalid_api_key"))
-    answer = {"WWW-Authenticate": "Bearer", "Connection": "close"}
-    return JSONResponse(body.model_dump(), status_code=401, headers=answer)

@@ -1,0 +1,74 @@
+"""The options of `chairlift serve` beside the engine's: limits, one for each field of ServerLimits, and access."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from chairlift.server.access import AccessOptions
+from chairlift.server.keys import load_keys
+from chairlift.server.limits import HELP, ServerLimits
+
+ACCESS: dict[str, Any] = {
+    "api_key": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key that callers must bring, as SECRET or NAME=SECRET; better in the environment.",
+            envvar="CHAIRLIFT_API_KEY",
+            rich_help_panel="Access",
+        ),
+    ],
+    "api_key_file": Annotated[
+        Path | None,
+        typer.Option(help="Keys with names, limits and weights: TOML or .jsonl.", rich_help_panel="Access"),
+    ],
+    "allow_unauthenticated": Annotated[
+        bool,
+        typer.Option("--allow-unauthenticated", help="Serve other machines without a key.", rich_help_panel="Access"),
+    ],
+    "ssl_certfile": Annotated[
+        Path | None, typer.Option(help="Certificate (PEM), to serve TLS.", rich_help_panel="Access")
+    ],
+    "ssl_keyfile": Annotated[Path | None, typer.Option(help="Its private key (PEM).", rich_help_panel="Access")],
+}
+
+
+def _parameters() -> list[inspect.Parameter]:
+    kinds = get_type_hints(ServerLimits)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    limits = []
+    for field in fields(ServerLimits):
+        names = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
+        option = typer.Option(*names, help=HELP[field.name], rich_help_panel="Limits")
+        limits.append(
+            inspect.Parameter(
+                field.name, keyword, annotation=Annotated[kinds[field.name], option], default=field.default
+            )
+        )
+    access = [
+        inspect.Parameter(name, keyword, annotation=kind, default=False if name == "allow_unauthenticated" else None)
+        for name, kind in ACCESS.items()
+    ]
+    return [*limits, *access]
+
+
+def takes_serve_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command these options; it receives them as `limits` and `access`."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        limits = ServerLimits(**{field.name: given.pop(field.name) for field in fields(ServerLimits)})
+        keys = load_keys(given.pop("api_key_file"), given.pop("api_key") or ())
+        access = AccessOptions(keys, **{name: given.pop(name) for name in ACCESS if name in given})
+        command(limits=limits, access=access, **given)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name not in ("limits", "access")]
+    wrapped.__signature__ = inspect.Signature([*own, *_parameters()])  # type: ignore[attr-defined]
+    return wrapped

@@ -1,0 +1,64 @@
+"""Who reaches the server, and over what."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chairlift.errors import ConfigError
+from chairlift.server.keys import KeyRing
+
+
+@dataclass(frozen=True, slots=True)
+class AccessOptions:
+    """Attributes:
+    keys: who may ask; everybody if empty.
+    allow_unauthenticated: everybody may, over the network too.
+    ssl_certfile, ssl_keyfile: PEM files; TLS if they are given.
+
+    Raises:
+        ConfigError: one of the two files without the other, or a file that is not there.
+    """
+
+    keys: KeyRing = field(default_factory=KeyRing)
+    allow_unauthenticated: bool = False
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("ssl_certfile and ssl_keyfile go together: give both, or neither")
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{name}={path}: no such file")
+        if self.keys and self.allow_unauthenticated:
+            raise ConfigError("allow_unauthenticated has no effect beside API keys: leave out the one or the others")
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.ssl_certfile is None else "https"
+
+    def check_host(self, host: str) -> None:
+        """Refuse to serve everybody who can reach this machine, unless that is meant.
+
+        Raises:
+            ConfigError: `host` is not this machine's own, and there is no key.
+        """
+        if self.keys or self.allow_unauthenticated or is_loopback(host):
+            return
+        raise ConfigError(
+            f"host={host} can be reached from other machines, and there is no API key: give --api-key-file or "
+            f"CHAIRLIFT_API_KEY, or say --allow-unauthenticated if everybody may use this server"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or all that a name stands for, are this machine's own."""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return True  # nothing can listen there; whoever tries says so
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
