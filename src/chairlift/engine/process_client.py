@@ -35,7 +35,7 @@ from chairlift.engine.wire import (
 )
 from chairlift.errors import ChairliftError, EngineDeadError
 from chairlift.events import EngineStarted, Event
-from chairlift.loading.resolve import ModelFiles, close_files, load_tokenizer, resolve_model
+from chairlift.loading.resolve import load_tokenizer, resolve_model
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.worker.kv_cache import KVCachePlan
@@ -153,7 +153,7 @@ class ProcessClient:
             EngineDeadError: the process ended for another reason.
         """
         try:
-            tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else _tokenizer(self._files)
+            tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else load_tokenizer(self._files)
             facts = self._wait_for_facts()
         except BaseException:
             self.close()
@@ -328,13 +328,6 @@ class ProcessClient:
             child.kill()
 
         loop.call_later(STACKS_SECONDS, dump_and_kill)
-
-
-def _tokenizer(files: ModelFiles) -> Tokenizer:
-    try:
-        return load_tokenizer(files)
-    finally:
-        close_files()
 
 
 def _settled(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:

@@ -102,6 +102,9 @@ class _Cursor:
 class GGUFFile:
     """An open GGUF file. Tensor data is mapped into memory, not read.
 
+    Args:
+        metadata_only: do not look at the tensors, which takes no numpy; there seem to be none then.
+
     Attributes:
         path: of the file.
         metadata: key -> int, float, bool, str or list of them.
@@ -111,7 +114,7 @@ class GGUFFile:
         ModelLoadError: it is missing, no GGUF, of another version or byte order, truncated or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, metadata_only: bool = False) -> None:
         self.path = path
         self._buffer = _map(path)
         cursor = _Cursor(self._buffer, path)
@@ -122,7 +125,7 @@ class GGUFFile:
             if key in self.metadata:
                 raise cursor.fail(f"damaged: the metadata key {key} is there twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
-        self.tensors = self._read_tensors(cursor, num_tensors)
+        self.tensors = {} if metadata_only else self._read_tensors(cursor, num_tensors)
 
     def _read_tensors(self, cursor: _Cursor, count: int) -> dict[str, GGUFTensor]:
         entries = [_read_entry(cursor) for _ in range(count)]

@@ -187,9 +187,10 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         ModelLoadError: there is none, or it is damaged or of a kind that is not supported.
     """
     if files.kind == "gguf":
+        from chairlift.loading.gguf_file import GGUFFile
         from chairlift.loading.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(open_gguf(files.path))
+        return gguf_tokenizer(GGUFFile(files.path, metadata_only=True))
     from chairlift.loading.hf_tokenizer import folder_tokenizer
 
     return folder_tokenizer(files.path.parent if files.path.is_file() else files.path)
