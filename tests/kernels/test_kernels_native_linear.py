@@ -30,7 +30,7 @@ except NativeUnavailableError as error:
 FORMATS = sorted(BYTES_PER_INPUT)
 KINDS: tuple[PrologueKind, ...] = get_args(PrologueKind)
 EPS = 1e-5
-ROWS, INPUTS, OUTPUTS = st.integers(1, 40), st.integers(1, 200) | st.just(2100), st.integers(1, 70)
+ROWS, INPUTS, OUTPUTS = st.integers(1, 40), st.integers(1, 300) | st.just(2100), st.integers(1, 120)
 
 
 @pytest.fixture(params=NATIVE.available_isas(), scope="module", autouse=True)
@@ -92,7 +92,7 @@ def twin(matrix: Any, y: torch.Tensor, kind: PrologueKind) -> tuple[torch.Tensor
     if matrix.format in FLOATS:
         product = (y.double() @ weight.double().t()).float()
     else:
-        product = reference.quantized_linear(y, weight, None, kind)
+        product = reference.quantized_linear(y, weight, None, kind, group=128 if matrix.format == "int8" else 32)
     # A 4-bit weight is a multiple of its scale and a minimum, both of them up to twice as large as the largest weight.
     magnitude = y.abs().sum(1)[:, None] * weight.abs().amax(1)[None, :]
     return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude

@@ -37,10 +37,11 @@ OUTLIER_AFTER: Final[dict[PrologueKind, float]] = {
 prologue that made it."""
 
 
-def quantize_activations(x: torch.Tensor, outlier_after: float) -> torch.Tensor:
+def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32) -> torch.Tensor:
     """What products of integers see of x [T, n]: each value as a multiple of its scale, or as it is.
 
-    A row is cut in groups of 32. What exceeds `outlier_after` times its group's mean magnitude is an outlier, and is
+    A row is cut in groups: 32 values where weights have groups of 32 too, 128 where they have a scale an output. The last
+    one may be shorter, by a multiple of 32. What exceeds `outlier_after` times its group's mean magnitude is an outlier, and is
     multiplied as a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The others are rounded to -127..127
     scales, of which their largest magnitude is 127.
 
@@ -48,9 +49,11 @@ def quantize_activations(x: torch.Tensor, outlier_after: float) -> torch.Tensor:
         float64 [T, n], so that a product with it rounds nothing more.
     """
     num_rows, size = x.shape
-    groups = torch.nn.functional.pad(x.float(), (0, -size % 32)).view(num_rows, -1, 32)
+    padded = size + -size % 32
+    groups = torch.nn.functional.pad(x.float(), (0, -size % group)).view(num_rows, -1, group)
+    lengths = (padded - torch.arange(0, padded, group)).clamp(max=group)
     magnitudes = groups.abs()
-    is_outlier = magnitudes > magnitudes.sum(-1, keepdim=True) * (outlier_after / 32)
+    is_outlier = magnitudes > (magnitudes.sum(-1) * (outlier_after / lengths)).unsqueeze(-1)
     top = magnitudes.masked_fill(is_outlier, 0).amax(-1, keepdim=True)
     steps = torch.round(groups * torch.where(top > 1e-30, 127 / top, 0.0))
     seen = torch.where(is_outlier, groups.double(), steps.double() * (top / 127).double())
@@ -58,11 +61,11 @@ def quantize_activations(x: torch.Tensor, outlier_after: float) -> torch.Tensor:
 
 
 def quantized_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, prologue: PrologueKind
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, prologue: PrologueKind, group: int = 32
 ) -> torch.Tensor:
     """`linear` over a matrix of integers, after a prologue of that kind: products see activations as
     `quantize_activations` gives them. `weight` [out, in] are the matrix's values, in floats."""
-    y = quantize_activations(x, OUTLIER_AFTER[prologue]) @ weight.double().t()
+    y = quantize_activations(x, OUTLIER_AFTER[prologue], group) @ weight.double().t()
     return (y if bias is None else y + bias.double()).float()
 
 

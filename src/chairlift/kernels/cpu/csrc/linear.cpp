@@ -249,13 +249,13 @@ struct Linear::Activations {
         integer(is_integer(matrix.format())),
         num_blocks((rows + tiles.block_rows - 1) / tiles.block_rows) {
     const int64_t values = matrix.padded_inputs() * tiles.block_rows;
-    const int64_t groups = matrix.padded_inputs() / kGroup;
+    group = activation_group(matrix.format());
+    const int64_t groups = (matrix.padded_inputs() + group - 1) / group;
     values_bytes = integer ? values : values * 4;
     scales_bytes = integer ? groups * tiles.block_rows * 4 : 0;
-    max_inputs = std::min(groups * kMaxOutliers * tiles.block_rows, matrix.padded_inputs());
-    max_outliers = groups * kMaxOutliers * tiles.block_rows;
+    max_outliers = std::min(matrix.padded_inputs() / kMinOutlier * tiles.block_rows, matrix.padded_inputs());
     block_bytes = round_up(values_bytes + 3 * scales_bytes, 64);
-    outlier_bytes = integer ? round_up(4 * (2 + 2 * max_inputs + 2 * max_outliers), 64) : 0;
+    outlier_bytes = integer ? round_up(4 * (1 + (1 + tiles.block_rows) * max_outliers), 64) : 0;
     data = memory(static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes)));
   }
 
@@ -263,12 +263,9 @@ struct Linear::Activations {
     uint8_t* at = data + index * block_bytes;
     uint8_t* scale = at + values_bytes;
     auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
-    int32_t* inputs = outliers + 1;
-    int32_t* starts = inputs + max_inputs;
-    int32_t* rows = starts + max_inputs + 1;
     return {at,       reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
-            reinterpret_cast<float*>(scale + 2 * scales_bytes),
-            outliers, inputs, starts, rows, reinterpret_cast<float*>(rows + max_outliers)};
+            reinterpret_cast<float*>(scale + 2 * scales_bytes), outliers, outliers + 1,
+            reinterpret_cast<float*>(outliers + 1 + max_outliers)};
   }
 
   static uint8_t* memory(size_t num_bytes) {
@@ -277,9 +274,9 @@ struct Linear::Activations {
   }
 
   const LinearTiles& tiles;
-  int shift;
+  int shift, group;
   bool integer;
-  int64_t num_blocks, values_bytes, scales_bytes, max_inputs, max_outliers, block_bytes, outlier_bytes;
+  int64_t num_blocks, values_bytes, scales_bytes, max_outliers, block_bytes, outlier_bytes;
   uint8_t* data;
 };
 
@@ -314,7 +311,8 @@ float outlier_after(Prologue prologue) {
   }
 }
 
-// What one thread needs to prepare a block: a row, the row in bytes, and the block's outliers before they are sorted.
+// What one thread needs to prepare a block: a row, the row in bytes, and the block's outliers before they are gathered.
+// `padded_inputs` are whole activation groups.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs, int64_t block_rows)
       : row(reinterpret_cast<float*>(memory)),
@@ -332,31 +330,25 @@ struct PrepareScratch {
   uint8_t* outlier_rows;
 };
 
-void sort_outliers(const PrepareScratch& scratch, int64_t padded_inputs, int64_t block_rows,
-                   const ActivationBlock& to) {
+void gather_outliers(const PrepareScratch& scratch, int64_t padded_inputs, int64_t block_rows,
+                     const ActivationBlock& to) {
   auto* inputs = const_cast<int32_t*>(to.outlier_inputs);
-  auto* starts = const_cast<int32_t*>(to.outlier_starts);
-  auto* rows = const_cast<int32_t*>(to.outlier_rows);
   auto* values = const_cast<float*>(to.outlier_values);
-  int32_t num_inputs = 0, num_values = 0;
+  int32_t count = 0;
   for (int64_t word = 0; word < padded_inputs; word += 8) {
     uint64_t eight;
     std::memcpy(&eight, scratch.outlier_rows + word, 8);
     if (!eight) continue;
     for (int64_t k = word; k < word + 8; ++k) {
-      unsigned bits = scratch.outlier_rows[k];
-      if (!bits) continue;
-      inputs[num_inputs] = static_cast<int32_t>(k);
-      starts[num_inputs++] = num_values;
-      for (; bits; bits &= bits - 1) {
-        const int row = __builtin_ctz(bits);
-        rows[num_values] = row;
-        values[num_values++] = scratch.outlier_values[k * block_rows + row];
-      }
+      const unsigned rows = scratch.outlier_rows[k];
+      if (!rows) continue;
+      inputs[count] = static_cast<int32_t>(k);
+      for (int64_t r = 0; r < block_rows; ++r)
+        values[count * block_rows + r] = rows >> r & 1 ? scratch.outlier_values[k * block_rows + r] : 0;
+      ++count;
     }
   }
-  starts[num_inputs] = num_values;
-  *const_cast<int32_t*>(to.num_outlier_inputs) = num_inputs;
+  *const_cast<int32_t*>(to.num_outlier_inputs) = count;
 }
 
 }  // namespace
@@ -369,21 +361,23 @@ void Linear::prepare(const Activations& activations, int64_t block, const float*
   const ActivationBlock to = activations.block(block);
   const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
   const int64_t first = block * tiles.block_rows, last = std::min<int64_t>(first + tiles.block_rows, rows);
-  const PrepareScratch scratch(memory, padded, tiles.block_rows);
+  const int64_t whole_groups = round_up(padded, activations.group);
+  const PrepareScratch scratch(memory, whole_groups, tiles.block_rows);
   if (activations.integer) std::memset(scratch.outlier_rows, 0, static_cast<size_t>(padded));
   for (int64_t r = first; r < last; ++r) {
     tiles.prologue(args, x + r * x_stride, inputs, scratch.row);
-    for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
+    for (int64_t i = inputs; i < whole_groups; ++i) scratch.row[i] = 0;
     const RowTarget target = {const_cast<void*>(to.values),         const_cast<float*>(to.scale),
                               const_cast<int32_t*>(to.correction),  const_cast<float*>(to.sum),
-                              static_cast<int>(r - first), outlier_after(prologue_), scratch.outlier_rows,
+                              static_cast<int>(r - first),          activations.group,
+                              outlier_after(prologue_),            scratch.outlier_rows,
                               scratch.outlier_values};
     if (activations.integer)
       tiles.quantize(scratch.row, padded, activations.shift, scratch.bytes, target);
     else
       tiles.interleave(scratch.row, padded, target);
   }
-  if (activations.integer) sort_outliers(scratch, padded, tiles.block_rows, to);
+  if (activations.integer) gather_outliers(scratch, padded, tiles.block_rows, to);
 }
 
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
@@ -392,7 +386,7 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   Pool& pool = Pool::get();
   const Activations activations(*matrix_, rows);
   const int64_t padded = matrix_->padded_inputs(), block_rows = activations.tiles.block_rows;
-  const size_t scratch_bytes = PrepareScratch::num_bytes(padded, block_rows);
+  const size_t scratch_bytes = PrepareScratch::num_bytes(round_up(padded, activations.group), block_rows);
   const auto prepare_block = [&](int64_t block, int worker) {
     prepare(activations, block, x, x_stride, rows, static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes)));
   };
@@ -401,15 +395,17 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   else
     pool.run(activations.num_blocks, prepare_block);
 
-  // A tile is some stripes times some blocks of rows. Blocks are what fits the second-level cache; then as many
-  // stripes as give every thread several tiles.
+  // A tile of the pool is some stripes times some blocks of rows. Blocks are what fits the second-level cache; then as
+  // many stripes as give every thread several tiles. Few rows take one stripe after the other: they wait for memory,
+  // which reads best in order.
   constexpr int64_t kActivationBytes = 256 << 10;
   constexpr int64_t kTilesPerThread = 12;
+  constexpr int64_t kFewRows = 2;
   const int64_t per_tile = std::clamp<int64_t>(kActivationBytes / activations.block_bytes, 1, activations.num_blocks);
   const int64_t row_tiles = (activations.num_blocks + per_tile - 1) / per_tile;
-  const int64_t stripes = matrix_->num_stripes();
+  const int64_t stripes = matrix_->num_stripes(), at_once = rows <= kFewRows ? 1 : activations.tiles.tile_stripes;
   const int64_t wanted = std::max<int64_t>(1, pool.num_threads() * kTilesPerThread / row_tiles);
-  const int64_t stripes_per_tile = std::max<int64_t>(1, stripes / wanted);
+  const int64_t stripes_per_tile = std::max<int64_t>(1, stripes / at_once / wanted) * at_once;
   const int64_t stripe_tiles = (stripes + stripes_per_tile - 1) / stripes_per_tile;
   const auto multiply = activations.tiles.multiply[static_cast<int>(matrix_->format())];
 
@@ -417,14 +413,15 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
     const int64_t first_stripe = tile % stripe_tiles * stripes_per_tile, first_block = tile / stripe_tiles * per_tile;
     const int64_t last_stripe = std::min(first_stripe + stripes_per_tile, stripes);
     const int64_t last_block = std::min(first_block + per_tile, activations.num_blocks);
-    for (int64_t s = first_stripe; s < last_stripe; ++s) {
+    for (int64_t s = first_stripe, count; s < last_stripe; s += count) {
+      count = last_stripe - s < at_once ? 1 : at_once;
       const int64_t column = s * kStripe;
       for (int64_t b = first_block; b < last_block; ++b) {
         const int64_t row = b * block_rows;
-        multiply({matrix_->stripe(s), padded, activations.block(b),
-                  static_cast<int>(std::min(block_rows, rows - row)), bias_.empty() ? nullptr : bias_.data() + column,
-                  out + row * out_stride + column, out_stride,
-                  static_cast<int>(std::min<int64_t>(kStripe, matrix_->out_features() - column)), add});
+        multiply({matrix_->stripe(s), matrix_->stripe_bytes(), static_cast<int>(count), b == first_block, padded,
+                  activations.block(b), static_cast<int>(std::min(block_rows, rows - row)),
+                  bias_.empty() ? nullptr : bias_.data() + column, out + row * out_stride + column, out_stride,
+                  static_cast<int>(std::min<int64_t>(count * kStripe, matrix_->out_features() - column)), add});
       }
     }
   });

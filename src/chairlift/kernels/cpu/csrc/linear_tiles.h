@@ -20,17 +20,21 @@ constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 constexpr int kStripe = 16;
 constexpr int kGroup = 32;
+// Inputs that share one scale of the activations: where weights have a scale a group anyway, a group. Sums over more
+// inputs cost less to scale.
+constexpr int kWideGroup = 128;
+constexpr int activation_group(WeightFormat format) { return format == WeightFormat::int8 ? kWideGroup : kGroup; }
 
 // Activations, in blocks of kBlockRows rows (a constant of the instruction set), interleaved likewise:
 //
-//   integer formats   values [inputs / 4][block rows][4] int8; for each group of 32 inputs, [groups][block rows] of
-//                     scale (f32), correction (int32: minus the sum of the values times what weights are shifted by)
-//                     and sum (f32: scale times the sum of the values)
+//   integer formats   values [inputs / 4][block rows][4] int8; for each activation group, [groups][block rows] of scale
+//                     (f32), correction (int32: minus the sum of the values times what weights are shifted by) and sum
+//                     (f32: scale times the sum of the values)
 //   float formats     values [inputs][block rows] f32
 //
 // Outliers: inputs that are several times the mean magnitude of their group would take all of its eight bits for
-// themselves. They are zero in `values` and stand beside them as floats, by input, ascending: input i of
-// `outlier_inputs` has the entries outlier_starts[i] .. outlier_starts[i + 1] - 1.
+// themselves. They are zero in `values` and stand beside them as floats: for each input that is one in any of the block's
+// rows, ascending, [block rows] of its values, 0 where it is none.
 struct ActivationBlock {
   const void* values;
   const float* scale;
@@ -38,21 +42,21 @@ struct ActivationBlock {
   const float* sum;
   const int32_t* num_outlier_inputs;
   const int32_t* outlier_inputs;
-  const int32_t* outlier_starts;
-  const int32_t* outlier_rows;
   const float* outlier_values;
 };
-constexpr float kMinOutlier = 5;
-// Of 32 values fewer than 32 / kMinOutlier can be more than kMinOutlier times their mean.
-constexpr int kMaxOutliers = 6;
+// Of n values fewer than n / kMinOutlier can be more than kMinOutlier times their mean.
+constexpr int kMinOutlier = 5;
 
-// One stripe times one block of rows. Columns are outputs.
+// One stripe, or as many as a tile has, times one block of rows. Columns are outputs.
 struct StripeTask {
   const uint8_t* stripe;
+  int64_t stripe_bytes;  // from one stripe to the next
+  int num_stripes;       // 1 or LinearTiles::tile_stripes
+  bool prefetch;         // the weights that come next
   int64_t padded_inputs;
   ActivationBlock block;
   int num_rows;
-  const float* bias;  // [16] or null
+  const float* bias;  // [16] a stripe, or null
   float* out;         // of the first row and column
   int64_t out_stride;
   int num_columns;
@@ -76,18 +80,19 @@ struct RowTarget {
   int32_t* correction;
   float* sum;
   int row;
+  int group;              // inputs that share a scale
   float outlier;          // times the mean magnitude of its group: what is larger is an outlier
   uint8_t* outlier_rows;  // [padded_inputs]: one bit a row
   float* outlier_values;  // [padded_inputs][block rows]
 };
 
 struct LinearTiles {
-  int block_rows;
+  int block_rows, tile_stripes;
   void (*multiply[kNumWeightFormats])(const StripeTask& task);
   // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x.
   void (*prologue)(const PrologueArgs& args, const float* x, int64_t inputs, float* y);
-  // y [inputs], zero up to padded_inputs. shift: what stored weights are above their true values. scratch: padded_inputs
-  // bytes.
+  // y [inputs], zero up to the end of the last activation group. shift: what stored weights are above their true values.
+  // scratch: a byte for each of them.
   void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target);
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
 };

@@ -57,6 +57,19 @@ static inline __m128i load_u16_n(const uint16_t* p, int n) {
   for (int i = 0; i < n; ++i) lanes[i] = p[i];
   return _mm_load_si128(reinterpret_cast<const __m128i*>(lanes));
 }
+// Lane i of the result is op over the lanes of x[i]: pairs within 128 bits, then across.
+template <typename Op>
+static inline F reduce_each(const F (&x)[8], Op op) {
+  F t[4], u[2];
+  for (int i = 0; i < 4; ++i)
+    t[i] = op(_mm256_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm256_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+  for (int i = 0; i < 2; ++i) {
+    const __m256d a = _mm256_castps_pd(t[2 * i]), b = _mm256_castps_pd(t[2 * i + 1]);
+    u[i] = op(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+  }
+  return op(_mm256_permute2f128_ps(u[0], u[1], 0x20), _mm256_permute2f128_ps(u[0], u[1], 0x31));
+}
+
 static inline F widen_bf16(__m128i x) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }

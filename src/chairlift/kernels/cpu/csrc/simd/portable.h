@@ -105,6 +105,17 @@ static inline float reduce_max(F x) {
   return x.v[0];
 }
 
+// Lane i of the result is op over the lanes of x[i].
+template <typename Op>
+static inline F reduce_each(const F (&x)[kLanes], Op op) {
+  return lanes([&](int i) {
+    F all = x[i];
+    for (int half = kLanes / 2; half; half /= 2)
+      all = op(all, lanes([&](int j) { return all.v[(j + half) % kLanes]; }));
+    return all.v[0];
+  });
+}
+
 static inline F load_bf16_n(const uint16_t* p, int n) {
   return lanes([=](int i) { return i < n ? bits_to_float(static_cast<uint32_t>(p[i]) << 16) : 0.0f; });
 }

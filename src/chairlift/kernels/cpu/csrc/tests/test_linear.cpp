@@ -55,16 +55,17 @@ struct Expected {
 // largest magnitude of its group over 127; the rest is float rounding.
 Expected product(const Case& c, const std::vector<double>& y, const float* weights) {
   double value = 0, magnitudes = 0, rounding = 0;
-  for (int64_t first = 0; first < c.inputs; first += kGroup) {
+  const int64_t size = activation_group(c.format);
+  for (int64_t first = 0; first < c.inputs; first += size) {
     double top = 0, group = 0, largest = 0;
-    for (int64_t k = first; k < std::min(first + kGroup, c.inputs); ++k) {
+    for (int64_t k = first; k < std::min(first + size, c.inputs); ++k) {
       const double weight = weights[k];
       value += weight * y[static_cast<size_t>(k)];
       group += std::fabs(weight);
       largest = std::max(largest, std::fabs(weight));
       top = std::max(top, std::fabs(y[static_cast<size_t>(k)]));
     }
-    magnitudes += 3 * kGroup * largest * top;
+    magnitudes += 3 * static_cast<double>(size) * largest * top;
     rounding += group * top / 254;
   }
   return {value, (is_integer(c.format) ? 1.01 * rounding : 0) + 4e-6 * magnitudes + 1e-6};
@@ -150,8 +151,8 @@ void check_case(const Case& c, Random& random) {
 
 void check_products(Random& random) {
   const std::vector<int64_t> rows = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 40};
-  const std::vector<int64_t> inputs = {1, 7, 31, 32, 33, 64, 100, 200, 2100};
-  const std::vector<int64_t> outputs = {1, 7, 15, 16, 17, 33, 70};
+  const std::vector<int64_t> inputs = {1, 7, 31, 32, 33, 64, 100, 200, 300, 2100};
+  const std::vector<int64_t> outputs = {1, 7, 15, 16, 17, 33, 70, 130};
   for (const WeightFormat format : kFormats) {
     for (const int64_t num_rows : rows) {
       for (const Prologue prologue : kPrologues) {

@@ -1,0 +1,172 @@
+// Compiled once for every instruction set: a row through the prologue, and into the layout that products read.
+#include "linear_tiles.h"
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+// --- prologues ------------------------------------------------------------------------------------------------------
+
+static inline float sum_of_squares(const float* x, int64_t n, F shift) {
+  F sum = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F v = sub(load(x + i), shift);
+    sum = fma(v, v, sum);
+  }
+  if (i < n) {
+    const int rest = static_cast<int>(n - i);
+    const F v = select(less(iota(), set1(static_cast<float>(rest))), sub(load_n(x + i, rest), shift), zero());
+    sum = fma(v, v, sum);
+  }
+  return reduce_add(sum);
+}
+
+static inline float sum_of(const float* x, int64_t n) {
+  F sum = zero();
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) sum = add(sum, load(x + i));
+  if (i < n) sum = add(sum, load_n(x + i, static_cast<int>(n - i)));
+  return reduce_add(sum);
+}
+
+// y = op(i, lanes) for i = 0, kLanes, ..., the last with fewer lanes.
+template <typename Op>
+static inline void each(int64_t n, float* y, Op op) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(y + i, op(i, kLanes));
+  if (i < n) store_n(y + i, op(i, static_cast<int>(n - i)), static_cast<int>(n - i));
+}
+static inline F part(const float* p, int count) { return count == kLanes ? load(p) : load_n(p, count); }
+
+static inline float inverse_root(float mean, float eps) { return 1.0f / __builtin_sqrtf(mean + eps); }
+
+static void rms_norm(const PrologueArgs& args, const float* x, int64_t n, float* y) {
+  const F scale = set1(inverse_root(sum_of_squares(x, n, zero()) / static_cast<float>(n), args.eps));
+  each(n, y, [&](int64_t i, int count) { return mul(mul(part(x + i, count), scale), part(args.weight + i, count)); });
+}
+
+static void layer_norm(const PrologueArgs& args, const float* x, int64_t n, float* y) {
+  const F mean = set1(sum_of(x, n) / static_cast<float>(n));
+  const F scale = set1(inverse_root(sum_of_squares(x, n, mean) / static_cast<float>(n), args.eps));
+  each(n, y, [&](int64_t i, int count) {
+    return fma(mul(sub(part(x + i, count), mean), scale), part(args.weight + i, count), part(args.bias + i, count));
+  });
+}
+
+static void silu_and_mul(const float* x, int64_t n, float* y) {
+  each(n, y, [&](int64_t i, int count) {
+    const F gate = part(x + i, count), up = part(x + n + i, count);
+    return mul(div(gate, add(set1(1.0f), exp(neg(gate)))), up);
+  });
+}
+
+static void prologue(const PrologueArgs& args, const float* x, int64_t n, float* y) {
+  switch (args.kind) {
+    case Prologue::rms_norm: return rms_norm(args, x, n, y);
+    case Prologue::layer_norm: return layer_norm(args, x, n, y);
+    case Prologue::silu_and_mul: return silu_and_mul(x, n, y);
+    case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(part(x + i, count), zero()); });
+    case Prologue::none: return each(n, y, [&](int64_t i, int count) { return part(x + i, count); });
+  }
+}
+
+// --- activations ----------------------------------------------------------------------------------------------------
+
+// Groups of one row, as many as a vector has lanes: what is found out about each of them stands in one lane.
+constexpr int kManyGroups = kLanes;
+
+// Lane g of the result: `op` over what `of` gives for the vectors of group g; 0 from `count` on.
+template <int kSize, typename Of, typename Op>
+static inline F reduce_groups(const float* y, int count, Of of, Op op) {
+  F folded[kManyGroups];
+  for (int g = count; g < kManyGroups; ++g) folded[g] = zero();
+  for (int g = 0; g < count; ++g, y += kSize) {
+    folded[g] = of(g, load(y));
+#pragma GCC unroll 16
+    for (int i = kLanes; i < kSize; i += kLanes) folded[g] = op(folded[g], of(g, load(y + i)));
+  }
+  return reduce_each(folded, op);
+}
+
+struct Measured {
+  alignas(64) float limit[kManyGroups];    // above which an input is an outlier
+  alignas(64) float inverse[kManyGroups];  // steps in 1
+  alignas(64) float scale[kManyGroups];    // a step
+};
+
+// `last_size`: inputs of the last of the groups; behind them are zeros.
+template <int kSize>
+static inline void measure(const float* y, int count, int64_t last_size, float outlier, Measured& found) {
+  const F sums = reduce_groups<kSize>(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
+  store(found.limit, mul(sums, set1(outlier / kSize)));
+  if (last_size != kSize) found.limit[count - 1] *= static_cast<float>(kSize) / static_cast<float>(last_size);
+  const auto inlier = [&](int g, F x) {
+    const F size = abs(x);
+    return select(less(set1(found.limit[g]), size), zero(), size);
+  };
+  const F top = reduce_groups<kSize>(y, count, inlier, [](F a, F b) { return max(a, b); });
+  store(found.inverse, select(less(set1(1e-30f), top), div(set1(127.0f), top), zero()));
+  store(found.scale, mul(top, set1(1.0f / 127.0f)));
+}
+
+static inline void note_outliers(const float* y, int64_t k, unsigned bits, const RowTarget& target) {
+  for (; bits; bits &= bits - 1) {
+    const int64_t at = k + __builtin_ctz(bits);
+    target.outlier_rows[at] = static_cast<uint8_t>(target.outlier_rows[at] | 1u << target.row);
+    target.outlier_values[at * kBlockRows + target.row] = y[at];
+  }
+}
+
+// One group's inputs, from k on, as multiples of its scale; their sum, lane by lane.
+template <int kSize>
+static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps, const RowTarget& target) {
+  I sum = izero();
+#pragma GCC unroll 16
+  for (int i = 0; i < kSize; i += kLanes) {
+    const F values = load(y + k + i);
+    const M is_outlier = less(limit, abs(values));
+    const I rounded = to_int(mul(select(is_outlier, zero(), values), inverse));
+    sum = iadd(sum, rounded);
+    store_s8(steps + k + i, rounded);
+    const unsigned bits = mask_bits(is_outlier);
+    if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, target);
+  }
+  return to_float(sum);
+}
+
+template <int kSize>
+static void quantize_groups(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
+  Measured found;
+  alignas(64) float totals[kManyGroups];  // whole numbers, exact
+  int64_t at = target.row;
+  for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kSize) {
+    const int64_t left = padded_inputs - first;
+    const int count = static_cast<int>(left < kManyGroups * kSize ? (left + kSize - 1) / kSize : kManyGroups);
+    const int64_t last_size = left < count * kSize ? left - (count - 1) * kSize : kSize;
+    measure<kSize>(y + first, count, last_size, target.outlier, found);
+    F sums[kManyGroups];
+    for (int g = count; g < kManyGroups; ++g) sums[g] = zero();
+    for (int g = 0; g < count; ++g)
+      sums[g] = round_group<kSize>(y, first + g * kSize, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
+    store(totals, reduce_each(sums, [](F a, F b) { return add(a, b); }));
+    for (int g = 0; g < count; ++g, at += kBlockRows) {
+      target.scale[at] = found.scale[g];
+      target.correction[at] = -shift * static_cast<int32_t>(totals[g]);
+      target.sum[at] = found.scale[g] * totals[g];
+    }
+  }
+}
+
+// Symmetric, to -127..127: a group's scale is its largest magnitude over 127. A group of zeros has scale 0.
+static void quantize(const float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target) {
+  const auto groups = target.group == kGroup ? quantize_groups<kGroup> : quantize_groups<kWideGroup>;
+  groups(y, padded_inputs, shift, scratch, target);
+  int8_t* out = static_cast<int8_t*>(target.values) + 4 * target.row;
+  for (int64_t k = 0; k < padded_inputs; k += 4) __builtin_memcpy(out + k * kBlockRows, scratch + k, 4);
+}
+
+static void interleave(const float* y, int64_t padded_inputs, const RowTarget& target) {
+  float* out = static_cast<float*>(target.values) + target.row;
+  for (int64_t k = 0; k < padded_inputs; ++k) out[k * kBlockRows] = y[k];
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA

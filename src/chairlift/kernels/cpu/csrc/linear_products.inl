@@ -1,0 +1,280 @@
+// Compiled once for every instruction set. The order of floating point operations of one output is the same for any
+// number of rows and stripes: products of integers are exact, each group of inputs ends in one fma, groups ascending, and
+// each of the row's outliers is one fma, inputs ascending.
+#include "linear_tiles.h"
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+// Rows and stripes of one tile in registers: sums as integers, sums as floats, weights and one activation have to fit.
+// Each activation is loaded once for all stripes, and weights come from the second-level cache once for all rows.
+constexpr int kBlockRows = 4;
+constexpr int kTileStripes = kLanes == 16 ? 3 : 1;
+
+template <int kRows, int kStripes>
+struct Sums {
+  F of[kStripes][kRows];
+};
+
+static inline I broadcast4(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return iset1(four);
+}
+
+// Few rows wait for memory: weights come once, in order, faster than the hardware looks ahead. With more rows the next
+// tile's weights come while this one's first block of rows is computed.
+constexpr int64_t kAhead = 8192;
+template <int kStripes>
+static inline void prefetch(const StripeTask& task, const uint8_t* p, int num_bytes) {
+  if (!task.prefetch) return;
+  const int64_t ahead = kStripes == 1 ? kAhead : kStripes * task.stripe_bytes;
+  for (int s = 0; s < kStripes; ++s)
+    for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + s * task.stripe_bytes + ahead + i);
+}
+
+template <int kStripes, int kRows>
+static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad, bool nibbles) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+    const I x = broadcast4(quad + 4 * m);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s)
+      acc[s][m] = nibbles ? dot_u4s8(acc[s][m], weights[s], x) : dot_u8s8(acc[s][m], weights[s], x);
+  }
+}
+
+template <int kStripes, int kRows>
+static inline void start(I (&acc)[kStripes][kRows], const int32_t* correction) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) acc[s][m] = correction ? iset1(correction[m]) : izero();
+}
+
+// Sums of one group, with a scale for each output: y += acc * scale of the weights * scale of the activations.
+template <int kStripes, int kRows>
+static inline void add_scaled(Sums<kRows, kStripes>& y, const I (&acc)[kStripes][kRows], const uint8_t* scales,
+                              int64_t stripe_bytes, const float* activation_scale) {
+#pragma GCC unroll 4
+  for (int s = 0; s < kStripes; ++s) {
+    const F scale = load_f16(reinterpret_cast<const uint16_t*>(scales + s * stripe_bytes));
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m)
+      y.of[s][m] = fma(mul(to_float(acc[s][m]), scale), set1(activation_scale[m]), y.of[s][m]);
+  }
+}
+
+template <bool kHasMinimum, int kRows, int kStripes>
+static inline void multiply_q4(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+  const int64_t groups = task.padded_inputs / kGroup;
+  const uint8_t* planes = task.stripe + column * 4;
+  const uint8_t* scales = task.stripe + groups * kGroup * kStripe / 2 + column * 2;
+  const int8_t* x = static_cast<const int8_t*>(task.block.values);
+  for (int64_t g = 0; g < groups; ++g, planes += kGroup * kStripe / 2, scales += kStripe * 2) {
+    const int64_t at = g * kBlockRows;
+    I acc[kStripes][kRows];
+    start(acc, kHasMinimum ? nullptr : task.block.correction + at);
+    if (column == 0) prefetch<kStripes>(task, planes, kGroup * kStripe / 2);
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p) {
+      I low[kStripes], high[kStripes];
+#pragma GCC unroll 4
+      for (int s = 0; s < kStripes; ++s) {
+        const I packed = iload(planes + s * task.stripe_bytes + p * kStripe * 4);
+        low[s] = low_nibbles(packed);
+        high[s] = high_nibbles(packed);
+      }
+      dot(acc, low, x + at * kGroup + p * kBlockRows * 4, true);
+      dot(acc, high, x + at * kGroup + (p + 4) * kBlockRows * 4, true);
+    }
+    add_scaled(y, acc, scales, task.stripe_bytes, task.block.scale + at);
+    if constexpr (kHasMinimum) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kStripes; ++s) {
+        const uint8_t* minimums = scales + s * task.stripe_bytes + groups * kStripe * 2;
+        const F minimum = load_f16(reinterpret_cast<const uint16_t*>(minimums));
+#pragma GCC unroll 16
+        for (int m = 0; m < kRows; ++m) y.of[s][m] = fma(minimum, set1(task.block.sum[at + m]), y.of[s][m]);
+      }
+    }
+  }
+}
+
+// Sums over inputs of bytes, from `w` on.
+template <int kRows, int kStripes>
+static inline void dot_bytes(const StripeTask& task, int column, const uint8_t* w, const int8_t* x, int64_t num_inputs,
+                             I (&acc)[kStripes][kRows]) {
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < num_inputs; k += 4, w += kStripe * 4, x += kBlockRows * 4) {
+    I weights[kStripes];
+    if (column == 0) prefetch<kStripes>(task, w, kStripe * 4);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
+    dot(acc, weights, x, false);
+  }
+}
+
+template <int kRows, int kStripes>
+static inline void multiply_q8_0(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+  const int64_t groups = task.padded_inputs / kGroup;
+  const uint8_t* w = task.stripe + column * 4;
+  const uint8_t* scales = task.stripe + task.padded_inputs * kStripe + column * 2;
+  const int8_t* x = static_cast<const int8_t*>(task.block.values);
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t at = g * kBlockRows;
+    I acc[kStripes][kRows];
+    start(acc, task.block.correction + at);
+    dot_bytes(task, column, w + g * kGroup * kStripe, x + at * kGroup, kGroup, acc);
+    add_scaled(y, acc, scales + g * kStripe * 2, task.stripe_bytes, task.block.scale + at);
+  }
+}
+
+template <int kRows, int kStripes>
+static inline void multiply_int8(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+  const uint8_t* w = task.stripe + column * 4;
+  const int8_t* x = static_cast<const int8_t*>(task.block.values);
+  int64_t at = 0;
+  for (int64_t k = 0; k < task.padded_inputs; k += kWideGroup, at += kBlockRows) {
+    const int64_t num_inputs = task.padded_inputs - k < kWideGroup ? task.padded_inputs - k : kWideGroup;
+    I acc[kStripes][kRows];
+    start(acc, task.block.correction + at);
+    dot_bytes(task, column, w + k * kStripe, x + k * kBlockRows, num_inputs, acc);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const F scale = set1(task.block.scale[at + m]);
+#pragma GCC unroll 4
+      for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(to_float(acc[s][m]), scale, y.of[s][m]);
+    }
+  }
+}
+
+static inline F load_weights(const float* p) { return load(p); }
+struct Half { uint16_t bits; };
+struct Brain { uint16_t bits; };
+static inline F load_weights(const Half* p) { return load_f16(&p->bits); }
+static inline F load_weights(const Brain* p) { return load_bf16(&p->bits); }
+
+template <typename Weight, int kRows, int kStripes>
+static inline void multiply_floats(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+  const uint8_t* w = task.stripe + column * sizeof(Weight);
+  const float* x = static_cast<const float*>(task.block.values);
+  for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight)) {
+    F weights[kStripes];
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s)
+      weights[s] = load_weights(reinterpret_cast<const Weight*>(w + s * task.stripe_bytes));
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const F value = set1(x[k * kBlockRows + m]);
+#pragma GCC unroll 4
+      for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
+    }
+  }
+}
+
+// The weights of input k where they are stored as bytes above 128.
+static inline F byte_column(const uint8_t* w, uint32_t k) {
+  const I bytes = bits_at(iload(w + k / 4 * kStripe * 4), static_cast<int>(k % 4 * 8), 255);
+  return sub(to_float(bytes), set1(128.0f));
+}
+
+// The weights of input k of a stripe; those of int8 without the outputs' scales.
+template <WeightFormat kFormat>
+static inline F weights_of(const uint8_t* stripe, int64_t padded_inputs, int column, uint32_t k) {
+  const uint32_t g = k / kGroup, within = k % kGroup;
+  const auto half_at = [&](int64_t offset) {
+    return load_f16(reinterpret_cast<const uint16_t*>(stripe + offset) + column);
+  };
+  if constexpr (kFormat == WeightFormat::int8) return byte_column(stripe + column * 4, k);
+  if constexpr (kFormat == WeightFormat::q8_0)
+    return mul(byte_column(stripe + column * 4, k), half_at((padded_inputs + 2 * g) * kStripe));
+  const I plane = iload(stripe + column * 4 + g * kGroup * kStripe / 2 + within % 16 / 4 * kStripe * 4);
+  const F value = to_float(bits_at(plane, static_cast<int>(within % 4 * 8 + within / 16 * 4), 15));
+  const int64_t scales = (padded_inputs / 2 + 2 * g) * kStripe;
+  const F scale = half_at(scales);
+  if constexpr (kFormat == WeightFormat::q4_1)
+    return fma(value, scale, half_at(scales + padded_inputs / kGroup * kStripe * 2));
+  return mul(sub(value, set1(8.0f)), scale);
+}
+
+// Rows of the block for which an input is no outlier have a 0 there, which changes no sum.
+template <WeightFormat kFormat, int kRows, int kStripes>
+static inline void add_outliers(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+  const ActivationBlock& block = task.block;
+  const int32_t num_inputs = *block.num_outlier_inputs;
+  for (int32_t i = 0; i < num_inputs; ++i) {
+    const auto input = static_cast<uint32_t>(block.outlier_inputs[i]);
+    F weights[kStripes];
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s)
+      weights[s] = weights_of<kFormat>(task.stripe + s * task.stripe_bytes, task.padded_inputs, column, input);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const F value = set1(block.outlier_values[i * kBlockRows + m]);
+#pragma GCC unroll 4
+      for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
+    }
+  }
+}
+
+static inline void put(const StripeTask& task, int row, int column, F y) {
+  const int count = task.num_columns - column < kLanes ? task.num_columns - column : kLanes;
+  if (count <= 0) return;
+  float* out = task.out + row * task.out_stride + column;
+  if (task.bias) y = add(y, load(task.bias + column));
+  if (count == kLanes) {
+    store(out, task.add ? add(load(out), y) : y);
+  } else {
+    store_n(out, task.add ? add(load_n(out, count), y) : y, count);
+  }
+}
+
+template <WeightFormat kFormat, int kRows, int kStripes>
+static inline void finish(const StripeTask& task, int column, const Sums<kRows, kStripes>& y) {
+#pragma GCC unroll 4
+  for (int s = 0; s < kStripes; ++s) {
+    F scale = set1(1.0f);
+    if constexpr (kFormat == WeightFormat::int8)
+      scale = load(reinterpret_cast<const float*>(task.stripe + s * task.stripe_bytes + task.padded_inputs * kStripe) +
+                   column);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m)
+      put(task, m, s * kStripe + column, kFormat == WeightFormat::int8 ? mul(y.of[s][m], scale) : y.of[s][m]);
+  }
+}
+
+template <WeightFormat kFormat, int kRows, int kStripes>
+static void multiply_tile(const StripeTask& task) {
+  for (int column = 0; column < kStripe; column += kLanes) {
+    Sums<kRows, kStripes> y;
+    for (int s = 0; s < kStripes; ++s)
+      for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
+    if constexpr (kFormat == WeightFormat::q4_0) multiply_q4<false>(task, column, y);
+    if constexpr (kFormat == WeightFormat::q4_1) multiply_q4<true>(task, column, y);
+    if constexpr (kFormat == WeightFormat::q8_0) multiply_q8_0(task, column, y);
+    if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, column, y);
+    if constexpr (kFormat == WeightFormat::bf16) multiply_floats<Brain>(task, column, y);
+    if constexpr (kFormat == WeightFormat::f16) multiply_floats<Half>(task, column, y);
+    if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, y);
+    if constexpr (is_integer(kFormat)) add_outliers<kFormat>(task, column, y);
+    finish<kFormat>(task, column, y);
+  }
+}
+
+template <WeightFormat kFormat, int kStripes>
+static inline void multiply_stripes(const StripeTask& task) {
+  switch (task.num_rows) {
+    case 1: return multiply_tile<kFormat, 1, kStripes>(task);
+    case 2: return multiply_tile<kFormat, 2, kStripes>(task);
+    case 3: return multiply_tile<kFormat, 3, kStripes>(task);
+    default: return multiply_tile<kFormat, 4, kStripes>(task);
+  }
+}
+
+template <WeightFormat kFormat>
+static void multiply(const StripeTask& task) {
+  if (task.num_stripes == 1) return multiply_stripes<kFormat, 1>(task);
+  multiply_stripes<kFormat, kTileStripes>(task);
+}
+
+}  // namespace chairlift::CHAIRLIFT_ISA
