@@ -1,13 +1,13 @@
-"""How long `chairlift serve` takes from process start to its first token, and what memory its process takes.
+"""How long `chairlift serve` takes from process start to its first token, and what memory its processes take.
 
     python benchmarks/startup_memory.py [--model PATH] [--repeats 3] [--num-requests 32] [--prompt-len 200]
                                         [--output-len 56] [-- OPTION OF SERVE ...]
 
 Each repeat starts a server, asks for one token as soon as the port answers, and then sends `num_requests` at once,
-twice. The pool has exactly the blocks that they need, so that afterwards all of it is resident: the process's
-proportional set size (shared pages divided among those who share them), less the pool, is weights, activations,
-libraries and interpreter. It is read between steps and while requests run; the largest reading counts. Prints medians
-of times, the largest memory, and one JSON line.
+twice. The pool has exactly the blocks that they need, so that afterwards all of it is resident: the proportional set
+sizes (shared pages divided among those who share them) of the front end and of its engine, less the pool, are weights,
+activations, libraries and interpreters. They are read between steps and while requests run; the largest sum counts.
+Prints medians of times, the largest memory, and one JSON line.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from statistics import median
 
 import httpx
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -46,13 +47,15 @@ class Start:
 
     Attributes:
         ready: seconds until the port answers; first_token: until a request that was then sent has its first token.
-        idle_bytes: proportional set size after that token; peak_bytes: the largest under load.
+        idle_bytes: proportional set sizes after that token; front_bytes: of them, the front end's; peak_bytes: the
+            largest under load.
         pool_bytes: of K and V.
     """
 
     ready: float
     first_token: float
     idle_bytes: int
+    front_bytes: int
     peak_bytes: int
     pool_bytes: int
 
@@ -67,6 +70,12 @@ def proportional_set_size(pid: int) -> int:
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"/proc/{pid}/smaps_rollup says nothing of Pss")
+
+
+def all_set_sizes(pid: int) -> int:
+    """Of the process and all that it has started."""
+    process = psutil.Process(pid)
+    return sum(proportional_set_size(one.pid) for one in (process, *process.children(recursive=True)))
 
 
 def free_port() -> int:
@@ -110,7 +119,7 @@ async def load(args: argparse.Namespace, url: str, pid: int) -> int:
             running = asyncio.gather(*posts)
             while not running.done():
                 await asyncio.sleep(READ_EVERY)
-                peak = max(peak, proportional_set_size(pid))
+                peak = max(peak, all_set_sizes(pid))
             for response in await running:
                 response.raise_for_status()
     return peak
@@ -127,14 +136,14 @@ def measure(args: argparse.Namespace) -> Start:
             ready = time.perf_counter() - started
             httpx.post(f"{url}/v1/completions", json=body(args, [5, 6, 7], 1), timeout=60).raise_for_status()
             first_token = time.perf_counter() - started
-            idle = proportional_set_size(server.pid)
+            idle, front = all_set_sizes(server.pid), proportional_set_size(server.pid)
             peak = asyncio.run(load(args, url, server.pid))
         finally:
             server.terminate()
             _, said = server.communicate()
     found = POOL.search(said)
     assert found is not None, said
-    return Start(ready, first_token, idle, max(idle, peak), parse_memory(found[1]))
+    return Start(ready, first_token, idle, front, max(idle, peak), parse_memory(found[1]))
 
 
 def wait_until_ready(server: subprocess.Popen[str], url: str, started: float) -> None:
@@ -158,7 +167,7 @@ def print_starts(starts: list[Start], args: argparse.Namespace) -> None:
     for what in ("ready", "first_token"):
         seconds = [getattr(start, what) for start in starts]
         table.add_row(f"{what.replace('_', ' ')} (s)", f"{median(seconds):.2f}", f"{max(seconds):.2f}")
-    for what in ("idle_bytes", "peak_bytes", "pool_bytes", "peak_without_pool"):
+    for what in ("idle_bytes", "front_bytes", "peak_bytes", "pool_bytes", "peak_without_pool"):
         sizes = [getattr(start, what) for start in starts]
         name = what.removesuffix("_bytes").replace("_", " ")
         table.add_row(name, format_memory(int(median(sizes))), format_memory(max(sizes)))
