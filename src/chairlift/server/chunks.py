@@ -27,7 +27,7 @@ def to_named_event(name: str, body: dict[str, Any]) -> bytes:
 
 def usage_bytes(usage: Usage) -> bytes:
     """Token counts as JSON."""
-    return usage.model_dump_json(exclude_none=True).encode()
+    return usage.model_dump_json().encode()
 
 
 class ChunkWriter:

@@ -112,6 +112,10 @@ class Conversations:
         adds_special = bool(body.add_special_tokens)
         return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
 
+    def reads(self, variable: str) -> bool:
+        """Whether the chat template does anything with a variable."""
+        return self._template is not None and variable in self._template.variables
+
     def _tools(self, body: ChatCompletionRequest) -> _Tools:
         tools, mode = chosen_tools(body.tools or [], body.tool_choice)
         strict = [tool.function.name for tool in tools if tool.function.strict]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 
 class Body(BaseModel):
     """Strict: a number in a string is a string."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Sparse(BaseModel):
+    """An answer that leaves out what nobody asked for: the fields of `optional` are there if they are not null."""
+
+    optional: ClassVar[frozenset[str]]
+
+    @model_serializer(mode="wrap")
+    def _sparse(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value is not None or name not in self.optional}
 
 
 class PromptTokensDetails(BaseModel):
@@ -21,7 +32,8 @@ class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
 
 
-class Usage(BaseModel):
+class Usage(Sparse):
+    optional = frozenset({"completion_tokens_details"})
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel
 
-from chairlift.server.protocol.base import Usage
+from chairlift.server.protocol.base import Sparse, Usage
 from chairlift.server.protocol.timings import Timings
 from chairlift.server.protocol.tools import AnsweredToolCall
 
@@ -27,22 +27,19 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class AnswerMessage(BaseModel):
+class AnswerMessage(Sparse):
     """Content is null where there are tool calls alone; `tool_calls` and `reasoning_content` are there if any are."""
 
+    optional = frozenset({"tool_calls", "reasoning_content"})
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     tool_calls: list[AnsweredToolCall] | None = None
     reasoning_content: str | None = None
 
-    @model_serializer(mode="wrap")
-    def _sparse(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name in ("content", "refusal")}
 
-
-class ChatChoice(BaseModel):
+class ChatChoice(Sparse):
+    optional = frozenset({"token_ids"})
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
@@ -51,7 +48,8 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(BaseModel):
+class ChatCompletion(Sparse):
+    optional = frozenset({"prompt_logprobs", "prompt_token_ids", "timings"})
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int

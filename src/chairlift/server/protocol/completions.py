@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_N, SamplingParams
-from chairlift.server.protocol.base import Usage
+from chairlift.server.protocol.base import Sparse, Usage
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.satisfied import SatisfiedByCompletions
 from chairlift.server.protocol.timings import Timings
@@ -66,7 +66,8 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None] = []
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(Sparse):
+    optional = frozenset({"prompt_logprobs", "prompt_token_ids", "token_ids"})
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
@@ -77,9 +78,10 @@ class CompletionChoice(BaseModel):
     token_ids: list[int] | None = None
 
 
-class Completion(BaseModel):
+class Completion(Sparse):
     """A completion; as a stream, one chunk of it."""
 
+    optional = frozenset({"timings"})
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int

@@ -1,0 +1,226 @@
+"""POST /v1/messages: a chat in Anthropic's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from chairlift.errors import ChairliftError, RequestError
+from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.request import FinishReason
+from chairlift.server.chat import Answer, ChatServing, read_answer
+from chairlift.server.chunks import to_named_event
+from chairlift.server.conversation import ChatPlan, PlainText
+from chairlift.server.protocol import (
+    AnsweredMessage,
+    ChatCompletionRequest,
+    CountTokensRequest,
+    MessagesRequest,
+    MessagesUsage,
+    Thinking,
+)
+from chairlift.server.serving import Call, Serving, StreamWriter, error_body
+from chairlift.server.tally import Tally
+from chairlift.server.tools.pieces import CallDelta, Piece
+
+MessagesCall = Call[MessagesRequest, ChatPlan]
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""HTTP status -> what Anthropic calls it; `api_error` otherwise."""
+
+CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
+"""What the fields of a chat are called here."""
+
+
+class MessagesServing(Serving[MessagesRequest, ChatPlan]):
+    """Args:
+    chat: the endpoint whose conversations these are.
+    """
+
+    id_prefix = "msg_"
+
+    def __init__(self, chat: ChatServing) -> None:
+        super().__init__(chat.llm, chat.model_name)
+        self.chat = chat
+
+    def plan(self, body: MessagesRequest) -> ChatPlan:
+        chat = body.to_chat()
+        self._set_thinking(chat, body.thinking)
+        try:
+            return self.chat.conversations.plan(chat)
+        except RequestError as error:
+            name = CHAT_FIELDS.get(error.param or "")
+            if name is None:
+                raise
+            raise RequestError(str(error).replace(error.param or "", name), name) from None
+
+    def count_tokens(self, body: CountTokensRequest) -> int:
+        """How many tokens the conversation is."""
+        chat = body.to_chat()
+        self._set_thinking(chat, body.thinking)
+        return len(self.chat.conversations.prompt(chat))
+
+    def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> AnsweredMessage:
+        (output,) = outputs[0].outputs
+        answer = read_answer(call.plan, output.text)
+        reason, sequence = stop_reason(output, bool(answer.calls))
+        return AnsweredMessage(
+            id=call.id,
+            model=call.model,
+            content=_blocks(answer),
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=messages_usage(call.tally),
+            timings=call.tally.timings() if call.body.timings else None,
+        )
+
+    def writer(self, call: MessagesCall) -> StreamWriter:
+        return _MessagesStream(call)
+
+    def _set_thinking(self, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
+        """Whether to think is a variable of the template, if it is the model's to choose."""
+        if thinking is not None and self.chat.conversations.reads("enable_thinking"):
+            chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
+
+
+def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | None]:
+    """Why it ended, and the stop sequence that ended it."""
+    if output.finish_reason == FinishReason.LENGTH:
+        return "max_tokens", None
+    if has_calls:
+        return "tool_use", None
+    if isinstance(output.stop_reason, str):
+        return "stop_sequence", output.stop_reason
+    return "end_turn", None
+
+
+def messages_usage(tally: Tally) -> MessagesUsage:
+    """Token counts as Anthropic has them."""
+    return MessagesUsage(
+        input_tokens=tally.prompt_tokens - tally.cached_tokens,
+        cache_read_input_tokens=tally.cached_tokens,
+        output_tokens=tally.completion_tokens,
+    )
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content:
+        blocks.append({"type": "text", "text": answer.content, "citations": None})
+    for call in answer.calls:
+        arguments = _object(call.function.arguments)
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
+    return blocks
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments; what is no JSON object stands in one, under the name that Anthropic gives it."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+
+
+class _MessagesStream(StreamWriter):
+    """message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
+
+    def __init__(self, call: MessagesCall) -> None:
+        self._call = call
+        self._parser = PlainText() if call.plan.new_parser is None else call.plan.new_parser()
+        self._open: str | None = None
+        self._num_blocks = 0
+        self._has_calls = False
+        self._last: CompletionOutput | None = None
+
+    def opening(self) -> bytes:
+        call = self._call
+        message = AnsweredMessage(
+            id=call.id,
+            model=call.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=messages_usage(call.tally),
+        )
+        return _event("message_start", message=message.model_dump())
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        (answer,) = output.outputs
+        events = self._tell(self._parser.feed(answer.text))
+        if answer.finish_reason is not None:
+            self._last = answer
+            events += self._tell(self._parser.finish())
+        return events
+
+    def closing(self) -> bytes:
+        assert self._last is not None
+        reason, sequence = stop_reason(self._last, self._has_calls)
+        more: dict[str, Any] = {}
+        if self._call.body.timings and (timings := self._call.tally.timings()) is not None:
+            more["timings"] = timings.model_dump()
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        usage = messages_usage(self._call.tally).model_dump()
+        return self._stop() + _event("message_delta", delta=delta, usage=usage, **more) + _event("message_stop")
+
+    def failure(self, error: ChairliftError) -> bytes:
+        return _event("error", error={"type": error_type(error_body(error)[0]), "message": str(error)})
+
+    def _tell(self, piece: Piece) -> bytes:
+        events = b""
+        if piece.reasoning:
+            events += self._more("thinking", "thinking_delta", piece.reasoning)
+        if piece.content:
+            events += self._more("text", "text_delta", piece.content)
+        for call in piece.calls:
+            events += self._tell_call(call)
+        return events
+
+    def _more(self, kind: str, delta_kind: str, text: str) -> bytes:
+        block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {"citations": None})}
+        start = b"" if self._open == kind else self._start(kind, block)
+        return start + self._delta({"type": delta_kind, kind: text})
+
+    def _tell_call(self, call: CallDelta) -> bytes:
+        self._has_calls = True
+        events = b""
+        if call.id is not None:
+            events = self._start("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        if call.arguments:
+            events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        return events
+
+    def _start(self, kind: str, block: dict[str, Any]) -> bytes:
+        stopped = self._stop()
+        self._open = kind
+        return stopped + _event("content_block_start", index=self._num_blocks, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks, delta=delta)
+
+    def _stop(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        self._num_blocks += 1
+        return _event("content_block_stop", index=self._num_blocks - 1)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return to_named_event(kind, {"type": kind, **fields})
+
+
+def error_type(status: int) -> str:
+    """What Anthropic calls an error of this HTTP status."""
+    return ERROR_TYPES.get(status, "api_error")
