@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native configure serve test fuzz test-wheel test-without-compiler sanitize check format bench wheel clean
+.PHONY: help venv native configure serve test fuzz fuzz-api test-wheel test-without-compiler sanitize check format bench wheel clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
 
 fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
 	$(BIN)/python tests/robustness/fuzz.py $(ARGS)
+
+fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
+	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
 
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
 	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py

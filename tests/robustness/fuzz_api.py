@@ -1,0 +1,60 @@
+"""The long run of schemathesis: rounds of new seeds, until there are so many cases.
+
+    python tests/robustness/fuzz_api.py [--cases 2000] [--seed N]
+
+Ends with status 1 at the first call that ends badly. Prints a table and, as its last line, JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from api_fuzz import SERVER_OPTIONS, Outcome, fuzz_api
+from rich.console import Console
+from rich.table import Table
+from tiny_engine import tiny_options
+
+from chairlift import AsyncLLM
+from running_server import run_server
+
+CASES_A_ROUND = 500
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round; counts up")
+    options = parser.parse_args()
+    outcome = Outcome()
+    started, seed = time.monotonic(), options.seed
+    with tempfile.TemporaryDirectory() as folder:
+        llm = AsyncLLM(**tiny_options(Path(folder), **SERVER_OPTIONS))
+        with run_server(llm, "tiny") as server:
+            while outcome.num_cases < options.cases:
+                print(f"seed {seed}: {outcome.num_cases} cases so far", file=sys.stderr)
+                fuzz_api(server.url, min(CASES_A_ROUND, options.cases - outcome.num_cases), seed, outcome)
+                seed += 1
+            server.wait_until_idle()
+    _print(outcome, options.seed, time.monotonic() - started)
+
+
+def _print(outcome: Outcome, first_seed: int, seconds: float) -> None:
+    statuses = sorted({status for _, status in outcome.statuses})
+    table = Table("operation", *map(str, statuses), title=f"schemathesis: {outcome.num_cases} cases, no failure")
+    for operation in sorted({operation for operation, _ in outcome.statuses}):
+        table.add_row(operation, *(str(outcome.statuses[operation, status] or "") for status in statuses))
+    Console(width=120).print(table)
+    counts = {str(status): sum(n for (_, s), n in outcome.statuses.items() if s == status) for status in statuses}
+    figures = {"cases": outcome.num_cases, "statuses": counts, "slowest_seconds": round(outcome.slowest, 3)}
+    print(json.dumps({"fuzz_api": figures, "first_seed": first_seed, "seconds": round(seconds, 1)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The smallest model that does everything: random weights, a tokenizer, a chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tiny_tokenizer import TEMPLATE, write_tokenizer
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "dtype": "float32",
+}
+
+
+def tiny_options(folder: Path, **options: Any) -> dict[str, Any]:
+    """Options of an engine over a model that is written into `folder`."""
+    write_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return {"model": str(folder), "random_weights": True, "num_threads": 1, "seed": 0, **options}
