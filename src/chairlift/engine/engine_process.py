@@ -159,6 +159,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     threading.Thread(target=_end_with_the_front, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
+    faulthandler.enable()
     link = engine_link(launch.address)
     logging.basicConfig(level=launch.log_level, handlers=[LogToFront(link)], format="%(message)s")
     with Path(launch.folder, STACKS).open("w") as stacks:
@@ -183,7 +184,7 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
         link.send(CannotStart("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        run_core(engine.core, CommandSocket(link, outbox), outbox.tell, GrammarGate(engine.loaded.grammars))
+        run_core(engine.core, CommandSocket(link, outbox), outbox.tell, _gate(engine))
     except BaseException as error:
         logger.exception("the engine died")
         link.send(Died(repr(error)))
@@ -191,6 +192,14 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _gate(engine: Any) -> GrammarGate:
+    """The front end has tried every grammar before it sends it."""
+    grammars = engine.loaded.grammars
+    if grammars is not None:
+        grammars.is_checking = False
+    return GrammarGate(grammars)
 
 
 def _build(config: EngineConfig, outbox: Outbox) -> Any:

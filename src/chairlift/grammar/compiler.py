@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from chairlift.errors import RequestError
+from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.source import grammar_text, refuse
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
@@ -26,14 +26,17 @@ Bits: TypeAlias = "npt.NDArray[np.uint32]"
 """One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 COMPILE_SECONDS: Final = 2.0
+QUEUE_SECONDS: Final = 10.0
 COMPILE_THREADS: Final = 2
+PROBE_STEPS: Final = 32
+PROBE_STRIDE: Final = 7919
 MAX_CACHED: Final = 64
 MAX_MESSAGE: Final = 600
 LIMITS: Final[dict[str, int]] = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
-    "step_max_items": 20_000,
+    "step_max_items": 10_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
@@ -99,6 +102,10 @@ class GrammarCompiler:
         vocab_size: of the model's logits, which may be wider than the tokenizer's vocabulary.
         eos_token_ids: at least one; these end an answer.
         compile_seconds: what a grammar may take.
+
+    Attributes:
+        is_checking: whether new grammars are tried in a process of their own first; not needed for grammars that
+            another compiler has let through.
     """
 
     def __init__(
@@ -108,6 +115,7 @@ class GrammarCompiler:
         eos_token_ids: Sequence[int],
         compile_seconds: float = COMPILE_SECONDS,
     ) -> None:
+        self.is_checking = True
         self.vocab_size = vocab_size
         self._source = tokenizer
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
@@ -115,6 +123,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._known: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
+        self._thread = threading.local()
         self._tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
@@ -129,11 +138,12 @@ class GrammarCompiler:
             RequestError: it is wrong, asks for what is not supported, or exceeds a limit.
         """
         compilation = self._compilation(constraint)
-        compilation.started.wait()
+        if not compilation.started.wait(QUEUE_SECONDS):
+            refuse(constraint, f"was not looked at for {QUEUE_SECONDS:g} s: others are being compiled. Try again.")
         try:
-            return compilation.outcome.result(self._compile_seconds)
+            return compilation.outcome.result(2 * self._compile_seconds)
         except FutureTimeoutError:
-            refuse(constraint, f"takes longer than {self._compile_seconds:g} s to compile. Simplify it.")
+            self._refuse_slow(constraint)
 
     def _compilation(self, constraint: StructuredOutputs) -> _Compilation:
         with self._lock:
@@ -160,27 +170,47 @@ class GrammarCompiler:
             compilation.started.set()
 
     def _compiled(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
-        import numpy as np
-        from llguidance import LLMatcher, LLParserLimits
-
-        start = time.monotonic()
         try:
             text = grammar_text(constraint)
         except RequestError:
             raise
         except ValueError as error:
             refuse(constraint, f"cannot be honoured: {_shortened(str(error))}")
+        if self.is_checking and not self._checker().ends_in_time(text):
+            self._refuse_slow(constraint)
+        from llguidance import LLMatcher, LLParserLimits
+
         limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         self._check(constraint, matcher)
-        # The first mask is the dearest one, and later matchers find it done.
-        first = Matcher(matcher.deep_copy())
-        first.fill(np.zeros(num_words(self.vocab_size), np.uint32))
-        if first.error is not None:
-            refuse(constraint, f"is too complex: {first.error} (limits: {_limits_text()})")
-        if time.monotonic() - start > self._compile_seconds:
-            refuse(constraint, f"takes longer than {self._compile_seconds:g} s to compile. Simplify it.")
-        return CompiledGrammar(matcher)
+        grammar = CompiledGrammar(matcher)
+        self._probe(constraint, grammar.matcher())
+        return grammar
+
+    def _checker(self) -> GrammarChecker:
+        checker: GrammarChecker | None = getattr(self._thread, "checker", None)
+        if checker is None:
+            checker = self._thread.checker = GrammarChecker(LIMITS, self._compile_seconds)
+        return checker
+
+    def _refuse_slow(self, constraint: StructuredOutputs) -> NoReturn:
+        refuse(constraint, f"takes longer than {self._compile_seconds:g} s to compile. Simplify it.")
+
+    def _probe(self, constraint: StructuredOutputs, matcher: Matcher) -> None:
+        """Walk some way into the grammar. The first masks are the dearest, later matchers find them done, and what is
+        too complex mostly is so from the beginning."""
+        import numpy as np
+
+        bits: Bits = np.zeros(num_words(self.vocab_size), np.uint32)
+        for step in range(PROBE_STEPS):
+            matcher.fill(bits)
+            if matcher.error is not None:
+                refuse(constraint, f"is too complex: {matcher.error} (limits: {_limits_text()})")
+            token_ids = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            token_id = int(token_ids[step * PROBE_STRIDE % len(token_ids)])
+            if token_id in self._eos_token_ids:
+                return
+            matcher.advance([token_id])
 
     def _check(self, constraint: StructuredOutputs, matcher: LLMatcher) -> None:
         """A warning says that a part of the constraint would be ignored."""
