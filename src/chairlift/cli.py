@@ -19,6 +19,7 @@ from chairlift.commands.simulate import simulate
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 from chairlift.server.access import AccessOptions
+from chairlift.server.api_options import ApiOptions
 from chairlift.server.limits import ServerLimits
 
 app = typer.Typer(
@@ -74,13 +75,14 @@ def serve(
     config: EngineConfig,
     limits: ServerLimits,
     access: AccessOptions,
+    api: ApiOptions,
 ) -> None:
-    """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health."""
+    """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages and more."""
     started = time.perf_counter()
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access)
+    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api)
 
 
 app.command()(batch)

@@ -39,6 +39,7 @@ class _Sequence:
     detokenizer: IncrementalDetokenizer | NoDetokenizer
     stop: StopStrings
     min_tokens: int
+    shows_stop_token: bool
     num_tokens: int = 0
     cumulative_logprob: float | None = None
     times: RequestTimes | None = None
@@ -72,7 +73,10 @@ class OutputProcessor:
         for index, request in enumerate(requests):
             detokenizer = self._detokenizer(group, params)
             stop = StopStrings(params.stop, params.include_stop_str_in_output)
-            self._sequences[request.request_id] = _Sequence(group, index, detokenizer, stop, params.min_tokens)
+            shows_stop_token = params.include_stop_str_in_output
+            self._sequences[request.request_id] = _Sequence(
+                group, index, detokenizer, stop, params.min_tokens, shows_stop_token
+            )
 
     def _detokenizer(self, group: _Group, params: SamplingParams) -> IncrementalDetokenizer | NoDetokenizer:
         if not params.detokenize:
@@ -139,7 +143,8 @@ def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutp
     if output.logprobs is not None:
         before = sequence.cumulative_logprob or 0.0
         sequence.cumulative_logprob = before + sum(entry.token.logprob for entry in output.logprobs)
-    text = sequence.detokenizer.add(output.new_token_ids)
+    hides_last = output.stop_token_id is not None and not sequence.shows_stop_token
+    text = sequence.detokenizer.add(output.new_token_ids[:-1] if hides_last else output.new_token_ids)
     finish_reason = output.finish_reason
     stop_reason: int | str | None = output.stop_token_id
     if finish_reason is not None:

@@ -71,11 +71,7 @@ class _Tools:
 
 
 class Conversations:
-    """Plans answers to conversations, for every endpoint that takes messages.
-
-    Raises:
-        ConfigError: an option names a parser that does not exist.
-    """
+    """Plans answers to conversations, for every endpoint that takes messages."""
 
     def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
         self._engine = engine

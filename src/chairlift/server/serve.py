@@ -11,6 +11,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.server.access import AccessOptions
+from chairlift.server.api_options import ApiOptions
 from chairlift.server.limits import ServerLimits
 
 logger = logging.getLogger("chairlift")
@@ -25,6 +26,7 @@ def run(
     started: float,
     limits: ServerLimits,
     access: AccessOptions,
+    api: ApiOptions,
 ) -> None:
     """Serve until interrupted, and then until what was taken in is answered.
 
@@ -63,7 +65,7 @@ def run(
             "ready in %.1f s: %s/v1 answers as model %r", seconds, url, served_model_name or llm.engine.model_name
         )
 
-    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits)
+    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits, api=api)
     options = uvicorn_config(
         app,
         limits,
