@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from byte_tokenizer import SPECIAL, write_byte_tokenizer
+from chairlift.errors import RequestError
+from chairlift.grammar.compiler import MAX_CACHED, GrammarCompiler, Matcher, num_words
+from chairlift.grammar.source import json_rule
+from chairlift.loading.hf_tokenizer import folder_tokenizer
+from chairlift.loading.tokenizer import Tokenizer
+from chairlift.structured_outputs import StructuredOutputs
+
+VOCAB_SIZE = 450
+EOS = 2
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "maximum": 9, "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return folder_tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    bits = np.zeros(num_words(VOCAB_SIZE), np.uint32)
+    matcher.fill(bits)
+    return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, constraint: StructuredOutputs, text: str) -> bool:
+    """Whether some way to spell the text with tokens is allowed up to an EOS. Where a text is forced, one way is."""
+    grammar = compiler.compile(constraint)
+    paths: list[tuple[bytes, list[int]]] = [(text.encode(), [])]
+    while paths:
+        rest, path = paths.pop()
+        matcher = grammar.matcher()
+        matcher.advance(path)
+        for token in allowed(matcher):
+            spelled = tokenizer.token_bytes(token)
+            if token == EOS and not rest:
+                return True
+            if token != EOS and rest.startswith(spelled):
+                paths.append((rest[len(spelled) :], [*path, token]))
+    return False
+
+
+SPELLED: dict[str, tuple[dict[str, Any], Sequence[str], Sequence[str]]] = {
+    "json": (
+        {"json": PERSON},
+        ['{"name":"Ada","age":3}', '{"name": "Ada", "age": 3}'],
+        ['{"name":"Ada"}', '{"age":3,"name":"Ada"}', '{"name" :"Ada","age":3}', '{"name":"Adaaa","age":3}', "{}"],
+    ),
+    "compact": (
+        {"json": PERSON, "disable_any_whitespace": True},
+        ['{"name":"Ada","age":3}'],
+        ['{"name": "Ada","age":3}'],
+    ),
+    "white space": (
+        {"json": PERSON, "whitespace_pattern": r"[ \n]{0,2}"},
+        ['{\n "name" : "Ada" ,  "age":3}'],
+        ['{   "name":"Ada","age":3}'],
+    ),
+    "json_object": ({"json_object": True}, ["{}", '{"a": [1, null]}'], ["[]", "1", '{"a"}']),
+    "regex": ({"regex": r"(\d{2}|x)/\w+\s?"}, ["12/ab_", "x/9 "], ["12/", "x/é", "٣٣/a", "xx/a"]),
+    "choice": ({"choice": ["yes", "no", 'say "é"\n', "yes, but"]}, ["yes", "yes, but", 'say "é"\n'], ["y", "maybe"]),
+    "lark": ({"grammar": 'start: NAME ("," NAME)*\nNAME: /[a-z]+/'}, ["a", "ab,c"], ["a,", ",", "A"]),
+    "gbnf": ({"grammar": 'root ::= "a"+ item\nitem ::= "b" | "c"'}, ["ab", "aaac"], ["b", "a"]),
+    "json in lark": (
+        {"grammar": f'start: "<" body ">"\nbody: {json_rule(PERSON)}'},
+        ['<{"name":"A","age":1}>'],
+        ["<{}>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_texts_that_follow_it_and_texts_that_do_not(name: str, compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    fields, good, bad = SPELLED[name]
+    constraint = StructuredOutputs(**fields)
+    assert [text for text in good if not accepts(compiler, tokenizer, constraint, text)] == []
+    assert [text for text in bad if accepts(compiler, tokenizer, constraint, text)] == []
+
+
+def test_the_end_is_eos_where_it_may_be_and_eos_alone_where_it_must_be(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(StructuredOutputs(choice=["a", "ab"])).matcher()
+    (a,) = allowed(matcher)
+    matcher.advance([a])
+    (b,) = set(allowed(matcher)) - {EOS}
+    assert EOS in allowed(matcher)
+    matcher.advance([b])
+    assert allowed(matcher) == [EOS]
+    matcher.advance([EOS, a, EOS])
+    assert (allowed(matcher), matcher.error) == ([EOS], None)
+
+
+def test_special_tokens_and_those_without_text_are_never_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    first = set(allowed(compiler.compile(StructuredOutputs(regex=r"(.|\n)*")).matcher()))
+    assert first - {EOS} == set(range(len(SPECIAL), tokenizer.vocab_size)) & first
+    assert len(first) > 200
+    named = compiler.compile(StructuredOutputs(grammar="start: <|tool|> /[a-z]/")).matcher()
+    assert allowed(named) == [SPECIAL.index("<|tool|>")]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "keyword": ({"json": {"type": "array", "uniqueItems": True}}, "json", "uniqueItems"),
+    "format": ({"json": {"type": "string", "format": "color"}}, "json", "color"),
+    "keyword made lenient": (
+        {"json": {"not": {"type": "string"}, "x-guidance": {"lenient": True}}}, "json", "not"
+    ),
+    "the same in lark": (
+        {"grammar": 'start: %json {"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}'},
+        "grammar",
+        "uniqueItems",
+    ),
+    "remote reference": ({"json": {"$ref": "http://example.org/schema"}}, "json", "not present"),
+    "nothing satisfies it": ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "json", "nsatisfiable"),
+    "oneOf of overlapping types": ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "json", "oneOf"),
+    "regex": ({"regex": "a("}, "regex", "unclosed group"),
+    "look-around": ({"regex": "a(?=b)"}, "regex", "look-around"),
+    "lark": ({"grammar": "start: foo"}, "grammar", "foo"),
+    "gbnf": ({"grammar": 'root ::= ("a"'}, "grammar", "GBNF"),
+    "temperature of a rule": ({"grammar": 'start: x\nx[temperature=0.5]: "a"'}, "grammar", "temperature"),
+    "white space": ({"json_object": True, "whitespace_pattern": "[ "}, "json_object", "unclosed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(name: str, compiler: GrammarCompiler) -> None:
+    fields, kind, reason = REFUSED[name]
+    for _ in range(2):  # the second time from memory
+        with pytest.raises(RequestError, match=reason) as caught:
+            compiler.compile(StructuredOutputs(**fields))
+        assert caught.value.param == f"structured_outputs.{kind}"
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=0.4)
+    patterns = [{"type": "string", "pattern": f".*{index}.*"} for index in range(400)]
+    with pytest.raises(RequestError, match=r"takes longer than 0\.4 s to compile"):
+        compiler.compile(StructuredOutputs(json={"allOf": patterns}))
+    assert compiler.compile(StructuredOutputs(json={"allOf": patterns[:2]}))
+
+
+def test_what_gets_too_complex_at_its_first_tokens_is_refused(compiler: GrammarCompiler) -> None:
+    names = {f"p{index}": {"enum": ["x", "y"]} for index in range(2500)}
+    with pytest.raises(RequestError, match=r"too complex.*step_max_items"):
+        compiler.compile(StructuredOutputs(json={"properties": names}))
+
+
+def test_a_grammar_is_compiled_once_whoever_asks(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    constraint = StructuredOutputs(json=PERSON)
+    grammars: list[Any] = []
+    threads = [threading.Thread(target=lambda: grammars.append(compiler.compile(constraint))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(grammars) == 8
+    assert len({id(grammar) for grammar in grammars}) == 1
+    assert compiler.compile(StructuredOutputs(json=dict(PERSON))) is grammars[0]
+    for index in range(MAX_CACHED):
+        compiler.compile(StructuredOutputs(choice=[str(index)]))
+    assert compiler.compile(constraint) is not grammars[0]
+
+
+def test_nobody_waits_while_a_grammar_is_compiled(tokenizer: Tokenizer) -> None:
+    held = threading.Event()
+
+    def slow_tokenizer() -> Tokenizer:
+        assert held.wait(10)
+        return tokenizer
+
+    compiler = GrammarCompiler(slow_tokenizer, VOCAB_SIZE, [EOS])
+    grammar = compiler.submit(StructuredOutputs(regex="a"))
+    again = compiler.submit(StructuredOutputs(regex="a"))
+    assert grammar is again
+    assert not grammar.done()
+    held.set()
+    assert allowed(grammar.result(10).matcher()) != []
+
+
+def test_answers_of_one_grammar_do_not_know_of_each_other(compiler: GrammarCompiler) -> None:
+    rng = random.Random(3)
+    grammar = compiler.compile(StructuredOutputs(json=PERSON))
+    together = [grammar.matcher() for _ in range(5)]
+    paths: list[list[int]] = [[] for _ in together]
+    for _ in range(60):
+        index = rng.randrange(len(together))
+        token = rng.choice(allowed(together[index]))
+        together[index].advance([token])
+        paths[index].append(token)
+    for matcher, path in zip(together, paths, strict=True):
+        alone = grammar.matcher()
+        alone.advance(path)
+        assert allowed(alone) == allowed(matcher)
+
+
+def test_a_token_that_does_not_follow_is_an_error_and_ends_the_answer(compiler: GrammarCompiler) -> None:
+    matcher = compiler.compile(StructuredOutputs(choice=["yes"])).matcher()
+    matcher.advance([300])
+    assert matcher.error is not None
+    assert allowed(matcher) == [EOS]
