@@ -53,6 +53,7 @@ GRACE_SECONDS: Final = 0.05
 """From the end of a process until its last words have come through the socket."""
 
 STOP_SECONDS: Final = 10.0
+MESSAGES_A_TURN: Final = 16
 EVENTS_A_CREDIT: Final = 256
 EVENTS_KEPT: Final = 256
 
@@ -220,10 +221,24 @@ class ProcessClient:
             self._loop.remove_reader(self._child.link.fileno)
 
     def _read(self, child: EngineChild) -> None:
-        while child is self._child and not self._is_closed and (message := child.link.receive()) is not None:
+        """Some messages; the rest in another turn of the loop, so that an engine in a hurry leaves time to others."""
+        for _ in range(MESSAGES_A_TURN):
+            if child is not self._child or child.is_closed:
+                return
+            message = child.link.receive()
+            if message is None:
+                return
             self._take(message)
+        assert self._loop is not None
+        self._loop.call_soon(self._read, child)
 
     def _take(self, message: ToFront) -> None:
+        try:
+            self._understand(message)
+        except Exception:
+            logger.exception("a message of the engine was not understood")
+
+    def _understand(self, message: ToFront) -> None:
         match message:
             case News():
                 self._take_news(message)
@@ -235,6 +250,8 @@ class ProcessClient:
                 self._is_back()
             case Died(text) | CannotStart(_, text):
                 self._last_words = text
+                assert self._loop is not None
+                self._loop.call_later(STOP_SECONDS, self._child.kill)  # should it not end by itself
 
     def _take_news(self, news: News) -> None:
         self._watchdog.heard()
@@ -256,7 +273,8 @@ class ProcessClient:
 
     def _ended(self, child: EngineChild) -> None:
         """The process is gone, and what it had sent has come."""
-        self._read(child)
+        while not child.is_closed and (message := child.link.receive()) is not None:
+            self._take(message)
         if self._is_closed or child is not self._child or self._loop is None:
             return
         reason = self._last_words or child.why_ended()
