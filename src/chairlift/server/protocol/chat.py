@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import Body
@@ -131,6 +131,16 @@ class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+
+    @classmethod
+    def converted(cls, fields: dict[str, Any]) -> ChatCompletionRequest:
+        """Of the fields that a call to another API amounts to; raises RequestError if they are none of a chat."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(str(part) for part in problem["loc"])
+            raise RequestError(f"as a chat: {where}: {problem['msg']}", str(problem["loc"][0])) from None
 
     def limit(self) -> int | None:
         """Output tokens at most; None is what fits."""

@@ -106,7 +106,7 @@ class ConversationFields(Body):
             messages += _messages(message)
         config = self.output_config or OutputConfig()
         schema = None if config.format is None else {"name": "output", "schema": config.format.schema_}
-        continues = messages[-1]["role"] == "assistant"
+        continues = bool(messages) and messages[-1]["role"] == "assistant"
         return {
             "messages": messages,
             "continue_final_message": continues,
@@ -123,7 +123,7 @@ class CountTokensRequest(ConversationFields, SatisfiedByMessages):
     """POST /v1/messages/count_tokens."""
 
     def to_chat(self) -> ChatCompletionRequest:
-        return ChatCompletionRequest.model_validate(self.chat_fields())
+        return ChatCompletionRequest.converted(self.chat_fields())
 
 
 class MessagesRequest(ConversationFields, EngineFields, SatisfiedByMessages):
@@ -136,7 +136,7 @@ class MessagesRequest(ConversationFields, EngineFields, SatisfiedByMessages):
         """The same as a chat; raises RequestError."""
         given = {name: value for name, value in self.engine_fields().items() if name != "structured_outputs"}
         fields = {**given, **self.chat_fields(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
-        chat = ChatCompletionRequest.model_validate(fields)
+        chat = ChatCompletionRequest.converted(fields)
         chat.structured_outputs = self.structured_outputs
         return chat
 

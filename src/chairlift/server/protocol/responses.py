@@ -181,7 +181,7 @@ class ResponsesRequest(EngineFields, SatisfiedByResponses):
             "stop": self.stop,
             "chat_template_kwargs": self.chat_template_kwargs,
         }
-        chat = ChatCompletionRequest.model_validate(fields)
+        chat = ChatCompletionRequest.converted(fields)
         chat.structured_outputs = self.structured_outputs
         return chat
 
