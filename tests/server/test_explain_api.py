@@ -20,7 +20,7 @@ from running_server import RunningServer, run_server
 
 @pytest.fixture(scope="module")
 def tight(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """Memory for two requests of 40 slots, reserved."""
+    """Memory for two requests of 40 slots, reserved; steps that take long enough for a crowd to gather."""
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")),
         num_kv_blocks=8,
@@ -32,6 +32,7 @@ def tight(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
         max_num_seqs=4,
     )
     with run_server(llm, "tiny") as running:
+        running.slow_down(0.005)
         yield running
 
 

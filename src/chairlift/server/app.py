@@ -17,10 +17,12 @@ from chairlift.server.admission import Admission, AdmissionMiddleware
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
+from chairlift.server.call_log import CallLogMiddleware
 from chairlift.server.chat import ChatServing
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observatory import Observatory
+from chairlift.server.observe_options import ObserveOptions
 from chairlift.server.protocol import ErrorBody, ErrorInfo
 from chairlift.server.routes import (
     completions,
@@ -46,6 +48,7 @@ def create_app(
     keys: KeyRing | None = None,
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
+    observe: ObserveOptions | None = None,
 ) -> FastAPI:
     """The API over one engine, which is closed when the application ends.
 
@@ -54,6 +57,7 @@ def create_app(
         on_ready: called once requests are answered.
         keys: who may ask; everybody if None or empty.
         api: what the operator decides about the API.
+        observe: who is told of each call; nobody if None.
 
     Returns:
         the application; `app.state.admission` counts what it answers and can let it drain.
@@ -63,6 +67,8 @@ def create_app(
     keys = keys or KeyRing()
     is_fair = llm.engine.scheduler_config.scheduling_policy == "fair"
     admission = Admission(limits, keys, is_fair=is_fair)
+    observatory = Observatory(llm)
+    listeners = [] if observe is None else observe.listeners(observatory)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -71,17 +77,21 @@ def create_app(
             on_ready()
         yield
         llm.close()
+        for listener in listeners:
+            listener.close()
 
     app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
     app.state.admission = admission
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_middleware(BodyLimitMiddleware, limits=limits)
     app.add_middleware(KeyMiddleware, keys=keys)
+    if observe is not None:
+        keeps_body = observe.access_log_bodies
+        app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)
     _add_error_handlers(app)
     chat = ChatServing(llm, name, api)
     for endpoints in (completions, messages, models, responses, tokenize):
         app.include_router(endpoints.router(chat))
-    observatory = Observatory(llm)
     for module in (engine, metrics, requests):
         app.include_router(module.router(observatory))
     app.include_router(health.router(llm, admission))

@@ -48,8 +48,12 @@ class Observatory:
 
     def find(self, call_id: str, viewer: Viewer) -> list[TrackedRequest]:
         """The sequences of an API call, as far as they are known and may be seen."""
+        return [request for request in self.sequences(call_id) if viewer.may_see(request.tenant)]
+
+    def sequences(self, call_id: str) -> list[TrackedRequest]:
+        """The sequences of an API call, as far as they are known."""
         found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
-        return [request for request in found if request is not None and viewer.may_see(request.tenant)]
+        return [request for request in found if request is not None]
 
 
 def _gauges(llm: AsyncLLM) -> dict[str, tuple[str, Callable[[], float]]]:

@@ -156,6 +156,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         token_ids = [ids for _, ids in prompts]
         permit = admission.enter(request.state.key, token_ids, params, timeout=body.timeout, cache_salt=body.cache_salt)
         call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
+        request.state.call_id = call_id
         call = Call(body, plan, [], call_id, self.model_name, Tally(sum(map(len, token_ids))), permit)
         try:
             for index, prompt in enumerate(prompts):

@@ -1,0 +1,167 @@
+"""What is told of a call once it is over: the access log and OpenTelemetry spans."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chairlift.engine.event_hub import EventHub
+from chairlift.errors import ConfigError
+from chairlift.server.access_log import AccessLog
+from chairlift.server.call_log import CallListener, CallLogMiddleware, CallRecord
+from chairlift.server.keys import KeyInfo
+from chairlift.server.observatory import Observatory
+from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.tracing import CallTracer
+from tracked_crowds import Crowd
+
+SECRET = "my dear diary"
+
+
+def answering(status: int = 200, call_id: str | None = "r3", is_cut: bool = False) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["key"] = KeyInfo("ann", "ann", False)
+        scope["state"]["call_id"] = call_id
+        await receive()
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": is_cut})
+        if is_cut:
+            raise OSError("the client is gone")
+
+    return app
+
+
+@pytest.fixture
+def observatory() -> Observatory:
+    """Of an engine in which r3 waited for a seat."""
+    crowd = Crowd(max_num_seqs=2)
+    for start in range(3):
+        crowd.add([start, 5, 6], 4, late=0.01)
+    crowd.to_end()
+    hub = EventHub()
+    found = Observatory(SimpleNamespace(events=hub), crowd.clock)  # type: ignore[arg-type]
+    assert crowd.tracker.started is not None
+    hub.publish([crowd.tracker.started, *crowd.log.events])
+    return found
+
+
+def call(
+    observatory: Observatory, app: ASGIApp, *listeners: CallListener, keeps_body: bool = False, **options: Any
+) -> None:
+    logged = CallLogMiddleware(app, observatory, listeners, keeps_body)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(logged), base_url="http://server") as client:
+            await client.post(options.pop("path", "/v1/completions"), json={"prompt": SECRET}, **options)
+
+    asyncio.run(ask())
+
+
+def test_a_line_of_json_has_sizes_and_times_and_no_prompt(observatory: Observatory, tmp_path: Path) -> None:
+    call(observatory, answering(), AccessLog("json", tmp_path / "log"))
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert SECRET not in line
+    fields = json.loads(line)
+    assert fields.pop("time").endswith("+00:00")
+    assert fields.pop("duration") >= 0
+    request = observatory.tracker.get("r3")
+    assert request is not None
+    assert request.first_token is not None
+    assert fields == {
+        "client": "127.0.0.1",
+        "key": "ann",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "request_id": "r3",
+        "prompt_tokens": 3,
+        "cached_tokens": 0,
+        "output_tokens": 4,
+        "queue_time": pytest.approx(request.queue_time, abs=1e-6),
+        "ttft": pytest.approx(request.first_token - request.arrived.time, abs=1e-6),
+        "finish_reason": "length",
+    }
+
+
+def test_a_line_of_text_and_the_body_if_it_is_wanted(observatory: Observatory, tmp_path: Path) -> None:
+    call(observatory, answering(404, None), AccessLog("text", tmp_path / "log"), keeps_body=True)
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert " 127.0.0.1 ann POST /v1/completions 404 duration=" in line
+    assert SECRET in line
+
+
+def test_a_client_that_left_is_told_apart(observatory: Observatory) -> None:
+    records: list[CallRecord] = []
+    with pytest.raises(OSError, match="the client is gone"):
+        call(observatory, answering(is_cut=True), records.append)
+    assert [record.is_cut for record in records] == [True]
+
+
+def test_probes_are_not_logged_while_they_succeed(observatory: Observatory) -> None:
+    records: list[CallRecord] = []
+    for status in (200, 503):
+        call(observatory, answering(status, None), records.append, path="/ready")
+    assert [record.status for record in records] == [503]
+
+
+def test_spans_continue_the_callers_trace(observatory: Observatory) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(observatory, exporter)
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    call(observatory, answering(), tracer, headers={"traceparent": f"00-{trace}-{parent}-01"})
+    tracer.close()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {
+        "POST /v1/completions", "sequence", "wait: next_step", "wait: seats", "prefill", "decode"
+    }  # fmt: skip
+    assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {trace}
+    root, sequence = spans["POST /v1/completions"], spans["sequence"]
+    assert root.parent is not None
+    assert f"{root.parent.span_id:016x}" == parent
+    for name in ("wait: seats", "prefill", "decode"):
+        assert spans[name].parent == sequence.context
+    assert seconds(spans["wait: next_step"]) + seconds(spans["wait: seats"]) == pytest.approx(
+        sequence.attributes["gen_ai.latency.time_in_queue"], abs=1e-5
+    )
+    assert sequence.attributes["gen_ai.usage.output_tokens"] == 4
+    assert SECRET not in str([dict(span.attributes or {}) for span in spans.values()])
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def test_calls_that_never_got_to_the_engine_are_not_traced(observatory: Observatory) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(observatory, exporter)
+    call(observatory, answering(401, None), tracer)
+    tracer.close()
+    assert not exporter.get_finished_spans()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"access_log_format": "xml"}, "access_log_format must be one of text, json, none"),
+        ({"access_log": Path("log"), "access_log_format": "none"}, "writes nothing"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ObserveOptions(**options)
+
+
+def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory"):
+        ObserveOptions("json", tmp_path)
