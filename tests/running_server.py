@@ -8,13 +8,18 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
-import uvicorn
 
 from chairlift import AsyncLLM
+from chairlift.server.admission import Admission
 from chairlift.server.app import create_app
+from chairlift.server.drain import DrainingServer
+from chairlift.server.http_protocol import uvicorn_config
+from chairlift.server.keys import KeyRing
+from chairlift.server.limits import ServerLimits
 
 MODEL = "smollm2-135m-instruct"
 
@@ -25,12 +30,35 @@ class RunningServer:
 
     llm: AsyncLLM
     url: str
+    admission: Admission
+    uvicorn: DrainingServer
 
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
+    def client(self, api_key: str = "unused") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
-    def post(self, path: str, body: object) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60)
+    def post(self, path: str, body: object, api_key: str = "unused") -> httpx.Response:
+        headers = {"Authorization": f"Bearer {api_key}"}
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        """A plain connection."""
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.connect(("127.0.0.1", int(self.url.rsplit(":", 1)[1])))
+        connection.settimeout(20)
+        return connection
+
+    def slow_down(self, seconds: float = 0.02) -> None:
+        """Make every step take a while."""
+        executor = self.llm.engine.core._executor
+        submit = executor.submit
+
+        def slow(output: Any) -> Any:
+            time.sleep(seconds)
+            return submit(output)
+
+        executor.submit = slow
 
     def wait_until_idle(self, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds
@@ -40,15 +68,20 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def run_server(llm: AsyncLLM, name: str | None = None) -> Iterator[RunningServer]:
+def run_server(
+    llm: AsyncLLM, name: str | None = None, *, keys: KeyRing | None = None, limits: ServerLimits | None = None
+) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(llm, name), log_level="warning", timeout_graceful_shutdown=5))
+    limits = limits or ServerLimits()
+    app = create_app(llm, name, keys=keys, limits=limits)
+    server = DrainingServer(uvicorn_config(app, limits, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    yield RunningServer(llm, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield RunningServer(llm, url, app.state.admission, server)
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()

@@ -106,24 +106,27 @@ class Admission:
 
     def _check_queue(self, num_requests: int, num_tokens: int) -> None:
         queue, limits = self.queue, self.limits
-        for waiting, more, limit, what in (
-            (queue.num_requests, num_requests, limits.max_queued_requests, "requests"),
-            (queue.num_tokens, num_tokens, limits.max_queued_tokens, "tokens"),
-        ):
+        bounds = (
+            ("requests", queue.num_requests, num_requests, limits.max_queued_requests),
+            ("tokens", queue.num_tokens, num_tokens, limits.max_queued_tokens),
+        )
+        for unit, _, more, limit in bounds:
             if more > limit:
-                raise RequestError(f"{more} {what} in one call, and max_queued_{what}={limit}: send less", "prompt")
+                raise RequestError(f"{more} {unit} in one call, and max_queued_{unit}={limit}: send less", "prompt")
+        for unit, waiting, more, limit in bounds:
             if waiting + more > limit:
-                share = (waiting + more - limit) / waiting
-                seconds = self.pace.seconds_until_first_token(
-                    math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
-                )
-                retry_after = 1.0 if seconds is None else max(1.0, seconds)
-                raise OverloadedError(
-                    f"the queue is full: {queue.num_requests} requests with {queue.num_tokens} prompt tokens wait, "
-                    f"and max_queued_{what}={limit}; try again in about {retry_after:.0f} s",
-                    retry_after,
-                    "queue_full",
-                )
+                raise self._queue_is_full(f"max_queued_{unit}={limit}", (waiting + more - limit) / waiting)
+
+    def _queue_is_full(self, bound: str, share: float) -> OverloadedError:
+        """This share of it has to go first."""
+        queue = self.queue
+        seconds = self.pace.seconds_until_first_token(
+            math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
+        )
+        retry_after = 1.0 if seconds is None else max(1.0, seconds)
+        waiting = f"{queue.num_requests} requests with {queue.num_tokens} prompt tokens wait"
+        message = f"the queue is full: {waiting}, and {bound}; try again in about {retry_after:.0f} s"
+        return OverloadedError(message, retry_after, "queue_full")
 
     def _check_deadline(
         self, key: KeyInfo, num_requests: int, num_tokens: int, params: SamplingParams, timeout: float | None

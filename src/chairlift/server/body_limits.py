@@ -24,7 +24,7 @@ def json_depth(body: bytes) -> int:
     get before it finds out."""
     brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
     signed = memoryview(brackets.translate(_STEPS)).cast("b")
-    return max(accumulate(signed), default=0)
+    return max(accumulate(signed, initial=0))
 
 
 class _RefusedError(Exception):

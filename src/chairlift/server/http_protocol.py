@@ -68,11 +68,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
             self._refuse(431, b"Request Header Fields Too Large")
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._in_headers = True
-        self._header_bytes = 0
-
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._header_timer.stop()
