@@ -146,7 +146,8 @@ class _ChatStream(StreamWriter):
         return b"".join(self._chunk(index, delta, NULL, b"") for index in range(self._call.body.num_answers()))
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
-        return b"".join([self._answer(answer) for answer in output.outputs if has_news(answer)])
+        tells_tokens = self._call.body.return_token_ids
+        return b"".join([self._answer(answer) for answer in output.outputs if has_news(answer, tells_tokens)])
 
     def closing(self) -> bytes:
         call = self._call

@@ -131,7 +131,10 @@ class _CompletionStream(StreamWriter):
             echo.positions += output.prompt_logprobs or []
             if self._call.body.logprobs is None or len(echo.positions) == len(output.prompt_token_ids):
                 chunks = self._echo(index, output)
-        return chunks + b"".join(self._chunk(index, answer) for answer in output.outputs if has_news(answer))
+        tells_tokens = self._call.body.return_token_ids
+        return chunks + b"".join(
+            self._chunk(index, answer) for answer in output.outputs if has_news(answer, tells_tokens)
+        )
 
     def closing(self) -> bytes:
         call = self._call

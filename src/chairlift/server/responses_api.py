@@ -129,7 +129,7 @@ def _items(answer: Answer, logprobs: list[dict[str, Any]]) -> list[Item]:
     items = []
     if answer.reasoning:
         items.append(Item("reasoning", new_item_id("rs"), text=answer.reasoning))
-    if answer.content or not answer.calls:
+    if answer.content or not (answer.reasoning or answer.calls):
         items.append(Item("message", new_item_id("msg"), text=answer.content, logprobs=logprobs))
     for call in answer.calls:
         function = call.function

@@ -90,7 +90,7 @@ class ItemEvents:
         assert item is not None
         item.text += text
         item.logprobs += logprobs
-        more = {"logprobs": logprobs} if item.kind == "message" else {}
+        more = {"logprobs": _without_bytes(logprobs)} if item.kind == "message" else {}
         return self.event(f"{DELTAS[item.kind]}.delta", **self._place(item), delta=text, **more)
 
     def end(self, status: str) -> bytes:
@@ -100,9 +100,9 @@ class ItemEvents:
             return b""
         name = f"{DELTAS[item.kind]}.done"
         if item.kind == "function_call":
-            events = self.event(name, **self._place(item), name=item.name, arguments=item.text)
+            events = self.event(name, **self._place(item), arguments=item.text)
         else:
-            more = {"logprobs": item.logprobs} if item.kind == "message" else {}
+            more = {"logprobs": _without_bytes(item.logprobs)} if item.kind == "message" else {}
             events = self.event(name, **self._place(item), text=item.text, **more)
             events += self.event("response.content_part.done", **self._place(item), part=item.part())
         events += self.event("response.output_item.done", output_index=len(self.done), item=item.value(status))
@@ -113,3 +113,15 @@ class ItemEvents:
     def _place(self, item: Item) -> dict[str, Any]:
         place = {"item_id": item.id, "output_index": len(self.done)}
         return place if item.kind == "function_call" else {**place, "content_index": 0}
+
+
+def _without_bytes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Logprobs as events have them, in contrast to items."""
+    return [
+        {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]],
+        }
+        for entry in entries
+    ]

@@ -211,9 +211,9 @@ class Serving(ABC, Generic[Fields, Plans]):
             yield writer.failure(error)
 
 
-def has_news(answer: CompletionOutput) -> bool:
-    """Whether there is anything to tell."""
-    return bool(answer.text or answer.finish_reason is not None or answer.logprobs)
+def has_news(answer: CompletionOutput, tells_tokens: bool | None) -> bool:
+    """Whether there is anything to tell: tokens may be no text yet."""
+    return bool(answer.text or answer.finish_reason is not None or answer.logprobs or tells_tokens)
 
 
 async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:

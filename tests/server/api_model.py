@@ -1,0 +1,61 @@
+"""A tiny model that can be asked for everything the API has, and checks of answers against the clients' own types."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from openai import BaseModel as OpenAIModel
+
+from byte_tokenizer import write_byte_tokenizer
+
+CHAT_TEMPLATE: Final = """\
+{%- if tools %}{{ 'tools: ' + (tools | tojson) + '\\n' }}{% endif %}
+{%- if documents %}{{ 'documents: ' + (documents | tojson) + '\\n' }}{% endif %}
+{%- if reasoning_effort %}{{ 'effort: ' + reasoning_effort + '\\n' }}{% endif %}
+{%- for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}
+{%- for c in m.tool_calls or [] %} {{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}assistant: {% if enable_thinking %}{{ '<think>\\n' }}{% endif %}{% endif %}"""
+
+EXTENSIONS: Final = {
+    "stop_reason",
+    "prompt_logprobs",
+    "prompt_token_ids",
+    "token_ids",
+    "reasoning_content",
+    "timings",
+}
+"""Fields of vLLM's and ours, which the clients' types do not have."""
+
+
+def with_api_tokenizer(model_dir: Path, folder: Path) -> Path:
+    """A copy of a tiny model with a tokenizer for every byte, and a template that reads every variable."""
+    shutil.copytree(model_dir, folder, dirs_exist_ok=True)
+    write_byte_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return folder
+
+
+def check_type(kind: type[Any], value: dict[str, Any]) -> None:
+    """The client's type takes the value as it is, and knows every field of it."""
+    model = kind.model_validate(value)
+    for path, name in _unknown(model, kind.__name__):
+        assert name in EXTENSIONS, f"{path} has no field {name}"
+
+
+def _unknown(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list):
+        for entry in value:
+            yield from _unknown(entry, path)
+    elif hasattr(value, "model_extra"):
+        yield from ((path, name) for name in value.model_extra or {})
+        for name in type(value).model_fields:
+            yield from _unknown(getattr(value, name, None), f"{path}.{name}")
+
+
+def raw(answer: OpenAIModel) -> dict[str, Any]:
+    """What came over the wire."""
+    return answer.to_dict(mode="python")
