@@ -36,7 +36,8 @@ class Generation:
         self.core_ids = core_ids
         self._on_abort = on_abort
         self._on_output = on_output
-        self._news = AnswerBuilder()
+        self._first: RequestOutput | None = None
+        self._sum: AnswerBuilder | None = None
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._ended = False
@@ -48,8 +49,24 @@ class Generation:
         else:
             if self._on_output is not None:
                 self._on_output(told)
-            self._news.add(told)
+            self._add(told)
             self._changed.set()
+
+    def _add(self, delta: RequestOutput) -> None:
+        """Most readers come for each delta, so the first one is kept as it is."""
+        if self._first is None:
+            self._first = delta
+            return
+        if self._sum is None:
+            self._sum = AnswerBuilder()
+            self._sum.add(self._first)
+        self._sum.add(delta)
+
+    def _take(self) -> RequestOutput:
+        first, total = self._first, self._sum
+        self._first = self._sum = None
+        assert first is not None
+        return first if total is None else total.build()
 
     def fail(self, error: Exception) -> None:
         """End with an error, on the event loop."""
@@ -72,7 +89,7 @@ class Generation:
         if self._error is not None:
             raise self._error
         self._changed.clear()
-        news, self._news = self._news.build(), AnswerBuilder()
+        news = self._take()
         if news.finished:
             self.abort()
         return news
