@@ -11,6 +11,7 @@ from chairlift import __version__
 from chairlift.commands.batch import batch
 from chairlift.commands.bench import bench
 from chairlift.commands.key import key
+from chairlift.commands.observe_options import takes_observe_options
 from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
 from chairlift.commands.plan import plan
 from chairlift.commands.report import report
@@ -21,6 +22,7 @@ from chairlift.errors import ChairliftError
 from chairlift.server.access import AccessOptions
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.limits import ServerLimits
+from chairlift.server.observe_options import ObserveOptions
 
 app = typer.Typer(
     name="chairlift",
@@ -63,6 +65,7 @@ def generate(
 @app.command()
 @takes_engine_options
 @takes_serve_options
+@takes_observe_options
 def serve(
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -76,13 +79,14 @@ def serve(
     limits: ServerLimits,
     access: AccessOptions,
     api: ApiOptions,
+    observe: ObserveOptions,
 ) -> None:
     """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages and more."""
     started = time.perf_counter()
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api)
+    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api, observe)
 
 
 app.command()(batch)

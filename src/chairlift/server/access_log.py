@@ -7,18 +7,16 @@ import logging
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from chairlift.server.call_log import CallRecord
-
-ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 
 class AccessLog:
     """Writes records as lines.
 
     Args:
-        log_format: one of ACCESS_LOG_FORMATS but "none".
+        log_format: "text" or "json".
         path: None is standard error.
     """
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import ConfigError
-from chairlift.server.access_log import ACCESS_LOG_FORMATS, AccessLog
-from chairlift.server.observatory import Observatory
 
 if TYPE_CHECKING:
+    from chairlift.server.access_log import AccessLog
+    from chairlift.server.observatory import Observatory
     from chairlift.server.tracing import CallTracer
+
+
+ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class ObserveOptions:
 
     def listeners(self, observatory: Observatory) -> list[AccessLog | CallTracer]:
         """Who is told of each call; to be closed in the end."""
+        from chairlift.server.access_log import AccessLog
+
         found: list[AccessLog | CallTracer] = []
         if self.access_log_format != "none":
             found.append(AccessLog(self.access_log_format, self.access_log))

@@ -13,6 +13,7 @@ from chairlift.errors import ConfigError
 from chairlift.server.access import AccessOptions
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.limits import ServerLimits
+from chairlift.server.observe_options import ObserveOptions
 
 logger = logging.getLogger("chairlift")
 
@@ -27,6 +28,7 @@ def run(
     limits: ServerLimits,
     access: AccessOptions,
     api: ApiOptions,
+    observe: ObserveOptions,
 ) -> None:
     """Serve until interrupted, and then until what was taken in is answered.
 
@@ -65,11 +67,12 @@ def run(
             "ready in %.1f s: %s/v1 answers as model %r", seconds, url, served_model_name or llm.engine.model_name
         )
 
-    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits, api=api)
+    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits, api=api, observe=observe)
     options = uvicorn_config(
         app,
         limits,
         log_config=None,
+        access_log=False,
         timeout_keep_alive=60,
         ssl_certfile=access.ssl_certfile,
         ssl_keyfile=access.ssl_keyfile,
