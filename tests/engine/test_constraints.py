@@ -1,0 +1,107 @@
+"""Bad words, allowed tokens, truncated prompts and answers without text, through LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
+from chairlift import LLM, SamplingParams
+from chairlift.errors import RequestError
+from chairlift.outputs import CompletionOutput
+
+EOS = 2
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path_factory.mktemp("constraints"))
+    return LLM(str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8)
+
+
+def answer(llm: LLM, prompt: Any = "Hello", **fields: Any) -> CompletionOutput:
+    params = SamplingParams(**{"temperature": 2.0, "seed": 1, "max_tokens": 40, "ignore_eos": True, **fields})
+    return llm.generate(prompt, params, progress=False)[0].outputs[0]
+
+
+def test_bad_words_are_not_said_in_their_own_tokens(llm: LLM) -> None:
+    tokenizer = llm.engine.tokenizer
+    said = answer(llm).token_ids
+    words = [tokenizer.decode([token]) for token in said if tokenizer.token_bytes(token).strip().isalpha()][:6]
+    assert len(words) == 6
+    without = answer(llm, bad_words=words).token_ids
+    forbidden = [
+        tokenizer.encode(form + word.lstrip(), add_special_tokens=False) for word in words for form in ("", " ")
+    ]
+    for ids in forbidden:
+        assert not any(without[at : at + len(ids)] == ids for at in range(len(without)))
+    assert any(ids == said[at : at + len(ids)] for ids in forbidden for at in range(len(said)))
+
+
+def test_bad_words_may_be_token_ids(llm: LLM) -> None:
+    pair = answer(llm, temperature=0).token_ids[3:5]
+    without = answer(llm, temperature=0, bad_words=[pair]).token_ids
+    assert pair not in [without[at : at + 2] for at in range(len(without))]
+    assert without[:4] == answer(llm, temperature=0).token_ids[:4]
+
+
+def test_only_allowed_tokens_come_and_eos_only_if_it_is_one(llm: LLM) -> None:
+    assert set(answer(llm, allowed_token_ids=[50, 51, 52]).token_ids) == {50, 51, 52}
+    ended = answer(llm, allowed_token_ids=[50, EOS], ignore_eos=False, min_tokens=3)
+    assert (ended.finish_reason, ended.token_ids[-1], set(ended.token_ids[:-1])) == ("stop", EOS, {50})
+    assert len(ended.token_ids) > 3
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "token": ({"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids", "outside"),
+    "word": ({"bad_words": [[5, VOCAB_SIZE]]}, "bad_words", "outside"),
+    "nothing left": ({"allowed_token_ids": [50], "bad_words": [[50, 50]]}, "allowed_token_ids", "no token is left"),
+    "no end": (
+        {"allowed_token_ids": [EOS], "ignore_eos": False, "min_tokens": 2}, "allowed_token_ids", "no token is left"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_leaves_nothing_to_say_is_refused(name: str, llm: LLM) -> None:
+    fields, param, reason = REFUSED[name]
+    with pytest.raises(RequestError, match=reason) as caught:
+        answer(llm, **fields)
+    assert caught.value.param == param
+
+
+def test_bad_words_as_text_need_a_tokenizer(llm: LLM, tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("llama", vocab_size=VOCAB_SIZE)
+    no_text = LLM(str(folder), num_kv_blocks=50, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2)
+    with pytest.raises(RequestError, match="lists of token ids"):
+        answer(no_text, [5, 6], bad_words=["a"])
+    assert len(answer(no_text, [5, 6], bad_words=[[7]]).token_ids) == 40
+
+
+@pytest.mark.parametrize(("kept", "max_tokens", "expected"), [(3, 10, 3), (400, 10, 200), (-1, 100, 156), (-1, 255, 1)])
+def test_a_prompt_is_truncated_from_its_beginning(llm: LLM, kept: int, max_tokens: int, expected: int) -> None:
+    ids = [10 + at % 300 for at in range(200)]
+    params = SamplingParams(max_tokens=max_tokens, truncate_prompt_tokens=kept, temperature=0)
+    (output,) = llm.generate(ids, params, progress=False)
+    assert output.prompt_token_ids == ids[-expected:]
+
+
+def test_a_text_is_truncated_if_it_is_not_endless(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, truncate_prompt_tokens=20)
+    (output,) = llm.generate("the quick fox " * 300, params, progress=False)
+    assert len(output.prompt_token_ids) == 20
+    for refused in ("the quick fox " * 30_000, "the quick fox " * 300):
+        with pytest.raises(RequestError, match="Shorten it"):
+            llm.generate(refused, SamplingParams() if len(refused) < 10_000 else params, progress=False)
+
+
+def test_an_answer_without_text_has_the_same_tokens(llm: LLM) -> None:
+    silent = answer(llm, detokenize=False, logprobs=0)
+    assert silent.text == ""
+    assert silent.token_ids == answer(llm).token_ids
+    assert silent.logprobs is not None
+    assert silent.cumulative_logprob == pytest.approx(sum(entry.token.logprob for entry in silent.logprobs))
+    assert answer(llm).cumulative_logprob is None
