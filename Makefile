@@ -13,7 +13,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native configure serve test fuzz fuzz-api test-wheel test-without-compiler sanitize check format bench wheel clean
+.PHONY: help venv native configure serve test fuzz fuzz-api test-clients load-test test-wheel test-without-compiler sanitize check format bench wheel clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,16 @@ fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its 
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
 	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
 	CHAIRLIFT_CPU_ISA=$(LEAST_ISA) .ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
+
+test-clients: venv ## Let simonw/llm and LangChain, unchanged, talk to a server.
+	tests/clients/with-clients "llm langchain-openai" tests/clients/check_llm.py
+	tests/clients/with-clients "llm langchain-openai" tests/clients/check_langchain.py
+
+load-test: venv ## Put a server under guidellm's load: 8 streams, 96 requests.
+	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \
+	  --backend kind=openai_http,target=CHAIRLIFT_URL,model=smollm2-135m-instruct,max_tokens=48 \
+	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=96 \
+	  --data kind=json_file,path=tests/clients/prompts.jsonl
 
 test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
 	.ci/with-package build/installed/pure . -m pytest $(ARGS)

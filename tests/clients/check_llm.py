@@ -1,0 +1,48 @@
+"""simonw/llm, unchanged: its command line against a server, whole, streamed and with a schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MODELS = """\
+- model_id: chairlift
+  model_name: smollm2-135m-instruct
+  api_base: "{url}/v1"
+  supports_schema: true
+  supports_tools: true
+"""
+
+
+def llm(home: Path, *arguments: str) -> str:
+    """What the command prints."""
+    options = ["-m", "chairlift", "--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "40"]
+    command = [str(Path(sys.executable).parent / "llm"), *options, *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, "LLM_USER_PATH": str(home)}, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def main() -> None:
+    """Ask in every way, and check what comes back."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        (home / "extra-openai-models.yaml").write_text(MODELS.format(url=os.environ["CHAIRLIFT_URL"]))
+        streamed = llm(home, "What is the capital of France?")
+        assert "Paris" in streamed, streamed
+        assert llm(home, "--no-stream", "What is the capital of France?") == streamed
+        assert llm(home, "-s", "You are a poet.", "Say hello.")
+        dog = json.loads(llm(home, "--schema", "name, has_tail bool", "Invent a dog."))
+        assert isinstance(dog["name"], str)
+        assert isinstance(dog["has_tail"], bool)
+        assert llm(home, "-T", "llm_version", "Say hello.")
+    print(f"llm: whole, streamed, system, schema {json.dumps(dog)}, tools")
+
+
+if __name__ == "__main__":
+    main()
