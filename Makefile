@@ -63,7 +63,7 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 96 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \
 	  --backend kind=openai_http,target=CHAIRLIFT_URL,model=smollm2-135m-instruct,max_tokens=48 \
 	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=96 \
-	  --data kind=json_file,path=tests/clients/prompts.jsonl
+	  --data kind=json_file,path=tests/clients/prompts.json
 
 test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
 	.ci/with-package build/installed/pure . -m pytest $(ARGS)

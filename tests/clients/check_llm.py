@@ -16,6 +16,12 @@ MODELS = """\
   supports_schema: true
   supports_tools: true
 """
+DOG = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "has_tail": {"type": "boolean"}},
+    "required": ["name", "has_tail"],
+    "additionalProperties": False,
+}
 
 
 def llm(home: Path, *arguments: str) -> str:
@@ -37,7 +43,7 @@ def main() -> None:
         assert "Paris" in streamed, streamed
         assert llm(home, "--no-stream", "What is the capital of France?") == streamed
         assert llm(home, "-s", "You are a poet.", "Say hello.")
-        dog = json.loads(llm(home, "--schema", "name, has_tail bool", "Invent a dog."))
+        dog = json.loads(llm(home, "--schema", json.dumps(DOG), "Invent a dog."))
         assert isinstance(dog["name"], str)
         assert isinstance(dog["has_tail"], bool)
         assert llm(home, "-T", "llm_version", "Say hello.")
