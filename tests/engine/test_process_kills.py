@@ -1,0 +1,76 @@
+"""Engines that are killed at any time: every request is answered rightly or ends with an error, and exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.engine import process_client
+from chairlift.errors import EngineDeadError
+from fakes import expected_tokens
+from process_engines import forced, started, tiny_config, until
+
+FAKE_ENGINE = (sys.executable, str(Path(__file__).parents[1] / "fake_engine_process.py"))
+NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_engines_that_are_killed_at_any_time(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.001)
+    rng = random.Random(seed)
+    outcomes: list[str] = []
+
+    async def ask(llm: AsyncLLM, leaves: bool) -> None:
+        await asyncio.sleep(rng.uniform(0, 2))
+        prompt = [rng.randrange(3, 250) for _ in range(rng.randint(1, 20))]
+        num_tokens, n = rng.randint(1, 40), rng.choice((1, 1, 1, 2))
+        generation = llm.start(None, prompt, forced(num_tokens, n=n))
+        try:
+            if leaves:
+                await asyncio.wait_for(anext(generation), rng.uniform(0, 0.5))
+                generation.abort()
+                outcomes.append("left")
+                return
+            answer = await generation.collect()
+        except EngineDeadError:
+            outcomes.append("lost")
+        except TimeoutError:
+            outcomes.append("left")
+        else:
+            assert [a.token_ids for a in answer.outputs] == [expected_tokens(prompt, num_tokens)] * n
+            outcomes.append("answered")
+        finally:
+            generation.abort()
+
+    async def kill(client: process_client.ProcessClient, llm: AsyncLLM) -> None:
+        for restarts in range(NUM_KILLS):
+            await until(lambda r=restarts: llm.status().state == "running" and llm.status().restarts == r)
+            await asyncio.sleep(rng.uniform(0.05, 0.3))
+            os.kill(client.engine_pid, signal.SIGKILL)
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE)
+        llm = AsyncLLM(client=client)
+        llm.open()
+        jobs = [ask(llm, rng.random() < 0.2) for _ in range(NUM_REQUESTS)]
+        await asyncio.wait_for(asyncio.gather(*jobs, kill(client, llm)), timeout=60)
+        await until(lambda: llm.status().state == "running")
+        assert llm.status().restarts == NUM_KILLS
+        assert llm.num_unfinished == len(client._in_flight) == 0
+        answer = await llm.start(None, [5], forced(4)).collect()
+        assert answer.outputs[0].token_ids == expected_tokens([5], 4)
+        llm.close()
+
+    asyncio.run(run())
+    assert len(outcomes) == NUM_REQUESTS
+    assert 0 < outcomes.count("lost") <= NUM_KILLS * NUM_SEATS

@@ -1,0 +1,56 @@
+"""An engine process whose model is the fake one: it starts at once and checks every step. Steps take 2 ms."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from chairlift.clock import MonotonicClock
+from chairlift.config import EngineConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.scheduler import Scheduler
+from chairlift.engine import engine_process
+from chairlift.engine.engine_process import AnnouncingExecutor, Outbox
+from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.wire import EngineFacts
+from chairlift.events import EngineStarted
+from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.outputs import SchedulerOutput
+from chairlift.worker.kv_cache import KVCachePlan
+from fakes import CheckingExecutor
+
+NUM_BLOCKS, MAX_MODEL_LEN, STEP_SECONDS = 128, 128, 0.002
+
+
+class SlowExecutor(AnnouncingExecutor):
+    def submit(self, output: SchedulerOutput) -> Any:
+        time.sleep(STEP_SECONDS)
+        return super().submit(output)
+
+
+def build(config: EngineConfig, outbox: Outbox) -> Any:
+    block_size, limits = config.block_size, config.scheduler_config(MAX_MODEL_LEN, 32)
+    manager = make_kv_cache_manager(
+        "paged",
+        num_blocks=NUM_BLOCKS,
+        block_size=block_size,
+        max_model_len=MAX_MODEL_LEN,
+        enable_prefix_caching=True,
+        arena="buddy",
+    )
+    executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)
+    clock = MonotonicClock()
+    started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)
+    outbox.emit(started)
+    core = EngineCore(Scheduler(limits, manager, outbox), SlowExecutor(executor, outbox.begin), clock)
+    plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
+    model_config = load_config(resolve_model(config.model))
+    request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
+    outbox.ready(EngineFacts("fake", model_config, limits, plan, request_limits, started))
+    return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None))
+
+
+engine_process._build = build
+engine_process.main()
