@@ -17,6 +17,7 @@ from chairlift.commands.plan import plan
 from chairlift.commands.report import report
 from chairlift.commands.serve_options import takes_serve_options
 from chairlift.commands.simulate import simulate
+from chairlift.commands.top import top
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
 from chairlift.server.access import AccessOptions
@@ -94,6 +95,7 @@ app.command()(key)
 app.command()(plan)
 app.command()(simulate)
 app.command()(report)
+app.command()(top)
 
 
 @app.command()

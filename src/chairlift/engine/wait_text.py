@@ -27,7 +27,7 @@ def describe(span: ExplainedSpan) -> str:
 
 def _why(span: ExplainedSpan) -> str:
     if span.reason == "seats":
-        text = f"all {span.num_running} seats were taken"
+        text = "the only seat was taken" if span.num_running == 1 else f"all {span.num_running} seats were taken"
     elif span.reason == "batch":
         text = f"a static batch of {span.num_running} was closed"
     elif span.reason == "preemption":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from chairlift.engine.explain import ExplainedSpan, Explanation
 from chairlift.engine.wait_text import describe
-from chairlift.metrics.tracked_request import TrackedRequest
+from chairlift.metrics.tracked_request import Span, TrackedRequest
 
 
 class RequestTimings(BaseModel):
@@ -23,7 +26,7 @@ class RequestTimings(BaseModel):
 
 
 class SequenceView(BaseModel):
-    """One of the answers to a call."""
+    """One of the answers to a call. `wait_reason`: what it waits for now."""
 
     id: str
     state: str
@@ -36,6 +39,7 @@ class SequenceView(BaseModel):
     num_blocks: int
     num_preemptions: int
     num_recomputed_tokens: int
+    wait_reason: str | None
     steps_waited: dict[str, int]
     timings: RequestTimings
 
@@ -122,8 +126,12 @@ class ExplanationView(BaseModel):
     sequences: list[SequenceExplanation]
 
 
-def sequence_view(request: TrackedRequest, steps_waited: dict[str, int], now: float) -> SequenceView:
+def sequence_view(request: TrackedRequest, waits: Sequence[Sequence[Span]], now: float) -> SequenceView:
+    """`waits`: the spans of each of its waits."""
     arrived, ended = request.arrived, request.finished
+    steps_waited: Counter[str] = Counter()
+    for span in chain.from_iterable(waits):
+        steps_waited[span.reason] += span.num_steps
     return SequenceView(
         id=request.request_id,
         state=request.state,
@@ -136,7 +144,8 @@ def sequence_view(request: TrackedRequest, steps_waited: dict[str, int], now: fl
         num_blocks=request.num_blocks if request.state == "running" else 0,
         num_preemptions=request.num_preemptions,
         num_recomputed_tokens=request.recompute_tokens,
-        steps_waited=steps_waited,
+        wait_reason=waits[-1][-1].reason if request.state == "waiting" and waits[-1] else None,
+        steps_waited=dict(+steps_waited),
         timings=_timings(request, now),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -59,7 +58,4 @@ def _find(observatory: Observatory, request_id: str, request: Request) -> list[T
 
 def _view(observatory: Observatory, entry: TrackedRequest) -> SequenceView:
     now = observatory.now()
-    waited: Counter[str] = Counter()
-    for spans in observatory.tracker.spans(entry, now):
-        waited.update({span.reason: span.num_steps for span in spans if span.num_steps})
-    return sequence_view(entry, dict(waited), now)
+    return sequence_view(entry, observatory.tracker.spans(entry, now), now)

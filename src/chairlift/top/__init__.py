@@ -1,0 +1,1 @@
+"""`chairlift top`: a running server in a terminal."""
