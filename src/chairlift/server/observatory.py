@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from starlette.requests import Request
@@ -35,7 +36,9 @@ class Observatory:
         self.calls = CallIndex()
         self._clock = clock or MonotonicClock()
         self._secret = Viewer().secret
-        self.metrics = PrometheusMetrics(self.tracker, _gauges(llm))
+        self.metrics = PrometheusMetrics(
+            self.tracker, {name: (text, partial(value, llm)) for name, (text, value) in ENGINE_GAUGES.items()}
+        )
         for listener in (self.tracker, self.calls, self.metrics):
             llm.events.add(listener)
 
@@ -56,16 +59,15 @@ class Observatory:
         return [request for request in found if request is not None]
 
 
-def _gauges(llm: AsyncLLM) -> dict[str, tuple[str, Callable[[], float]]]:
-    return {
-        "chairlift:engine_up": ("1 if the engine runs.", lambda: float(llm.status().state == "running")),
-        "chairlift:engine_restarts": ("How often it was started again.", lambda: float(llm.status().restarts)),
-        "chairlift:engine_seconds_since_step": (
-            "Seconds since its last step ended.",
-            lambda: llm.status().seconds_since_step,
-        ),
-        "chairlift:events_dropped": ("Events that a busy server has lost.", lambda: float(llm.events.num_dropped)),
-    }
+ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[AsyncLLM], float]]]] = {
+    "chairlift:engine_up": ("1 if the engine runs.", lambda llm: float(llm.status().state == "running")),
+    "chairlift:engine_restarts": ("How often it was started again.", lambda llm: float(llm.status().restarts)),
+    "chairlift:engine_seconds_since_step": (
+        "Seconds since its last step ended.",
+        lambda llm: llm.status().seconds_since_step,
+    ),
+    "chairlift:events_dropped": ("Events that a busy server has lost.", lambda llm: float(llm.events.num_dropped)),
+}
 
 
 class CallIndex:
