@@ -1,0 +1,249 @@
+"""One key sends 20 times as much as another: what the other one notices, on a real server.
+
+    python benchmarks/fairness.py [--rate 2] [--seconds 8] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
+
+For each scheduling policy a server of its own (`chairlift serve`, two API keys), and two runs with the same arrivals of
+the key `light`: in the first the key `heavy` sends as much, in the second 20 times as much, more than the server can
+answer. Claimed of the time to the first token (TTFT) of `light`, at the median:
+
+a. under --scheduling-policy fair the flood leaves it within twice of what it is when both send equally;
+b. that is at most a fifth of what first come, first served gives.
+
+Whatever `heavy` still has in the queue when a run ends is withdrawn, so FCFS shows better here than it would if the
+flood went on. Prints a table and one JSON line; the exit status is 1 if a claim fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from chairlift.bench.http_client import ApiClient, Call, open_http
+from chairlift.bench.machine import host_facts
+from chairlift.metrics.percentile import percentile
+from chairlift.server.keys import key_record, new_secret, to_toml
+
+HEAVY, LIGHT = "heavy", "light"
+TIMES_AS_MUCH: Final = 20
+POLICIES: Final = ("fcfs", "fair")
+VOCABULARY: Final = 20_000
+SERVE: Final = ("--max-num-seqs", "8", "--num-threads", "1", "--kv-cache-memory", "256MiB", "--max-model-len", "1024")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent: `rate` calls a second by each key, `heavy` 20 times that in a flood."""
+
+    rate: float
+    seconds: float
+    prompt_len: int
+    output_len: int
+    seed: int = 0
+
+    def arrivals(self, name: str, times_as_much: int) -> list[float]:
+        """Seconds from the start, Poisson; the same for the same name."""
+        rng = random.Random(f"{self.seed} {name}")
+        times = [rng.expovariate(self.rate * times_as_much)]
+        while times[-1] < self.seconds:
+            times.append(times[-1] + rng.expovariate(self.rate * times_as_much))
+        return times[:-1]
+
+    def body(self, rng: random.Random, model: str) -> dict[str, Any]:
+        return {
+            "model": model,
+            "prompt": [rng.randrange(VOCABULARY) for _ in range(self.prompt_len)],
+            "max_tokens": self.output_len,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+
+
+@dataclass(slots=True)
+class Run:
+    """The calls of one run by key, as far as they were answered."""
+
+    policy: str
+    times_as_much: int
+    num_sent: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+
+    def ttft(self, name: str, quantile: float) -> float:
+        return percentile([call.ttft for call in self.calls[name] if call.ttft is not None], quantile)
+
+
+@contextmanager
+def serve(policy: str, key_file: Path, options: Sequence[str]) -> Iterator[str]:
+    """A server; yields its URL."""
+    command = [sys.executable, "-m", "chairlift", "serve", "--port", "0", "--scheduling-policy", policy]
+    command += ["--api-key-file", str(key_file), "--drain-timeout", "0", *SERVE, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"ready in \S+ s: (\S+)/v1", line):
+                yield found[1]
+                break
+        else:
+            raise SystemExit("".join(said))
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+async def send_all(client: ApiClient, name: str, load: Load, times_as_much: int, calls: list[Call]) -> None:
+    """Send the calls of one key when they are due, and wait for all answers."""
+    rng = random.Random(f"{load.seed} {name} tokens")
+    started = client.now()
+    async with asyncio.TaskGroup() as group:
+        for index, due in enumerate(load.arrivals(name, times_as_much)):
+            await asyncio.sleep(max(0.0, started + due - client.now()))
+            call = Call(f"{name}{index}", load.prompt_len, load.output_len, started + due)
+            calls.append(call)
+            group.create_task(client.stream(load.body(rng, "m"), call))
+
+
+async def run(url: str, policy: str, secrets: dict[str, str], load: Load, times_as_much: int) -> Run:
+    """One run; it ends when `light` has all its answers."""
+    result = Run(policy, times_as_much, calls={HEAVY: [], LIGHT: []})
+    clients = {name: open_http(url, secret, 120.0) for name, secret in secrets.items()}
+    api = {name: ApiClient(http, "/v1/completions", time.perf_counter) for name, http in clients.items()}
+    try:
+        heavy = asyncio.create_task(send_all(api[HEAVY], HEAVY, load, times_as_much, result.calls[HEAVY]))
+        light = asyncio.create_task(send_all(api[LIGHT], LIGHT, load, 1, result.calls[LIGHT]))
+        await asyncio.sleep(load.seconds)
+        await asyncio.wait({heavy}, timeout=0.5)
+        heavy.cancel()
+        await asyncio.gather(heavy, return_exceptions=True)
+        await light
+    finally:
+        for http in clients.values():
+            await http.aclose()
+    for name, calls in result.calls.items():
+        result.num_sent[name] = len(calls)
+        result.calls[name] = [call for call in calls if call.chunk_times]
+    if failed := [call.failure for call in result.calls[LIGHT] if call.failure is not None]:
+        raise SystemExit(f"{len(failed)} calls of {LIGHT} failed: {failed[0]}")
+    return result
+
+
+async def warm_up(url: str, secrets: dict[str, str], load: Load) -> None:
+    async with open_http(url, secrets[LIGHT], 60.0) as http:
+        client = ApiClient(http, "/v1/completions", time.perf_counter)
+        rng = random.Random("warm up")
+        calls = [Call(str(index), load.prompt_len, load.output_len, 0.0) for index in range(8)]
+        await asyncio.gather(*(client.stream(load.body(rng, "m"), call) for call in calls))
+
+
+def run_all(load: Load, options: Sequence[str]) -> list[Run]:
+    secrets = {name: new_secret() for name in (HEAVY, LIGHT)}
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        key_file = Path(folder) / "keys.toml"
+        entries = [to_toml(key_record(secret, name=name)) for name, secret in secrets.items()]
+        key_file.write_text("\n\n".join(entries))
+        for policy in POLICIES:
+            with serve(policy, key_file, ["--served-model-name", "m", *options]) as url:
+                asyncio.run(warm_up(url, secrets, load))
+                runs += [asyncio.run(run(url, policy, secrets, load, times)) for times in (1, TIMES_AS_MUCH)]
+    return runs
+
+
+def find(runs: Sequence[Run], policy: str, times_as_much: int) -> Run:
+    return next(run for run in runs if (run.policy, run.times_as_much) == (policy, times_as_much))
+
+
+def claims(runs: Sequence[Run]) -> dict[str, float]:
+    """The two ratios: to be at most 2 and at most 0.2."""
+    flooded = find(runs, "fair", TIMES_AS_MUCH).ttft(LIGHT, 50)
+    return {
+        "fair_flood_over_equal": flooded / find(runs, "fair", 1).ttft(LIGHT, 50),
+        "fair_flood_over_fcfs_flood": flooded / find(runs, "fcfs", TIMES_AS_MUCH).ttft(LIGHT, 50),
+    }
+
+
+def print_runs(runs: Sequence[Run], load: Load) -> None:
+    table = Table(title=f"TTFT in ms; {LIGHT} sends {load.rate:g} calls a second for {load.seconds:g} s")
+    for name in ("policy", "heavy sends", "light: answered", "p50", "p99", "heavy: answered", "p50 "):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for item in runs:
+        row = [item.policy, "as much" if item.times_as_much == 1 else f"{item.times_as_much} times as much"]
+        for name, quantiles in ((LIGHT, (50, 99)), (HEAVY, (50,))):
+            row.append(f"{len(item.calls[name])} of {item.num_sent[name]}")
+            row += [f"{1000 * item.ttft(name, quantile):.0f}" for quantile in quantiles]
+        table.add_row(*row)
+    Console(width=110).print(table)
+
+
+def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
+    """TTFT of every call of `light`, by when it was sent, under a flood and without."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    styles = {
+        ("fcfs", TIMES_AS_MUCH): ("#c2452d", "o", "first come, first served; the other key sends 20 times as much"),
+        ("fair", TIMES_AS_MUCH): ("#1f6f8b", "o", "fair; the other key sends 20 times as much"),
+        ("fair", 1): ("#8a8a8a", ".", "both keys send equally"),
+    }
+    for (policy, times), (color, marker, label) in styles.items():
+        item = find(runs, policy, times)
+        first = min(call.due for calls in item.calls.values() for call in calls)
+        points = [(call.due - first, 1000 * (call.ttft or 0.0)) for call in item.calls[LIGHT]]
+        axes.plot(*zip(*points, strict=True), marker, color=color, label=label, markersize=6)
+        axes.axhline(1000 * item.ttft(LIGHT, 50), color=color, linewidth=0.8)
+    axes.set(yscale="log", xlabel="sent, s", ylabel="time to first token, ms")
+    axes.set_title(f"The key that sends {load.rate:g} calls a second (lines: medians)", loc="left", fontsize=10)
+    axes.legend(frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--rate", type=float, default=2.0)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--prompt-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--png", type=Path)
+    parser.add_argument("serve_options", nargs="*", help="of chairlift serve, after --")
+    given = parser.parse_args()
+    load = Load(given.rate, given.seconds, given.prompt_len, given.output_len, given.seed)
+    runs = run_all(load, given.serve_options)
+    print_runs(runs, load)
+    ratios = claims(runs)
+    results = {
+        f"{item.policy}_{item.times_as_much}": {
+            name: {"sent": item.num_sent[name], "answered": len(calls), "ttft_p50": item.ttft(name, 50)}
+            for name, calls in item.calls.items()
+        }
+        for item in runs
+    }
+    print(json.dumps({"benchmark": "fairness", "machine": asdict(host_facts()), "results": results, "claims": ratios}))
+    if given.png is not None:
+        draw(runs, load, given.png)
+    return 0 if ratios["fair_flood_over_equal"] <= 2 and ratios["fair_flood_over_fcfs_flood"] <= 0.2 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
