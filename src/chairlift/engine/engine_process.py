@@ -27,6 +27,7 @@ from chairlift.core.executor import Executor
 from chairlift.engine.commands import Command
 from chairlift.engine.core_loop import run_core
 from chairlift.engine.grammar_gate import GrammarGate
+from chairlift.engine.heap import settle_heap
 from chairlift.engine.wire import (
     Address,
     Began,
@@ -214,6 +215,7 @@ def _build(config: EngineConfig, outbox: Outbox) -> Any:
         engine.limits,
         engine.started,
     )
+    settle_heap()
     outbox.ready(facts)
     return engine
 

@@ -52,6 +52,7 @@ def run(
     listener = _listen(host, port)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
     from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.engine.heap import settle_heap
     from chairlift.server.app import create_app
     from chairlift.server.drain import DrainingServer
     from chairlift.server.http_protocol import uvicorn_config
@@ -77,6 +78,7 @@ def run(
         ssl_certfile=access.ssl_certfile,
         ssl_keyfile=access.ssl_keyfile,
     )
+    settle_heap()
     try:
         DrainingServer(options, llm, app.state.admission).run(sockets=[listener])
     finally:
