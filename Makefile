@@ -51,6 +51,9 @@ fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
 	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
 
+soak: venv ## Serve 5,000 requests of every kind, and see that nothing is left of them (ARGS="--requests 50000").
+	$(BIN)/python tests/robustness/soak.py $(ARGS)
+
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
 	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
 	CHAIRLIFT_CPU_ISA=$(LEAST_ISA) .ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from tiny_tokenizer import TEMPLATE, write_tokenizer
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 256,
+    "vocab_size": 258,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -19,15 +21,18 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
-    "eos_token_id": 2,
-    "bos_token_id": 1,
+    "eos_token_id": 257,
+    "bos_token_id": 256,
     "dtype": "float32",
 }
 
 
 def tiny_options(folder: Path, **options: Any) -> dict[str, Any]:
     """Options of an engine over a model that is written into `folder`."""
-    write_tokenizer(folder)
+    file = str(write_tokenizer(folder) / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(file)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return {"model": str(folder), "random_weights": True, "num_threads": 1, "seed": 0, **options}

@@ -1,0 +1,93 @@
+"""`chairlift serve` in processes of its own, and what the machine says about these."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+COMMAND = [sys.executable, "-m", "chairlift", "serve", "--port", "0"]
+
+
+@dataclass(slots=True)
+class Served:
+    """A running server.
+
+    Attributes:
+        said: what it wrote to standard error so far.
+    """
+
+    url: str
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+    def processes(self) -> list[psutil.Process]:
+        """The HTTP side and the engine."""
+        front = psutil.Process(self.process.pid)
+        return [front, *front.children(recursive=True)]
+
+    def num_descriptors(self) -> int:
+        return sum(process.num_fds() for process in self.processes())
+
+    def resident_bytes(self) -> list[int]:
+        return [process.memory_info().rss for process in self.processes()]
+
+    def get(self, path: str) -> Any:
+        return httpx.get(f"{self.url}{path}", timeout=20).raise_for_status().json()
+
+    def metric(self, name: str) -> float:
+        """The sum of a counter of /metrics."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=20).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def as_options(options: Mapping[str, Any]) -> list[str]:
+    """Keywords as options of the command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option] if value is True else [option, str(value)]
+    return words
+
+
+@contextlib.contextmanager
+def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
+    """A server with these options of the engine and of the command, `model` among them; ended by SIGTERM."""
+    options = dict(options)
+    command = [*COMMAND, options.pop("model"), *as_options(options)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
+    served = Served("", process)
+    try:
+        served.url = _wait_until_ready(served)
+        yield served
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0, "".join(served.said)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(served: Served) -> str:
+    assert served.process.stderr is not None
+    for line in served.process.stderr:
+        served.said.append(line)
+        if found := re.search(r"ready in [\d.]+ s: (\S+)/v1 answers", line):
+            threading.Thread(target=_listen, args=(served,), daemon=True).start()
+            return found[1]
+    raise AssertionError("".join(served.said))
+
+
+def _listen(served: Served) -> None:
+    assert served.process.stderr is not None
+    for line in served.process.stderr:
+        served.said.append(line)
