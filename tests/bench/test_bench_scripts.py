@@ -12,9 +12,11 @@ from types import ModuleType
 
 import pytest
 
+from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift.errors import ConfigError
 from chairlift.models import registry
 from chairlift.worker import model_runner
+from chairlift.worker.token_masks import TokenMasks
 
 TinyModel = Callable[..., Path]
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -173,3 +175,19 @@ def test_contexts_of_a_model() -> None:
     assert concurrency.contexts_of("7,300", 300) == [7, 300]
     with pytest.raises(ConfigError, match="contexts must be at most 300 for this model, got 301"):
         concurrency.contexts_of("301", 300)
+
+
+def test_structured_cost(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = script("structured_cost")
+    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
+    arguments = ["--model", str(folder), "--batch-size", "2", "--max-tokens", "12", "--num-threads", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["structured_cost.py", *arguments])
+        fill = TokenMasks.fill
+        costs.main()
+        assert TokenMasks.fill is fill
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(record["rows"]) == list(costs.STRUCTURES)
+    for name, row in record["rows"].items():
+        assert row["step"] > 0
+        assert all((row[column] > 0) == (name != "free") for column in ("compile", "again", "mask", "apply", "share"))
