@@ -19,6 +19,26 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// Four bits as four lanes: all ones where the bit is set. A mask that is neither all nor nothing is applied by fours.
+struct Lanes {
+  uint32_t lane[4];
+};
+
+constexpr Lanes lanes(uint32_t bits) {
+  return {{bits & 1 ? ~0u : 0, bits & 2 ? ~0u : 0, bits & 4 ? ~0u : 0, bits & 8 ? ~0u : 0}};
+}
+
+constexpr Lanes kLanes[16] = {lanes(0), lanes(1), lanes(2),  lanes(3),  lanes(4),  lanes(5),  lanes(6),  lanes(7),
+                              lanes(8), lanes(9), lanes(10), lanes(11), lanes(12), lanes(13), lanes(14), lanes(15)};
+
+void mask_four(float* values, const Lanes& allowed) {
+  constexpr uint32_t kMinusInfinity = 0xff800000;
+  uint32_t bits[4];
+  std::memcpy(bits, values, sizeof bits);
+  for (int i = 0; i < 4; ++i) bits[i] = (bits[i] & allowed.lane[i]) | (kMinusInfinity & ~allowed.lane[i]);
+  std::memcpy(values, bits, sizeof bits);
+}
+
 struct Candidate {
   float value;
   int32_t id;
@@ -210,8 +230,10 @@ void mask_tokens(float* logits, int64_t n, const uint32_t* mask) {
     const int64_t count = std::min<int64_t>(32, n - start);
     if (!allowed) {
       std::fill_n(at, count, -kInfinity);
-    } else if (~allowed) {
+    } else if (count < 32) {
       for (int64_t i = 0; i < count; ++i) at[i] = (allowed >> i) & 1 ? at[i] : -kInfinity;
+    } else if (~allowed) {
+      for (int i = 0; i < 32; i += 4) mask_four(at + i, kLanes[(allowed >> i) & 15]);
     }
   }
 }
