@@ -15,6 +15,7 @@ import openai
 
 from chairlift import AsyncLLM
 from chairlift.server.admission import Admission
+from chairlift.server.api_options import ApiOptions
 from chairlift.server.app import create_app
 from chairlift.server.drain import DrainingServer
 from chairlift.server.http_protocol import uvicorn_config
@@ -69,11 +70,16 @@ class RunningServer:
 
 @contextlib.contextmanager
 def run_server(
-    llm: AsyncLLM, name: str | None = None, *, keys: KeyRing | None = None, limits: ServerLimits | None = None
+    llm: AsyncLLM,
+    name: str | None = None,
+    *,
+    keys: KeyRing | None = None,
+    limits: ServerLimits | None = None,
+    api: ApiOptions | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits)
+    app = create_app(llm, name, keys=keys, limits=limits, api=api)
     server = DrainingServer(uvicorn_config(app, limits, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from api_model import with_api_tokenizer
 
+from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.server.api_options import ApiOptions
 from running_server import MODEL, RunningServer, run_server
 
 
@@ -24,4 +27,16 @@ def tiny_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
     )
     with run_server(llm, "tiny") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def api_server(
+    tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A server over a tiny random model that knows tools, reasoning and documents; requests may bring templates."""
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("api"))
+    llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8)
+    with run_server(llm, "tiny", api=ApiOptions(trust_request_chat_template=True)) as running:
         yield running

@@ -7,20 +7,17 @@ import inspect
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import openai
 import pytest
 from api_matrix import CHATS, COMPLETIONS, MESSAGES, RESPONSES, Row
-from api_model import check_type, raw, with_api_tokenizer
+from api_model import check_type, raw
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
-from byte_tokenizer import VOCAB_SIZE
-from chairlift import AsyncLLM
-from running_server import RunningServer, run_server
+from running_server import RunningServer
 
 COMMON: Row = {"model": "tiny", "seed": 1}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -30,11 +27,8 @@ EVENTS = {
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
-    folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("api"))
-    with run_server(AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8), "tiny") as running:
-        yield running
+def server(api_server: RunningServer) -> RunningServer:
+    return api_server
 
 
 def call(create: Callable[..., Any], row: Row) -> Any:

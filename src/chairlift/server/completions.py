@@ -11,7 +11,7 @@ from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
 from chairlift.server.logprobs import LogprobWriter
 from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from chairlift.server.responses import DONE
-from chairlift.server.serving import Call, Plan, Serving, StreamWriter, has_news
+from chairlift.server.serving import Call, Plan, Serving, StreamWriter, blaming, has_news
 
 CompletionCall = Call[CompletionRequest, Plan]
 
@@ -20,8 +20,10 @@ class CompletionServing(Serving[CompletionRequest, Plan]):
     id_prefix = "cmpl-"
 
     def plan(self, body: CompletionRequest) -> Plan:
-        params = body.params()
         processor = self.llm.engine.input_processor
+        with blaming(body.constraint_field):
+            params = body.params()
+            processor.prepare(params)
         adds_special = body.add_special_tokens is not False
         prompts = [processor.encode(prompt, params, add_special_tokens=adds_special) for prompt in body.prompts()]
         return Plan(prompts, params)

@@ -12,9 +12,14 @@ from chairlift.loading.chat_template import ChatTemplate
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.protocol import ChatCompletionRequest, FunctionTool, chosen_tools
-from chairlift.server.serving import Plan
+from chairlift.server.serving import Plan, blaming
 from chairlift.server.tools.families import FORCED, tool_call_format
-from chairlift.server.tools.forced import ForcedCallParser, arguments_constraint, calls_constraint
+from chairlift.server.tools.forced import (
+    ForcedCallParser,
+    arguments_constraint,
+    calls_constraint,
+    lazy_calls_constraint,
+)
 from chairlift.server.tools.pieces import Parser, Piece
 from chairlift.server.tools.prompting import told_in_words
 from chairlift.server.tools.reasoning import ReasoningParser, reasoning_format
@@ -55,10 +60,22 @@ class _Tools:
     mode: str
     is_parallel: bool
 
-    def constraint(self) -> StructuredOutputs | None:
+    @property
+    def is_forced(self) -> bool:
+        """The answer is a call from its first token on."""
+        return self.mode in ("named", "required")
+
+    @property
+    def strict(self) -> str | None:
+        """A tool whose arguments have to follow its schema wherever it is called."""
+        return next((tool.function.name for tool in self.tools if tool.function.strict), None)
+
+    def constraint(self, family: CallFormat) -> StructuredOutputs | None:
         if self.mode == "named":
             return arguments_constraint(self.tools[0])
-        return calls_constraint(self.tools, self.is_parallel) if self.mode == "required" else None
+        if self.mode == "required":
+            return calls_constraint(self.tools, self.is_parallel)
+        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict else None
 
     def new_parser(self, family: CallFormat) -> Callable[[], Parser]:
         if self.mode == "none":
@@ -86,8 +103,10 @@ class Conversations:
     def plan(self, body: ChatCompletionRequest) -> ChatPlan:
         """What to ask of the engine; raises RequestError."""
         tools = self._tools(body)
-        params = self._params(body, tools)
-        self._engine.input_processor.prepare(params)
+        source = "tools" if tools.constraint(self._calls) is not None else body.constraint_field
+        with blaming(source):
+            params = self._params(body, tools)
+            self._engine.input_processor.prepare(params)
         text = self._render(body, tools)
         token_ids = self._engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
@@ -97,7 +116,7 @@ class Conversations:
         return ChatPlan(
             [(text, token_ids)],
             params,
-            new_parser=self._new_parser(tools, params, text),
+            new_parser=self._new_parser(tools, body, text),
             echoed=last["content"] if echoes else "",
             calls_end_it=tools.mode in ("auto", "required"),
         )
@@ -114,23 +133,28 @@ class Conversations:
 
     def _tools(self, body: ChatCompletionRequest) -> _Tools:
         tools, mode = chosen_tools(body.tools or [], body.tool_choice)
-        strict = [tool.function.name for tool in tools if tool.function.strict]
-        if strict and mode == "auto":
+        chosen = _Tools(tools, mode, body.parallel_tool_calls is not False)
+        if chosen.strict and mode == "auto" and not self._can_be_strict():
             raise RequestError(
-                f"tools: {strict[0]!r} is strict, which holds where a call is certain: set tool_choice to required or "
-                "to a tool, or leave out strict",
+                f"tools: {chosen.strict!r} is strict, and where this model's calls begin cannot be told from its text: "
+                "set tool_choice to required or to a tool, or leave out strict",
                 "tools",
             )
-        return _Tools(tools, mode, body.parallel_tool_calls is not False)
+        return chosen
+
+    def _can_be_strict(self) -> bool:
+        form = self._calls
+        is_text = not any(map(self._engine.tokenizer.is_special, form.markers))
+        return len(form.openings) == 1 and form.closing is not None and is_text
 
     def _params(self, body: ChatCompletionRequest, tools: _Tools) -> SamplingParams:
         more: dict[str, Any] = {"max_tokens": body.limit(), "logprobs": body.num_logprobs()}
-        constraint = tools.constraint()
+        constraint = tools.constraint(self._calls)
         if constraint is not None:
             if body.constraint() is not None:
                 raise RequestError(
-                    "tool_choice says what the answer looks like, and so does response_format or structured_outputs: "
-                    "keep one",
+                    "tools or tool_choice say what the answer looks like, and so does response_format or "
+                    "structured_outputs: keep one",
                     "tool_choice",
                 )
             more["structured_outputs"] = constraint
@@ -145,10 +169,10 @@ class Conversations:
             markers += (self._reasoning.opening, self._reasoning.closing)
         return any(map(self._engine.tokenizer.is_special, markers))
 
-    def _new_parser(self, tools: _Tools, params: SamplingParams, prompt: str) -> Callable[[], Parser] | None:
+    def _new_parser(self, tools: _Tools, body: ChatCompletionRequest, prompt: str) -> Callable[[], Parser] | None:
         rest = tools.new_parser(self._calls)
         form = self._reasoning
-        if form is not None and params.structured_outputs is None:
+        if form is not None and not tools.is_forced and body.constraint() is None:
             is_inside = prompt.rstrip().endswith(form.opening)
             return lambda: ReasoningParser(form, rest(), is_inside)
         return None if tools.mode == "none" else rest

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -209,6 +210,18 @@ class Serving(ABC, Generic[Fields, Plans]):
                     yield chunk
         except ChairliftError as error:
             yield writer.failure(error)
+
+
+@contextlib.contextmanager
+def blaming(field: str) -> Iterator[None]:
+    """Errors of a constraint name the field that it came from."""
+    try:
+        yield
+    except RequestError as error:
+        if field == "structured_outputs" or not (error.param or "").startswith("structured_outputs."):
+            raise
+        reason = str(error).removeprefix(error.param or "").removeprefix(" ")
+        raise RequestError(f"{field}: its schema {reason}", field) from None
 
 
 def has_news(answer: CompletionOutput, tells_tokens: bool | None) -> bool:

@@ -157,6 +157,11 @@ class SamplingFields(EngineFields, SatisfiedBySampling):
             raise RequestError("response_format and structured_outputs are both given: keep one", "structured_outputs")
         return given or wanted
 
+    @property
+    def constraint_field(self) -> str:
+        """The field that says what the answer looks like."""
+        return "structured_outputs" if self.structured_outputs is not None else "response_format"
+
     def num_answers(self) -> int:
         """How many are made for each prompt."""
         return 1 if self.n is None else self.n

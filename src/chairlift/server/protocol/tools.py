@@ -16,7 +16,7 @@ class FunctionDefinition(Body):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = Field(None, description="A JSON schema; none is an object without limits.")
-    strict: bool | None = Field(None, description="Arguments follow the schema; needs tool_choice required or named.")
+    strict: bool | None = Field(None, description="Arguments follow the schema also where the model chooses to call.")
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it."""

@@ -1,11 +1,13 @@
-"""Answers that have to be tool calls: what constrains them, and what reads them."""
+"""Answers that have to be tool calls, or whose calls have to be right: what constrains them, and what reads them."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from chairlift.server.protocol.tools import FunctionTool
 from chairlift.server.tools.pieces import CallDelta, Piece, new_call_id
+from chairlift.server.tools.tool_parser import CallFormat
 from chairlift.structured_outputs import StructuredOutputs
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -36,6 +38,24 @@ def calls_constraint(tools: list[FunctionTool], is_parallel: bool) -> Structured
     most = {} if is_parallel else {"maxItems": 1}
     schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": items}, "$defs": definitions}
     return StructuredOutputs(json=schema)
+
+
+def lazy_calls_constraint(tools: list[FunctionTool], form: CallFormat, is_parallel: bool) -> StructuredOutputs:
+    """The answer is any text, but what follows an opening of the format is a call that is right (llguidance's lazy
+    lexemes). `form` has one opening, which is text, and a closing."""
+    (opening,) = form.openings
+    closing = json.dumps(f"\n{form.closing}")
+    calls = " | ".join(f"call{index}" for index in range(len(tools)))
+    rules = [
+        f"start: (opening call){'*' if is_parallel else '?'} TEXT",
+        f"opening[lazy]: TEXT {json.dumps(opening)}",
+        "TEXT: /(.|\\n)*/",
+        f'call: "\\n" ({calls}) {closing}',
+    ]
+    for index, tool in enumerate(tools):
+        before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
+        rules.append(f'call{index}: {before} %json {json.dumps(tool.function.parameters or ANY_OBJECT)} "}}"')
+    return StructuredOutputs(grammar="\n".join(rules))
 
 
 def _moved(schema: Any, root: str) -> Any:
