@@ -396,14 +396,16 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
     pool.run(activations.num_blocks, prepare_block);
 
   // A tile of the pool is some stripes times some blocks of rows. Blocks are what fits the second-level cache; then as
-  // many stripes as give every thread several tiles. Few rows take one stripe after the other: they wait for memory,
-  // which reads best in order.
+  // many stripes as give every thread several tiles. Few rows of formats that fetch ahead take one stripe after the
+  // other: they wait for memory, which reads best in order.
   constexpr int64_t kActivationBytes = 256 << 10;
   constexpr int64_t kTilesPerThread = 12;
   constexpr int64_t kFewRows = 2;
   const int64_t per_tile = std::clamp<int64_t>(kActivationBytes / activations.block_bytes, 1, activations.num_blocks);
   const int64_t row_tiles = (activations.num_blocks + per_tile - 1) / per_tile;
-  const int64_t stripes = matrix_->num_stripes(), at_once = rows <= kFewRows ? 1 : activations.tiles.tile_stripes;
+  const bool fetches = !is_q4(matrix_->format());
+  const int64_t stripes = matrix_->num_stripes();
+  const int64_t at_once = fetches && rows <= kFewRows ? 1 : activations.tiles.tile_stripes;
   const int64_t wanted = std::max<int64_t>(1, pool.num_threads() * kTilesPerThread / row_tiles);
   const int64_t stripes_per_tile = std::max<int64_t>(1, stripes / at_once / wanted) * at_once;
   const int64_t stripe_tiles = (stripes + stripes_per_tile - 1) / stripes_per_tile;
@@ -418,8 +420,9 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
       const int64_t column = s * kStripe;
       for (int64_t b = first_block; b < last_block; ++b) {
         const int64_t row = b * block_rows;
-        multiply({matrix_->stripe(s), matrix_->stripe_bytes(), static_cast<int>(count), b == first_block, padded,
-                  activations.block(b), static_cast<int>(std::min(block_rows, rows - row)),
+        multiply({matrix_->stripe(s), matrix_->stripe_bytes(), static_cast<int>(count),
+                  fetches && b == first_block, padded, activations.block(b),
+                  static_cast<int>(std::min(block_rows, rows - row)),
                   bias_.empty() ? nullptr : bias_.data() + column, out + row * out_stride + column, out_stride,
                   static_cast<int>(std::min<int64_t>(count * kStripe, matrix_->out_features() - column)), add});
       }

@@ -21,15 +21,17 @@ static inline I broadcast4(const int8_t* p) {
   return iset1(four);
 }
 
-// Few rows wait for memory: weights come once, in order, faster than the hardware looks ahead. With more rows the next
-// tile's weights come while this one's first block of rows is computed.
+// Bytes of weights come faster than the hardware looks ahead. Few rows read them once, in order; with more rows the next
+// tile's come while this one's first block of rows is computed. `part`: of `parts` equal ones of a stripe, scales and all.
+// (Half as many bytes, of 4-bit weights, come as fast as they are used, from several stripes at once.)
 constexpr int64_t kAhead = 8192;
 template <int kStripes>
-static inline void prefetch(const StripeTask& task, const uint8_t* p, int num_bytes) {
+static inline void prefetch(const StripeTask& task, int64_t part, int64_t parts) {
   if (!task.prefetch) return;
-  const int64_t ahead = kStripes == 1 ? kAhead : kStripes * task.stripe_bytes;
-  for (int s = 0; s < kStripes; ++s)
-    for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + s * task.stripe_bytes + ahead + i);
+  const int64_t size = (task.stripe_bytes / parts + 63) / 64 * 64;
+  const uint8_t* ahead = task.stripe + (kStripes == 1 ? kAhead : kStripes * task.stripe_bytes) + part * size;
+  for (int s = 0; s < kStripes; ++s, ahead += task.stripe_bytes)
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(ahead + i);
 }
 
 template <int kStripes, int kRows>
@@ -74,7 +76,6 @@ static inline void multiply_q4(const StripeTask& task, int column, Sums<kRows, k
     const int64_t at = g * kBlockRows;
     I acc[kStripes][kRows];
     start(acc, kHasMinimum ? nullptr : task.block.correction + at);
-    if (column == 0) prefetch<kStripes>(task, planes, kGroup * kStripe / 2);
 #pragma GCC unroll 4
     for (int p = 0; p < 4; ++p) {
       I low[kStripes], high[kStripes];
@@ -102,12 +103,11 @@ static inline void multiply_q4(const StripeTask& task, int column, Sums<kRows, k
 
 // Sums over inputs of bytes, from `w` on.
 template <int kRows, int kStripes>
-static inline void dot_bytes(const StripeTask& task, int column, const uint8_t* w, const int8_t* x, int64_t num_inputs,
+static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, int64_t num_inputs,
                              I (&acc)[kStripes][kRows]) {
 #pragma GCC unroll 2
   for (int64_t k = 0; k < num_inputs; k += 4, w += kStripe * 4, x += kBlockRows * 4) {
     I weights[kStripes];
-    if (column == 0) prefetch<kStripes>(task, w, kStripe * 4);
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
     dot(acc, weights, x, false);
@@ -124,7 +124,8 @@ static inline void multiply_q8_0(const StripeTask& task, int column, Sums<kRows,
     const int64_t at = g * kBlockRows;
     I acc[kStripes][kRows];
     start(acc, task.block.correction + at);
-    dot_bytes(task, column, w + g * kGroup * kStripe, x + at * kGroup, kGroup, acc);
+    if (column == 0) prefetch<kStripes>(task, g, groups);
+    dot_bytes(task, w + g * kGroup * kStripe, x + at * kGroup, kGroup, acc);
     add_scaled(y, acc, scales + g * kStripe * 2, task.stripe_bytes, task.block.scale + at);
   }
 }
@@ -138,7 +139,9 @@ static inline void multiply_int8(const StripeTask& task, int column, Sums<kRows,
     const int64_t num_inputs = task.padded_inputs - k < kWideGroup ? task.padded_inputs - k : kWideGroup;
     I acc[kStripes][kRows];
     start(acc, task.block.correction + at);
-    dot_bytes(task, column, w + k * kStripe, x + k * kBlockRows, num_inputs, acc);
+    for (int64_t part = k / kGroup; column == 0 && part < (k + num_inputs) / kGroup; ++part)
+      prefetch<kStripes>(task, part, task.padded_inputs / kGroup);
+    dot_bytes(task, w + k * kStripe, x + k * kBlockRows, num_inputs, acc);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
       const F scale = set1(task.block.scale[at + m]);
