@@ -1,0 +1,120 @@
+"""`chairlift serve` with keys and TLS, and `chairlift key`, in processes of their own."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from chairlift.server.keys import load_keys
+
+COMMAND = [sys.executable, "-m", "chairlift"]
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
+    return paths
+
+
+def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    made = subprocess.run(
+        [*COMMAND, "key", "alice", "--weight", "2", "--max-concurrent", "3"], capture_output=True, text=True, check=True
+    )
+    key_file = tmp_path / "keys.toml"
+    key_file.write_text(made.stdout)
+    secret = made.stderr.strip().removeprefix("alice: ")
+    assert secret not in made.stdout
+    found = load_keys(key_file).find(secret)
+    assert found is not None
+    assert found.name == "alice"
+
+    certificate, private_key = self_signed(tmp_path)
+    options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1", "--port", "0"]
+    options += ["--api-key-file", str(key_file), "--scheduling-policy", "fair"]
+    options += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(private_key)]
+    environment = {**os.environ, "CHAIRLIFT_API_KEY": "ops=ops-secret other-secret"}
+    process = subprocess.Popen(
+        [*COMMAND, "serve", str(tiny_model_dir("llama")), *options], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stderr is not None
+    url = next(said[1] for line in process.stderr if (said := re.search(r"ready in \S+ s: (\S+)/v1", line)))
+    assert url.startswith("https://127.0.0.1")
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    body = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
+    with httpx.Client(base_url=url, verify=trusted) as client:
+        statuses = [
+            client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}).status_code
+            for key in (secret, "ops-secret", "other-secret", "ops=ops-secret", "wrong")
+        ]
+        with client.stream(
+            "POST", "/v1/completions", json={**body, "stream": True}, headers={"x-api-key": secret}
+        ) as stream:
+            assert list(stream.iter_lines())[-2] == "data: [DONE]"
+    assert statuses == [200, 200, 200, 401, 401]
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(url.replace("https", "http") + "/health")
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["serve", "--host", "0.0.0.0"], "can be reached from other machines, and there is no API key"),
+        (["serve", "--api-key", "x", "--allow-unauthenticated"], "no effect beside API keys"),
+        (["serve", "--api-key-file", "no-such.toml"], "no-such.toml: No such file"),
+        (["serve", "--ssl-certfile", "cert.pem"], "go together"),
+        (["serve", "--max-queued-requests", "0"], "max_queued_requests must be at least 1"),
+        (["serve", "--tenant-weights", "a=2"], "tenant_weights have no effect"),
+        (["key", "a b"], "name must match"),
+        (["key", "a", "--weight", "-1"], "weight must be a number > 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_loaded(arguments: list[str], match: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CHAIRLIFT_API_KEY"}
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == 2
+    assert match in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_json_lines_hold_keys_too(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    path.write_text(json.dumps({"name": "a", "hash": "0" * 64}) + "\n")
+    assert [*load_keys(path).by_tenant] == ["a"]
