@@ -131,9 +131,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--num-threads", type=int)
     args = parser.parse_args()
-    llm = LLM(
-        args.model, num_kv_blocks=64 * args.batch_size, max_num_seqs=args.batch_size, num_threads=args.num_threads
-    )
+    sizes = {"num_kv_blocks": 64 * args.batch_size, "max_num_seqs": args.batch_size, "max_num_batched_tokens": 512}
+    llm = LLM(args.model, **sizes, num_threads=args.num_threads)
     # The first grammar of an engine waits for its tokenizer to be taken in.
     start = perf_counter()
     llm.engine.input_processor.prepare(SamplingParams(structured_outputs=StructuredOutputs(regex="first")))

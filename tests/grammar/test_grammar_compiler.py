@@ -10,7 +10,8 @@ import pytest
 
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
 from chairlift.errors import RequestError
-from chairlift.grammar.compiler import MAX_CACHED, GrammarCompiler, Matcher, num_words
+from chairlift.grammar.checker import GrammarChecker
+from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, Matcher, num_words
 from chairlift.grammar.source import json_rule
 from chairlift.loading.hf_tokenizer import folder_tokenizer
 from chairlift.loading.tokenizer import Tokenizer
@@ -151,9 +152,22 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, compiler: Grammar
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=0.4)
     patterns = [{"type": "string", "pattern": f".*{index}.*"} for index in range(400)]
-    with pytest.raises(RequestError, match=r"takes longer than 0\.4 s to compile"):
+    with pytest.raises(RequestError, match=r"takes longer than 0\.4 s, or more than 1024 MiB, to compile"):
         compiler.compile(StructuredOutputs(json={"allOf": patterns}))
     assert compiler.compile(StructuredOutputs(json={"allOf": patterns[:2]}))
+
+
+def test_a_checker_whose_process_died_has_another_one() -> None:
+    checker = GrammarChecker(LIMITS, seconds=5.0)
+    assert checker.ends_in_time(json_rule({}))
+    process = checker._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert checker.ends_in_time("no grammar")
+    assert checker._process is not process
+    checker.close()
+    assert checker._process is None
 
 
 def test_what_gets_too_complex_at_its_first_tokens_is_refused(compiler: GrammarCompiler) -> None:

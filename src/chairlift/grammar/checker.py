@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 
 HEADER: Final = struct.Struct("<I")
 DONE: Final = b"."
-MEMORY_BYTES: Final = 4 << 30
+MEMORY_BYTES: Final = 1 << 30
 
 
 class GrammarChecker:
@@ -34,9 +34,11 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ends_in_time(self, grammar: str) -> bool:
-        """Whether compiling it comes to an end, good or bad; if not, the process is gone, and so is its memory."""
-        process = self._process or self._started()
+        """Whether compiling it ends, well or badly, in time and within MEMORY_BYTES; if not, the process is gone."""
+        process = self._process
         self._process = None
+        if process is None or process.poll() is not None:
+            process = self._started()
         killer = threading.Timer(self._seconds, process.kill)
         killer.start()
         try:
@@ -58,9 +60,14 @@ class GrammarChecker:
             self._process = None
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Once it answers, so that its start counts for no grammar."""
-        command = [sys.executable, "-m", __name__, self._limits]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        """Once it answers, so that its start counts for no grammar. Keys pressed at a terminal are not for it."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, self._limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         _ask(process, "")
         return process
 

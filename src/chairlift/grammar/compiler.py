@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from chairlift.errors import RequestError
-from chairlift.grammar.checker import GrammarChecker
+from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
 from chairlift.grammar.source import grammar_text, refuse
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
@@ -194,7 +194,8 @@ class GrammarCompiler:
         return checker
 
     def _refuse_slow(self, constraint: StructuredOutputs) -> NoReturn:
-        refuse(constraint, f"takes longer than {self._compile_seconds:g} s to compile. Simplify it.")
+        limits = f"{self._compile_seconds:g} s, or more than {MEMORY_BYTES >> 20} MiB,"
+        refuse(constraint, f"takes longer than {limits} to compile. Simplify it.")
 
     def _probe(self, constraint: StructuredOutputs, matcher: Matcher) -> None:
         """Walk some way into the grammar. The first masks are the dearest, later matchers find them done, and what is

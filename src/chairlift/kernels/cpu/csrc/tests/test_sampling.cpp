@@ -116,6 +116,21 @@ void check_strange_rows() {
   for (const double uniform : {0.0, 0.5, 1.0 - 0x1p-52}) check_draw(logits, {1.0f, 5, 0.9, 0.1f, uniform});
 }
 
+void check_mask(int64_t n, int64_t percent, Random& random) {
+  subject() = "a mask of " + std::to_string(n) + " tokens";
+  const std::vector<float> logits = random.normals(n);
+  std::vector<uint32_t> mask(static_cast<size_t>((n + 31) / 32));
+  std::vector<uint8_t> allowed(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    allowed[i] = random.below(100) < percent;
+    if (allowed[i]) mask[i / 32] |= 1u << (i % 32);
+  }
+  std::vector<float> masked = logits;
+  mask_tokens(masked.data(), n, mask.data());
+  for (int64_t i = 0; i < n; ++i)
+    CHECK(masked[i] == (allowed[i] ? logits[i] : -std::numeric_limits<float>::infinity()));
+}
+
 }  // namespace
 
 void test_sampling() {
@@ -123,6 +138,8 @@ void test_sampling() {
   for (const int64_t n : {1, 2, 7, 8, 9, 15, 16, 17, 63, 500, 511, 513, 1023, 1025, 2049, 5003})
     for (int i = 0; i < 3; ++i) check_row(n, random);
   check_strange_rows();
+  for (const int64_t n : {1, 31, 32, 33, 100, 1024, 1025})
+    for (const int64_t percent : {0, 3, 50, 97, 100}) check_mask(n, percent, random);
 }
 
 }  // namespace chairlift::test
