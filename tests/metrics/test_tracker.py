@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from chairlift.config import KV_ARENAS
 from chairlift.errors import RequestError
+from chairlift.events import RequestArrived, Step
+from chairlift.metrics.tracker import PRUNE_EVERY, RequestTracker
 from chairlift.request import WaitReason
 from tracked_crowds import Crowd, check_waits
 
@@ -145,3 +148,84 @@ def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None
                 crowd.add(prompt, max_tokens, leader_id=leader, **options)
         except RequestError:
             return
+
+
+def test_lost_events_are_told_as_unknown_and_nothing_is_guessed() -> None:
+    crowd = seats()
+    crowd.to_end()
+    tracker = RequestTracker()
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    steps = [event for event in crowd.log.events if isinstance(event, Step)]
+    lost = {step.step for step in steps if 2 <= step.step <= 4}
+    for event in crowd.log.events:
+        if not (isinstance(event, Step) and event.step in lost):
+            tracker.emit(event)
+    request = tracker.get("r3")
+    assert request is not None
+    (spans,) = tracker.spans(request)
+    assert [(span.reason, span.num_steps) for span in spans if span.reason == "unknown"] == [("unknown", len(lost))]
+    assert spans[-1].end - spans[0].start == request.queue_time
+
+
+def test_an_engine_that_died_is_followed_through_its_return() -> None:
+    crowd = seats()
+    crowd.steps(2)
+    tracker, started = crowd.tracker, crowd.tracker.started
+    assert started is not None
+    arrived = next(e for e in crowd.log.events if isinstance(e, RequestArrived) and e.request_id == "r3")
+    tracker.emit(replace(started, time=9.0))
+    lost = tracker.get("r1")
+    assert lost is not None
+    assert lost.state == "lost"
+    assert not tracker.holders()
+    tracker.emit(replace(arrived, step=0))
+    tracker.emit(step_of("r3", 0, 12.0))
+    again = tracker.get("r3")
+    assert again is not None
+    (spans,) = tracker.spans(again)
+    assert [(span.reason, span.start, span.end) for span in spans] == [("restart", arrived.time, 12.0)]
+    assert (again.state, again.queue_time) == ("running", 12.0 - arrived.time)
+
+
+def step_of(request_id: str, number: int, time: float) -> Step:
+    return Step(time + 1, number, time, [request_id], [3], [0], [1], [request_id], [], [], 1, 0, 0, 0)
+
+
+def test_what_has_ended_is_forgotten_after_a_while() -> None:
+    crowd = Crowd(max_num_seqs=2)
+    tracker = RequestTracker(max_finished=5)
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    for _ in range(3000):
+        crowd.add([1, 2], 3)
+        crowd.add([1, 3], 2)
+        crowd.to_end()
+    for event in crowd.log.events:
+        tracker.emit(event)
+    assert len(list(tracker.requests())) == 5
+    assert tracker.get("r1") is None
+    assert len(tracker.timeline._times) <= PRUNE_EVERY
+    assert sum(len(span.stretches) for r in tracker.requests() for w in tracker.spans(r) for span in w) <= 10
+
+
+def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
+    for kv in ("paged", "exact"):
+        crowd = Crowd(num_blocks=9, block_size=2, enable_prefix_caching=False, kv=kv, arena="first-fit", max_num_seqs=3)
+        for start in range(5):
+            crowd.add([start, 1, 2], 6)
+        checked = 0
+        while crowd.core.has_work:
+            crowd.steps(1)
+            checked += check_blocks(crowd)
+        assert checked > 5
+
+
+def check_blocks(crowd: Crowd) -> bool:
+    """Those who ended in the last step held theirs when it was planned, and have given them back since."""
+    last = crowd.tracker.last_step
+    assert last is not None
+    if last.finished:
+        return False
+    assert sum(holder.num_blocks for holder in crowd.tracker.holders()) == crowd.manager.num_blocks - last.free_blocks
+    return True

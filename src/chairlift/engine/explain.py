@@ -158,7 +158,7 @@ class Explainer:
         return ExplainedWait("preemption" if index else "arrival", seconds, explained)
 
     def _span(self, request: TrackedRequest, viewer: Viewer, span: Span, origin: float) -> ExplainedSpan:
-        stretch = _most_telling(request, span)
+        stretch = next(iter(span.telling(request.request_id)), None)
         if stretch is None:
             return ExplainedSpan(span.reason, span.start - origin, span.end - origin, span.num_steps)
         is_head = stretch.head_id == request.request_id
@@ -253,8 +253,7 @@ class Explainer:
         span = next((span for span in waits[0] if span.stretches), None) if waits else None
         if started is None or span is None:
             return None
-        stretch = _most_telling(request, span)
-        assert stretch is not None
+        (stretch,) = span.telling(request.request_id)
         is_head = stretch.head_id == request.request_id
         needed, free, _, largest = _arithmetic(stretch)
         return Refusal(
@@ -302,12 +301,6 @@ def _is_queued(request: TrackedRequest, step: int) -> bool:
 def _ask(request: TrackedRequest, needed: int | None) -> Ask:
     arrived = request.arrived
     return Ask(arrived.num_prompt_tokens, arrived.num_prompt_tokens, arrived.max_tokens, arrived.output_len, needed)
-
-
-def _most_telling(request: TrackedRequest, span: Span) -> Stretch | None:
-    """The first stretch in which it was at the head itself; the first one of all otherwise."""
-    own = (stretch for stretch in span.stretches if stretch.head_id == request.request_id)
-    return next(own, next(iter(span.stretches), None))
 
 
 def _arithmetic(stretch: Stretch) -> tuple[int | None, int | None, int | None, int | None]:

@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
     Attributes:
         start, end: seconds of the engine's clock; a span begins exactly where the one before it ends.
-        stretches: of the queue's timeline that it is made of, in order.
+        stretches: of the queue's timeline that it is made of, in order; of a wait that is over, the telling one.
     """
 
     reason: str
@@ -31,6 +31,12 @@ class Span(NamedTuple):
     end: float
     num_steps: int
     stretches: tuple[Stretch, ...] = ()
+
+    def telling(self, request_id: str) -> tuple[Stretch, ...]:
+        """The first stretch in which the request was at the head itself; the first one of all otherwise."""
+        own = (stretch for stretch in self.stretches if stretch.head_id == request_id)
+        first = next(own, next(iter(self.stretches), None))
+        return () if first is None else (first,)
 
 
 @dataclass(slots=True)

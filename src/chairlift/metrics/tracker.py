@@ -243,9 +243,11 @@ class RequestTracker:
     # -- spans ---------------------------------------------------------------------------------------------------
 
     def _keep_spans(self, request: TrackedRequest) -> None:
+        """What is kept for long names few stretches, each of which names a whole batch."""
         wait = request.waits[-1]
         if wait.end_step is not None and wait.end_step <= self.timeline.next_step:
-            wait.spans = self._spans(request, wait, None)
+            spans = self._spans(request, wait, None)
+            wait.spans = [span._replace(stretches=span.telling(request.request_id)) for span in spans]
 
     def _spans(self, request: TrackedRequest, wait: Wait, now: float | None) -> list[Span]:
         if wait.spans is not None:
