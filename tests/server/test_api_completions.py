@@ -118,7 +118,7 @@ def test_half_a_surrogate_pair_is_refused_politely(api_server: RunningServer) ->
     headers = {"content-type": "application/json"}
     response = httpx.post(f"{api_server.url}/v1/completions", content=body, headers=headers)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "?"
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_minus_infinity_becomes_a_number() -> None:
