@@ -33,12 +33,12 @@ class Requests(RuleBasedStateMachine):
     def ids(self) -> list[str]:
         return [request_id for group in self.groups.values() for request_id in group]
 
-    @rule(count=st.integers(1, 3))
-    def add(self, count: int) -> None:
+    @rule(count=st.integers(1, 3), is_sent=st.booleans())
+    def add(self, count: int, is_sent: bool) -> None:
         requests = siblings(self.num_made, count)
-        self.in_flight.add(requests)
+        self.in_flight.add(requests, is_sent=is_sent)
         self.groups[self.num_made] = [request.request_id for request in requests]
-        self.runs[self.num_made] = 1
+        self.runs[self.num_made] = int(is_sent)
         self.num_made += 1
 
     @rule(data=st.data(), ends=st.booleans())
@@ -58,11 +58,13 @@ class Requests(RuleBasedStateMachine):
         self.in_flight.note([EngineCoreOutput(request_id, [3]) for request_id in begun])
         self.begun |= {name for name, group in self.groups.items() if set(group) & set(begun)}
 
-    @rule()
-    def die(self) -> None:
+    @rule(comes_back=st.booleans())
+    def die(self, comes_back: bool) -> None:
         lost = {name for name in self.groups if name in self.begun or self.runs[name] == MAX_RUNS}
         assert self.in_flight.lose_begun() == [i for name, group in self.groups.items() if name in lost for i in group]
         self.groups = {name: group for name, group in self.groups.items() if name not in lost}
+        if not comes_back:
+            return
         for name in self.groups:
             self.runs[name] += 1
         again = self.in_flight.again()

@@ -18,6 +18,7 @@ import msgspec
 from chairlift.config import EngineConfig
 from chairlift.engine.engine_process import STACKS, Launch
 from chairlift.engine.wire import front_link
+from chairlift.errors import ConfigError
 
 ENGINE_COMMAND: Final = (sys.executable, "-m", "chairlift.engine.engine_process")
 STACKS_SECONDS: Final = 0.5
@@ -30,11 +31,15 @@ class EngineChild:
     Args:
         command: runs `engine_process.main`.
         log_level: of the least that it says.
+
+    Raises:
+        ConfigError: there is no folder for temporary files.
+        OSError: the machine cannot start a process now.
     """
 
     def __init__(self, config: EngineConfig, command: Sequence[str], log_level: int) -> None:
         self.is_closed = False
-        self._folder = Path(tempfile.mkdtemp(prefix="chairlift-"))
+        self._folder = _private_folder()
         self.link, address = front_link(self._folder)
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None
@@ -97,3 +102,10 @@ class EngineChild:
             self._process.stdin.close()
         self.link.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _private_folder() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="chairlift-"))
+    except OSError as error:
+        raise ConfigError(f"no folder for temporary files can be written ({error}): set TMPDIR to one") from None

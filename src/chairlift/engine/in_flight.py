@@ -20,7 +20,7 @@ class _Group:
 
     requests: dict[str, EngineRequest] = field(default_factory=dict)
     has_begun: bool = False
-    num_runs: int = 1
+    num_runs: int = 0
 
 
 class InFlight:
@@ -42,10 +42,10 @@ class InFlight:
     def begun(self) -> list[EngineRequest]:
         return [r for group in self._groups.values() if group.has_begun for r in group.requests.values()]
 
-    def add(self, requests: list[EngineRequest]) -> None:
-        """Siblings were sent."""
+    def add(self, requests: list[EngineRequest], *, is_sent: bool = True) -> None:
+        """Siblings were sent, or wait for an engine."""
         leader = requests[0].request_id
-        self._groups[leader] = _Group({request.request_id: request for request in requests})
+        self._groups[leader] = _Group({request.request_id: request for request in requests}, num_runs=int(is_sent))
         self._group_of.update((request.request_id, leader) for request in requests)
 
     def remove(self, request_ids: Iterable[str]) -> None:
@@ -78,10 +78,11 @@ class InFlight:
         for group in self._groups.values():
             if group.has_begun or group.num_runs == MAX_RUNS:
                 lost += group.requests
-            group.num_runs += 1
         self.remove(lost)
         return lost
 
     def again(self) -> list[Add]:
-        """What to send to a new engine."""
+        """What is sent to a new engine."""
+        for group in self._groups.values():
+            group.num_runs += 1
         return [Add(list(group.requests.values())) for group in self._groups.values()]

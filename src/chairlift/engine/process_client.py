@@ -33,7 +33,7 @@ from chairlift.engine.wire import (
     ToFront,
     unpack_events,
 )
-from chairlift.errors import ChairliftError, EngineDeadError
+from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
 from chairlift.events import EngineStarted, Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
 from chairlift.loading.tokenizer import Tokenizer
@@ -187,7 +187,7 @@ class ProcessClient:
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
-            self._in_flight.add(command.requests)
+            self._in_flight.add(command.requests, is_sent=self.state == "running")
         elif isinstance(command, Abort):
             self._in_flight.remove(command.request_ids)
         if self.state == "running":
@@ -281,6 +281,9 @@ class ProcessClient:
         self._last_words = ""
         self._detach()
         child.close(0.0)
+        self._has_failed(self._loop, reason)
+
+    def _has_failed(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         is_early = self.state != "running" or self.now() - self._ready_time < STABLE_SECONDS
         self._num_failures = self._num_failures + 1 if is_early else 1
         if self._num_failures > MAX_FAILURES:
@@ -288,7 +291,7 @@ class ProcessClient:
             self.state = "dead"
             self._on_lost(None, EngineDeadError(f"the engine died: {reason}"))
             return
-        self._begin_restart(self._loop, reason)
+        self._begin_restart(loop, reason)
 
     def _begin_restart(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         self.state = "restarting"
@@ -310,8 +313,12 @@ class ProcessClient:
         self.restarts += 1
         self._num_uncredited = 0
         config = _settled(self._config, self.engine.facts, self.restarts)
-        # What it says of itself was said before.
-        self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
+        try:
+            # What it says of itself was said before.
+            self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
+        except (OSError, ConfigError) as error:
+            self._has_failed(loop, f"no process can be started: {error}")
+            return
         self._attach(loop)
 
     def _is_ready(self) -> None:
@@ -341,8 +348,11 @@ class ProcessClient:
         child.ask_for_stacks()
 
         def dump_and_kill() -> None:
-            path = write_state_dump(reason, self._in_flight, list(self._last_events), child.stacks())
-            logger.error("the engine hangs: %s; its state is in %s", reason, path)
+            try:
+                where = write_state_dump(reason, self._in_flight, list(self._last_events), child.stacks())
+                logger.error("the engine hangs: %s; its state is in %s", reason, where)
+            except OSError as error:
+                logger.error("the engine hangs: %s; its state cannot be written: %s", reason, error)
             child.kill()
 
         loop.call_later(STACKS_SECONDS, dump_and_kill)
