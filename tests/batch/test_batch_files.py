@@ -110,8 +110,13 @@ def test_one_writer_at_a_time_and_never_over_the_input(tmp_path: Path) -> None:
     first.close()
     with pytest.raises(ConfigError, match="is the input itself"):
         BatchOutput(path, BatchIndex(path))
-    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
-        BatchOutput(tmp_path, BatchIndex(path))
+    for device in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is no file"):
+            BatchOutput(device, BatchIndex(path))
+        with pytest.raises(ConfigError, match="is no file"):
+            BatchIndex(device)
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        BatchOutput(tmp_path / "absent" / "out.jsonl", BatchIndex(path))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         BatchIndex(tmp_path / "absent.jsonl")
 

@@ -28,6 +28,8 @@ class BatchIndex:
     def __init__(self, path: Path) -> None:
         self.path = path
         keys = array("Q")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file: a batch is read twice, so put it into one")
         try:
             with path.open("rb") as file:
                 self._is_due = bytearray(1)  # of line 0, which does not exist

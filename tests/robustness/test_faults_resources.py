@@ -1,0 +1,110 @@
+"""What a machine runs out of while a server serves: disk for its log, descriptors for its connections, ports."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from served import COMMAND, Served, as_options, serve
+from tiny_engine import tiny_options
+
+from chairlift.events import read_events
+
+SMALL = {"num_kv_blocks": 24, "max_model_len": 128, "served_model_name": "tiny"}
+FILE_BYTES = 6000
+DESCRIPTORS = 48
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs resource limits as Linux has them")
+
+
+def limited(kind: int, limit: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(kind, (limit, limit))
+
+
+def answer(served: Served, max_tokens: int = 20) -> httpx.Response:
+    body = {"prompt": [3, 4, 5], "max_tokens": max_tokens, "ignore_eos": True}
+    return httpx.post(f"{served.url}/v1/completions", json=body, timeout=30)
+
+
+def wait_for_word(served: Served, word: str) -> str:
+    deadline = time.monotonic() + 10
+    while not any(word in line for line in served.said):
+        assert time.monotonic() < deadline, "".join(served.said)
+        time.sleep(0.02)
+    return next(line for line in served.said if word in line)
+
+
+def test_a_disk_that_fills_ends_the_event_log_and_not_the_serving(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    options = tiny_options(tmp_path / "model", event_log=log, **SMALL)
+    with serve(options, preexec_fn=limited(resource.RLIMIT_FSIZE, FILE_BYTES)) as served:
+        for _ in range(6):
+            assert answer(served).status_code == 200
+        assert "is cut short: " in wait_for_word(served, str(log))
+        assert answer(served).json()["usage"]["completion_tokens"] == 20
+        assert served.get("/v1/engine")["status"]["restarts"] == 0
+    assert log.stat().st_size == FILE_BYTES
+    with pytest.raises(ValueError, match="line"):
+        list(read_events(log))
+    kinds = []
+    with contextlib.suppress(ValueError):
+        for event in read_events(log):
+            kinds.append(event.type)  # noqa: PERF401 - up to the torn line
+    assert kinds[0] == "engine_started"
+    assert "step" in kinds
+
+
+def test_a_server_out_of_descriptors_goes_on_and_takes_calls_again(tmp_path: Path) -> None:
+    options = tiny_options(tmp_path, **SMALL)
+    with serve(options, preexec_fn=limited(resource.RLIMIT_NOFILE, DESCRIPTORS)) as served:
+        port = int(served.url.rsplit(":", 1)[1])
+        body = {"prompt": [3], "max_tokens": 100, "ignore_eos": True, "stream": True}
+        with contextlib.ExitStack() as crowd:
+            client = crowd.enter_context(httpx.Client(base_url=served.url, timeout=30))
+            stream = crowd.enter_context(client.stream("POST", "/v1/completions", json=body))
+            for _ in range(2 * DESCRIPTORS):
+                crowd.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=5)))
+            assert stream.status_code == 200
+            assert list(stream.iter_lines())[-2] == "data: [DONE]", "who was being answered is answered"
+        deadline = time.monotonic() + 20
+        while not _is_answered(served):
+            assert time.monotonic() < deadline, "".join(served.said)
+        assert served.get("/v1/engine")["status"]["restarts"] == 0
+
+
+def _is_answered(served: Served) -> bool:
+    try:
+        return answer(served).status_code == 200
+    except httpx.TransportError:
+        time.sleep(0.1)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"port": "{taken}"}, "cannot listen on 127.0.0.1:{taken}: .*choose another --host or --port"),
+        ({"event_log": "/absent/events.jsonl"}, "event_log=/absent/events.jsonl: No such file or directory"),
+        ({"record_trace": "/absent/trace.jsonl"}, "trace /absent/trace.jsonl: cannot be written"),
+    ],
+)
+def test_what_cannot_be_had_is_said_in_a_sentence(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        wrong = {name: text.replace("{taken}", port) for name, text in changed.items()}
+        options = tiny_options(tmp_path, **SMALL, **wrong)
+        command = [*COMMAND, options.pop("model"), *as_options(options)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert re.match(f"error: {sentence.replace('{taken}', port)}", done.stderr.strip().splitlines()[-1])
