@@ -138,6 +138,7 @@ def test_one_that_hangs_is_written_down_and_started_again(
     assert [request["num_prompt_tokens"] for request in state["running"]] == [1]
     assert [request["num_prompt_tokens"] for request in state["waiting"]] == [2]
     assert state["last_step"]["step"] == 1
+    assert state["engine"]["num_blocks"] == 60
     assert state["last_events"][0]["type"] == "engine_started"
     assert any("faulty_engine.py" in line for line in state["stacks"])
 

@@ -349,7 +349,9 @@ class ProcessClient:
 
         def dump_and_kill() -> None:
             try:
-                where = write_state_dump(reason, self._in_flight, list(self._last_events), child.stacks())
+                where = write_state_dump(
+                    reason, self.engine.started, self._in_flight, list(self._last_events), child.stacks()
+                )
                 logger.error("the engine hangs: %s; its state is in %s", reason, where)
             except OSError as error:
                 logger.error("the engine hangs: %s; its state cannot be written: %s", reason, error)

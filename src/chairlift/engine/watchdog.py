@@ -13,7 +13,7 @@ from typing import Any
 
 from chairlift.engine.in_flight import InFlight
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.events import Event, Step
+from chairlift.events import EngineStarted, Event, Step
 
 
 class Watchdog:
@@ -46,14 +46,18 @@ class Watchdog:
         return True
 
 
-def write_state_dump(reason: str, in_flight: InFlight, events: Sequence[Event], stacks: str) -> Path:
-    """A JSON file in the folder for temporary files: what an engine had to do, its last events, its threads.
+def write_state_dump(
+    reason: str, started: EngineStarted, in_flight: InFlight, events: Sequence[Event], stacks: str
+) -> Path:
+    """A JSON file in the folder for temporary files: an engine's limits, what it had to do, its last events, its
+    threads.
 
     Holds ids and numbers only, nothing of any prompt or answer.
     """
     steps = [event for event in events if isinstance(event, Step)]
     state = {
         "reason": reason,
+        "engine": asdict(started),
         "running": [_shown(request) for request in in_flight.begun],
         "waiting": [_shown(request) for request in in_flight.waiting],
         "last_step": asdict(steps[-1]) if steps else None,
