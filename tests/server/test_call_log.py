@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from chairlift.clock import VirtualClock
 from chairlift.engine.event_hub import EventHub
 from chairlift.errors import ConfigError
 from chairlift.server.access_log import AccessLog
@@ -48,7 +49,7 @@ def observatory() -> Observatory:
         crowd.add([start, 5, 6], 4, late=0.01)
     crowd.to_end()
     hub = EventHub()
-    found = Observatory(SimpleNamespace(events=hub), crowd.clock)  # type: ignore[arg-type]
+    found = Observatory(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
     assert crowd.tracker.started is not None
     hub.publish([crowd.tracker.started, *crowd.log.events])
     return found
@@ -97,6 +98,15 @@ def test_a_line_of_text_and_the_body_if_it_is_wanted(observatory: Observatory, t
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert " 127.0.0.1 ann POST /v1/completions 404 duration=" in line
     assert SECRET in line
+
+
+def test_an_earlier_call_of_the_same_id_is_another_one(observatory: Observatory) -> None:
+    records: list[CallRecord] = []
+    clock = VirtualClock(1e6)
+    later = Observatory(SimpleNamespace(events=EventHub()), clock)  # type: ignore[arg-type]
+    later.tracker, later.calls = observatory.tracker, observatory.calls
+    call(later, answering(), records.append)
+    assert records[0].sequences == []
 
 
 def test_a_client_that_left_is_told_apart(observatory: Observatory) -> None:

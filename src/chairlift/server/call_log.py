@@ -68,6 +68,7 @@ class CallLogMiddleware:
             await self._app(scope, receive, send)
             return
         record = _begin(scope)
+        arrival = self._observatory.now()
         has_ended = False
 
         async def watched_send(message: Message) -> None:
@@ -89,9 +90,10 @@ class CallLogMiddleware:
         finally:
             record.seconds = time.perf_counter() - started
             record.is_cut = not has_ended
-            self._end(record, scope)
+            self._end(record, scope, arrival)
 
-    def _end(self, record: CallRecord, scope: Scope) -> None:
+    def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
+        """An earlier call may have had the same id."""
         if record.path in QUIET_PATHS and record.status < 400:
             return
         state = scope.get("state", {})
@@ -99,7 +101,8 @@ class CallLogMiddleware:
         record.key = "" if key is None else key.name
         record.call_id = state.get("call_id")
         if record.call_id is not None:
-            record.sequences = self._observatory.sequences(record.call_id)
+            known = self._observatory.sequences(record.call_id)
+            record.sequences = [sequence for sequence in known if sequence.arrived.time >= arrival]
         for listener in self._listeners:
             listener(record)
 

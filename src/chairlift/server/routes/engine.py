@@ -109,7 +109,7 @@ def router(observatory: Observatory) -> APIRouter:
             readers.discard(subscription)
             subscription.close()
 
-        return EventStream(_events(observatory, subscription), on_close=close)
+        return EventStream(events_of(observatory, subscription), on_close=close)
 
     return routes
 
@@ -119,7 +119,8 @@ def _require_admin(observatory: Observatory, request: Request) -> None:
         raise HTTPException(403, f"{request.url.path} shows everybody's requests and needs an admin's key")
 
 
-async def _events(observatory: Observatory, subscription: Subscription) -> AsyncIterator[bytes]:
+async def events_of(observatory: Observatory, subscription: Subscription) -> AsyncIterator[bytes]:
+    """As server-sent events; what was lost is told before what follows it."""
     if (started := observatory.tracker.started) is not None:
         yield _sse(started.type, to_json(started))
     num_dropped = 0

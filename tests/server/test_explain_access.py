@@ -1,0 +1,122 @@
+"""Who may see what: a key sees its own requests, an admin's all; and what a slow reader of events is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.clock import VirtualClock
+from chairlift.engine.client import EngineState, EngineStatus
+from chairlift.engine.event_hub import EventHub
+from chairlift.events import RequestRefused
+from chairlift.metrics.tracker import RequestTracker
+from chairlift.server.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.routes.engine import events_of
+from chairlift.server.routes.health import STALL_SECONDS, Readiness
+from running_server import RunningServer, run_server
+
+KEYS = {"ann": False, "bob": False, "root": True}
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """One seat, and three keys."""
+    keys = KeyRing(Key(KeyInfo(name, name, admin), digest(f"sk-{name}")) for name, admin in KEYS.items())
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
+    )
+    with run_server(llm, "tiny", keys=keys) as running:
+        running.slow_down(0.01)
+        yield running
+
+
+def get(server: RunningServer, path: str, name: str) -> httpx.Response:
+    return httpx.get(server.url + path, headers={"Authorization": f"Bearer sk-{name}"}, timeout=20)
+
+
+async def crowd(server: RunningServer) -> dict[str, str]:
+    """ann's request runs, bob's waits for its seat; the ids of their calls."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def ask(name: str) -> str:
+            body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
+            headers = {"Authorization": f"Bearer sk-{name}"}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            call_id: str = answer.json()["id"]
+            return call_id
+
+        first = asyncio.create_task(ask("ann"))
+        await asyncio.sleep(0.05)
+        return {"bob": await ask("bob"), "ann": await first}
+
+
+def test_a_key_sees_its_own_requests_and_an_opaque_id_of_others(shared: RunningServer) -> None:
+    calls = asyncio.run(crowd(shared))
+    for path in (f"/v1/requests/{calls['ann']}", f"/v1/requests/{calls['ann']}/explain"):
+        assert get(shared, path, "ann").status_code == 200
+        assert get(shared, path, "root").status_code == 200
+        refused = get(shared, path, "bob")
+        assert refused.status_code == 404
+        nobodys = get(shared, path.replace(calls["ann"], "nobody"), "bob")
+        assert refused.text.replace(calls["ann"], "nobody") == nobodys.text, "as if there were no such request"
+    path = f"/v1/requests/{calls['bob']}/explain"
+    text = get(shared, path, "bob").text
+    assert calls["ann"] not in text
+    (explained,) = json.loads(text)["sequences"]
+    (seats,) = (span for span in explained["waits"][0]["spans"] if span["reason"] == "seats")
+    (member,) = seats["behind"]
+    assert member["id"].startswith("other-")
+    assert member["num_blocks"] == 1
+    assert calls["ann"] in get(shared, path, "root").text
+
+
+def test_the_engine_and_its_events_need_an_admins_key(shared: RunningServer) -> None:
+    assert get(shared, "/v1/engine", "root").status_code == 200
+    for path in ("/v1/engine", "/v1/events"):
+        answer = get(shared, path, "ann")
+        assert answer.status_code == 403
+        assert "needs an admin's key" in answer.json()["error"]["message"]
+
+
+def test_a_slow_reader_of_events_is_told_what_it_lost() -> None:
+    async def read() -> list[str]:
+        hub, tracker = EventHub(), RequestTracker()
+        subscription = hub.subscribe(2)
+        hub.publish(RequestRefused(float(i), f"r{i}", "") for i in range(5))
+        subscription.close()
+        observatory = SimpleNamespace(tracker=tracker)
+        stream: AsyncIterator[bytes] = events_of(observatory, subscription)  # type: ignore[arg-type]
+        return [part.decode() async for part in stream]
+
+    dropped, *events = asyncio.run(read())
+    assert dropped == 'event: dropped\ndata: {"type": "dropped", "num_dropped": 3}\n\n'
+    assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r3", "r4"]
+
+
+def readiness(clock: VirtualClock, state: EngineState, since_step: float, unfinished: int) -> Readiness:
+    llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, since_step, unfinished))
+    return Readiness(llm, clock)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_restarts_or_died_is_not_ready() -> None:
+    assert readiness(VirtualClock(), "running", 0.1, 3).why_not() is None
+    for state in ("starting", "restarting", "dead"):
+        assert readiness(VirtualClock(), state, 0.0, 0).why_not() == f"the engine is {state}"
+
+
+def test_an_engine_that_hangs_is_not_ready_and_one_that_was_idle_is() -> None:
+    clock = VirtualClock()
+    idle = readiness(clock, "running", 3600.0, 0)
+    assert idle.why_not() is None
+    busy = readiness(clock, "running", 3600.0, 2)
+    assert busy.why_not() is None, "its requests have only just come"
+    clock.advance(STALL_SECONDS)
+    assert busy.why_not() == "2 requests are unfinished and there was no step for 10 s"
+    assert readiness(clock, "running", 0.2, 2).why_not() is None
