@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.bench.load import LoadOptions
+from chairlift.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
 from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, Event, EventFan, open_event_log, read_events
+from chairlift.events import EngineStarted, Event, EventFan, EventSink, open_event_log, read_events
 from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
@@ -47,16 +48,20 @@ class SimulationOptions:
         device: a name of `sim.devices`, or a file that a calibration wrote.
         tensor_parallel_size: devices that share the model.
         fitted_to: an event log; steps then take what its steps took, and the device says only how large the pool is.
+        tenants: shares of the requests, as "name=share,name=share"; all are of one tenant if None.
 
     Raises:
-        ConfigError: both of the last two are given.
+        ConfigError: both of tensor_parallel_size and fitted_to are given, or `tenants` is not of that form.
     """
 
     device: str = DEFAULT_DEVICE
     tensor_parallel_size: int = 1
     fitted_to: Path | None = None
+    tenants: str | None = None
 
     def __post_init__(self) -> None:
+        if self.tenants is not None:
+            parse_shares(self.tenants)
         if self.fitted_to is not None and self.tensor_parallel_size != 1:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size} enters the roofline, and with fitted_to steps take "
@@ -73,6 +78,7 @@ class SimulationResult:
     constants: list[tuple[str, str]]
     run: RunMetrics
     result: SimResult
+    tenants: dict[str, TenantFigures]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; seconds and shares, whatever the units of the table."""
@@ -82,6 +88,7 @@ class SimulationResult:
             "workload": asdict(self.load),
             "constants": dict(self.constants),
             "results": self.run.to_dict(),
+            "tenants": {name: figures.to_dict() for name, figures in self.tenants.items()},
             "num_steps": self.result.num_steps,
             "simulated_seconds": self.result.seconds,
             "wall_seconds": self.result.wall_seconds,
@@ -108,9 +115,14 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
         sim = sim_config(config, model, device, options.tensor_parallel_size)
     tally = RunTally()
     file = open_event_log(config.event_log)
-    feed = Feed(load.workload(model.vocab_size, token_round=0), load.max_concurrency)
+    workload = load.workload(model.vocab_size, token_round=0)
+    by_tenant = TenantTally()
+    if options.tenants is not None:
+        workload = with_tenants(workload, parse_shares(options.tenants), load.seed)
+    sinks: list[EventSink] = [tally] if options.tenants is None else [tally, by_tenant]
     try:
-        result = simulate(feed, sim, cost_model, tally if file is None else EventFan(tally, file))
+        feed = Feed(workload, load.max_concurrency)
+        result = simulate(feed, sim, cost_model, EventFan(*sinks, *([] if file is None else [file])))
     finally:
         if file is not None:
             file.close()
@@ -120,7 +132,7 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
     engine = sim.started()
     if recorded is not None and sim.model is None:
         engine = replace(engine, model=recorded.model)
-    return SimulationResult(engine, load, constants, tally.result(), result)
+    return SimulationResult(engine, load, constants, tally.result(), result, by_tenant.figures)
 
 
 def find_model(name: str | None, device: Device) -> ModelShape:
@@ -225,6 +237,8 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None) -> No
     print_constants([*result.constants, *_limits(result.engine)], out)
     console = Console(file=out)
     console.print(_table(result))
+    if result.tenants:
+        console.print(tenant_table(result.tenants))
     if result.result.refused:
         console.print(_refusals(result.result.refused), markup=False, highlight=False)
     out.write(json_line(result.to_dict()))

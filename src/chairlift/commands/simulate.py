@@ -86,6 +86,10 @@ def simulate(
     burstiness: bench.Burstiness = 1.0,
     max_concurrency: bench.MaxConcurrency = None,
     trace: bench.Trace = None,
+    tenants: Annotated[
+        str | None,
+        typer.Option(help="Whose requests these are, by shares, as heavy=20,light=1; see --scheduling-policy fair."),
+    ] = None,
     *,
     config: EngineConfig,
 ) -> None:
@@ -112,7 +116,7 @@ def simulate(
             max_concurrency=max_concurrency,
             trace=trace,
         )
-        options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to)
+        options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to, tenants)
         print_simulation(run_simulation(config, load, options))
 
 
