@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import LLM, AsyncLLM, EngineConfig, RequestOutput, SamplingParams, StructuredOutputs
@@ -122,6 +124,30 @@ def test_beside_penalties_bias_filters_and_prompt_logprobs(llm: LLM) -> None:
     ]
     params += [hot(i, regex="[0-9]{5}", logit_bias={EOS: 100.0}, prompt_logprobs=1) for i in range(8)]
     assert all(re.fullmatch("[0-9]{5}", text) for text in texts(answers(llm, params)))
+
+
+def write_sentencepiece(folder: Path) -> None:
+    """Llama 2's kind of tokenizer: a space is part of a token, and what has no token is written in bytes."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    pieces += [f"{space}{letter}" for space in ("", "▁") for letter in 'abcdefgxyz"{}[]:,0123456789']
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(pieces[:3])
+    backend.save(str(folder / "tokenizer.json"))
+
+
+def test_with_a_sentencepiece_tokenizer(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    write_sentencepiece(tmp_path)
+    spaced = LLM(str(tmp_path), num_kv_blocks=500, **OPTIONS)
+    choices = ["a b", " c", "é 漢"]
+    assert set(texts(answers(spaced, [hot(i, choice=choices) for i in range(24)]))) == set(choices)
+    schemas = [random_schema(seed) for seed in range(30)]
+    for schema, text in zip(schemas, texts(answers(spaced, [hot(json=schema) for schema in schemas])), strict=True):
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
 # -- the same in any company ---------------------------------------------------------------------------------------

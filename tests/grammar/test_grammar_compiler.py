@@ -13,6 +13,7 @@ from chairlift.errors import RequestError
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, Matcher, num_words
 from chairlift.grammar.source import json_rule
+from chairlift.grammar.vocabulary import Vocabulary
 from chairlift.loading.hf_tokenizer import folder_tokenizer
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
@@ -95,6 +96,20 @@ def test_texts_that_follow_it_and_texts_that_do_not(name: str, compiler: Grammar
     constraint = StructuredOutputs(**fields)
     assert [text for text in good if not accepts(compiler, tokenizer, constraint, text)] == []
     assert [text for text in bad if accepts(compiler, tokenizer, constraint, text)] == []
+
+
+def test_a_text_is_tokenized_as_it_is(tokenizer: Tokenizer) -> None:
+    vocabulary = Vocabulary(tokenizer, VOCAB_SIZE, EOS)
+    for text in ('{"name": "Ada"}', "漢é ", 'a "<eos>" that is text', " <|tool|>", "\x02"):
+        token_ids = vocabulary(text)
+        assert b"".join(vocabulary.tokens[token] for token in token_ids) == text.encode()
+        assert not tokenizer.special_token_ids.intersection(token_ids)
+    assert vocabulary('{"name": "Ada"}') == tokenizer.encode('{"name": "Ada"}', add_special_tokens=False)
+
+
+def test_what_looks_like_a_special_token_is_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    assert accepts(compiler, tokenizer, StructuredOutputs(choice=["a<eos>b"]), "a<eos>b")
+    assert accepts(compiler, tokenizer, StructuredOutputs(json={"const": "<|tool|>"}), '"<|tool|>"')
 
 
 def test_the_end_is_eos_where_it_may_be_and_eos_alone_where_it_must_be(compiler: GrammarCompiler) -> None:

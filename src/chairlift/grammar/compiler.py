@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
 from chairlift.grammar.source import grammar_text, refuse
+from chairlift.grammar.vocabulary import Vocabulary
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
 
@@ -225,26 +226,9 @@ class GrammarCompiler:
 
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                vocabulary = _Vocabulary(self._source(), self.vocab_size, self._eos_token_ids[0])
+                vocabulary = Vocabulary(self._source(), self.vocab_size, self._eos_token_ids[0])
                 self._tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
             return self._tokenizer
-
-
-class _Vocabulary:
-    """A tokenizer as llguidance wants it: the bytes of every token, and which ones no text may spell."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
-        self.eos_token_id = eos_token_id
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)]
-        self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
-        self._encode: Callable[..., list[int]] = tokenizer.encode
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        string = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._encode(string, add_special_tokens=False)
 
 
 def _shortened(message: str) -> str:
