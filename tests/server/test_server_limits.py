@@ -156,6 +156,24 @@ def test_a_deadline_ends_a_call_and_a_stream_and_says_so(server: RunningServer) 
     assert server.post("/v1/completions", body(5, timeout=30), "ops-secret").status_code == 200
 
 
+def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
+    executor = server.llm.engine.core._executor
+    submit = executor.submit
+
+    def hangs(plan: Any) -> Any:
+        executor.submit = submit
+        time.sleep(3.0)
+        return submit(plan)
+
+    executor.submit = hangs
+    server.admission.pace.__init__()  # type: ignore[misc]
+    started = time.monotonic()
+    answer = server.post("/v1/completions", body(5, timeout=0.3), "ops-secret")
+    assert 1.0 < time.monotonic() - started < 2.5
+    assert answer.status_code == 408
+    assert "the engine is silent" in answer.json()["error"]["message"]
+
+
 def test_a_clock_that_jumps_moves_no_limit_and_no_deadline(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +270,7 @@ def test_a_reader_that_stops_is_cut_off_and_its_request_aborted(server: RunningS
     wait_for(lambda: server.llm.num_unfinished == 1)
     began = server.llm.engine.core.scheduler
     wait_for(lambda: server.llm.num_unfinished == 0, seconds=15)
-    assert began.is_idle
+    wait_for(lambda: began.is_idle)
     wait_for(lambda: not server.uvicorn.server_state.connections)
     assert b"[DONE]" not in until_closed(connection)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ from chairlift.server.keys import KeyInfo, KeyLimits, KeyRing
 from chairlift.server.limits import ServerLimits
 from chairlift.server.pace import Pace
 from chairlift.server.rate_limits import KeyMeter
+
+SILENCE_SECONDS = 1.0
+"""After a deadline, for the engine to end the step that it is in and tell of it."""
 
 
 @dataclass(slots=True)
@@ -180,6 +184,7 @@ class Permit:
     _meter: KeyMeter
     _is_open: bool = True
     _entries: list[Entry] = field(default_factory=list)
+    _timer: asyncio.TimerHandle | None = None
 
     def follow(self, num_prompt_tokens: int) -> Entry:
         """One of its prompts is given to the engine; its generation tells what comes of it."""
@@ -187,8 +192,17 @@ class Permit:
         self._entries.append(entry)
         return entry
 
+    def on_silence(self, end: Callable[[], None]) -> None:
+        """Call `end` if the deadline passes and the engine, whose it is to keep, says nothing: it may hang, or be
+        about to start again."""
+        if self.deadline is not None:
+            seconds = self.deadline - self._admission.clock() + SILENCE_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(seconds, end)
+
     def close(self) -> None:
         """The call is over; once or more often."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._is_open:
             self._is_open = False
             self._meter.end()

@@ -86,6 +86,11 @@ class Call(Generic[Fields, Plans]):
             generation.abort()
         self.permit.close()
 
+    def is_late(self) -> None:
+        """Its deadline has passed, and the engine says nothing."""
+        for generation in self.generations:
+            generation.fail(DeadlineError(f"the timeout of {self.body.timeout:g} s passed, and the engine is silent"))
+
 
 class StreamWriter(ABC):
     """Writes the events of one call as bytes; what it returns at once is sent at once."""
@@ -166,6 +171,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         except BaseException:
             call.abort()
             raise
+        permit.on_silence(call.is_late)
         return call
 
     def _generate(self, prompt: tuple[str | None, list[int]], call: Call[Fields, Plans], request_id: str) -> Generation:
