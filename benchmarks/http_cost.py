@@ -4,9 +4,10 @@
                                    [--num-threads N] [--no-ttft]
 
 CPU seconds an output token of engine process, HTTP process and load client, apart; output tokens per second of both
-ways; chunks that the server writes for each output token (headers and the end of a stream are two writes more); and what
-HTTP adds to the time to the first token of a request that is alone. Forced lengths, token ids as prompts, streams. The client is on the same machine: what it computes the
-engine lacks, so it does next to nothing (a selector, and a look for the ends of chunks).
+ways; chunks that the server writes for each output token (headers and the end of a stream are two writes more); and
+what HTTP adds to the time to the first token of a request that is alone. Forced lengths, token ids as prompts, streams.
+The client is on the same machine: what it computes the engine lacks, so it does next to nothing (a selector, and a look
+for the ends of chunks). One load of each is not counted.
 
 Prints a table and, as its last line, JSON.
 """
@@ -209,10 +210,10 @@ def main() -> None:
         return
     with _both(arguments) as (alone, served):
         runs: list[tuple[Run, Run]] = []
-        for seed in range(1, arguments.repeats + 1):
+        for seed in range(arguments.repeats + 1):
             load = prompts(arguments.streams, arguments.prompt_len, seed)
             pair = (alone.run(load, arguments.output_len), served.run(load, arguments.output_len))
-            runs.append(pair)
+            runs += [pair] if seed else []
             print(f"{pair[0].tokens_per_s:.0f} and {pair[1].tokens_per_s:.0f} output tokens/s", file=sys.stderr)
         ttfts = [] if arguments.no_ttft else _ttfts(alone, served)
     _print(arguments, runs, ttfts)
