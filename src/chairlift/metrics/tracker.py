@@ -195,11 +195,9 @@ class RequestTracker:
                 request.num_blocks += len(block_ids)
 
     def _of_step(self, request_id: str, step: Step) -> TrackedRequest | None:
-        """A request that the step names, unless it is another one with the id of one that has ended."""
+        """A request that the step names, unless that was an earlier one of the same id."""
         request = self.get(request_id)
-        if request is None or step.step < request.arrived.step:
-            return None
-        return request if request.end_step is None or step.step < request.end_step else None
+        return None if request is None or step.step < request.arrived.step else request
 
     def _take_rows(self, step: Step, seconds: float) -> None:
         batch = self._batch
