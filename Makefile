@@ -62,10 +62,10 @@ test-clients: venv ## Let simonw/llm and LangChain, unchanged, talk to a server.
 	tests/clients/with-clients "llm langchain-openai" tests/clients/check_llm.py
 	tests/clients/with-clients "llm langchain-openai" tests/clients/check_langchain.py
 
-load-test: venv ## Put a server under guidellm's load: 8 streams, 96 requests.
+load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \
 	  --backend kind=openai_http,target=CHAIRLIFT_URL,model=smollm2-135m-instruct,max_tokens=48 \
-	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=96 \
+	  --profile kind=concurrent,streams=8 --constraint kind=max_requests,count=64 \
 	  --data kind=json_file,path=tests/clients/prompts.json
 
 test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
