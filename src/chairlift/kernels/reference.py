@@ -40,10 +40,10 @@ prologue that made it."""
 def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32) -> torch.Tensor:
     """What products of integers see of x [T, n]: each value as a multiple of its scale, or as it is.
 
-    A row is cut in groups: 32 values where weights have groups of 32 too, 128 where they have a scale an output. The last
-    one may be shorter, by a multiple of 32. What exceeds `outlier_after` times its group's mean magnitude is an outlier, and is
-    multiplied as a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The others are rounded to -127..127
-    scales, of which their largest magnitude is 127.
+    A row is cut in groups: of 32 values where weights have groups of 32 too, of 128 where they have a scale an output.
+    The last group may be shorter, by a multiple of 32. What exceeds `outlier_after` times its group's mean magnitude is
+    an outlier, and is multiplied as a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The others are
+    rounded to -127..127 scales, of which their largest magnitude is 127.
 
     Returns:
         float64 [T, n], so that a product with it rounds nothing more.
