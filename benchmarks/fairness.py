@@ -1,6 +1,6 @@
 """One key sends 20 times as much as another: what the other one notices, on a real server.
 
-    python benchmarks/fairness.py [--rate 2] [--seconds 8] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
+    python benchmarks/fairness.py [--rate 4] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
 
 For each scheduling policy a server of its own (`chairlift serve`, two API keys), and two runs with the same arrivals of
 the key `light`: in the first the key `heavy` sends as much, in the second 20 times as much, more than the server can
@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,13 +100,15 @@ def serve(policy: str, key_file: Path, options: Sequence[str]) -> Iterator[str]:
         for line in process.stderr:
             said.append(line)
             if found := re.search(r"ready in \S+ s: (\S+)/v1", line):
+                # What it goes on to say would fill the pipe, and then it would wait.
+                threading.Thread(target=process.stderr.read, daemon=True).start()
                 yield found[1]
                 break
         else:
             raise SystemExit("".join(said))
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
 async def send_all(client: ApiClient, name: str, load: Load, times_as_much: int, calls: list[Call]) -> None:
@@ -220,8 +223,8 @@ def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--rate", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=7.0)
     parser.add_argument("--prompt-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
