@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -97,6 +98,15 @@ def test_arguments_are_told_while_they_are_written() -> None:
     assert parser.feed('<tool_call>{"name": "f", ').calls[0].name == "f"
     assert parser.feed('"arguments": {"a"').calls[0].arguments == '{"a"'
     assert parser.feed(": 1}").calls[0].arguments == ": 1}"
+
+
+def test_an_object_without_a_name_is_given_up_after_a_while() -> None:
+    nested = '<tool_call>{"a":[' * 500 + "]}" * 500 + "x"
+    started = time.perf_counter()
+    assert read(tool_parser("hermes")(), [nested]) == (nested, "", [])
+    assert time.perf_counter() - started < 5
+    late = '<tool_call>{"arguments": {"a": "' + "b" * 600 + '"}, "name": "f"}'
+    assert read(tool_parser("hermes")(), [late]) == read(tool_parser("hermes")(), list(late)) == (late, "", [])
 
 
 SCRAPS = [

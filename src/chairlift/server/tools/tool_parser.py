@@ -12,6 +12,7 @@ from chairlift.server.tools.pieces import CallDelta, Piece, new_call_id, overlap
 SEPARATORS = " \t\r\n,;[]"
 NAMED_CALL = re.compile(r"([A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)")
 LONGEST_NAMED_CALL = 200  # characters; what goes on without a brace is no call
+LONGEST_UNNAMED = 512  # characters of an object; what has no name by then is no call, and is not read twice for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +184,16 @@ class ToolParser:
         return True
 
     def _in_call(self) -> bool:
-        num_taken = self._scanner.feed(self._held)
+        is_named = self._scanner.name is not None
+        num_taken = self._scanner.feed(
+            self._held if is_named else self._held[: LONGEST_UNNAMED - len(self._scanned_from)]
+        )
         taken, self._held = self._held[:num_taken], self._held[num_taken:]
-        if not self._is_told:
+        if not is_named:
             self._scanned_from += taken
             name = self._scanner.name
-            if name not in self._names and (name is not None or self._scanner.is_broken):
+            is_hopeless = self._scanner.is_broken or len(self._scanned_from) >= LONGEST_UNNAMED
+            if name not in self._names and (name is not None or is_hopeless):
                 self._held = self._scanned_from + self._held
                 self._give_back()
                 return True
@@ -196,7 +201,7 @@ class ToolParser:
             return False
         self._tell_call(self._scanner.name)
         if not (self._scanner.is_done or self._scanner.is_broken):
-            return False
+            return bool(self._held)
         self._num_calls += 1
         self._raw = ""
         self._where = _In.CALLS
