@@ -202,7 +202,7 @@ def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     styles = {
         ("fcfs", TIMES_AS_MUCH): ("#c2452d", "o", "first come, first served; the other key sends 20 times as much"),
         ("fair", TIMES_AS_MUCH): ("#1f6f8b", "o", "fair; the other key sends 20 times as much"),
@@ -210,13 +210,12 @@ def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
     }
     for (policy, times), (color, marker, label) in styles.items():
         item = find(runs, policy, times)
-        first = min(call.due for calls in item.calls.values() for call in calls)
-        points = [(call.due - first, 1000 * (call.ttft or 0.0)) for call in item.calls[LIGHT]]
-        axes.plot(*zip(*points, strict=True), marker, color=color, label=label, markersize=6)
+        ttfts = [1000 * (call.ttft or 0.0) for call in item.calls[LIGHT]]
+        axes.plot(load.arrivals(LIGHT, 1), ttfts, marker, color=color, label=label, markersize=6)
         axes.axhline(1000 * item.ttft(LIGHT, 50), color=color, linewidth=0.8)
     axes.set(yscale="log", xlabel="sent, s", ylabel="time to first token, ms")
-    axes.set_title(f"The key that sends {load.rate:g} calls a second (lines: medians)", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(f"The key that sends {load.rate:g} calls a second (lines: medians)", fontsize=10)
+    axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
