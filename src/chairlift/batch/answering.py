@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
-from starlette.routing import Route
 
 from chairlift.batch.calls import Response, post
 from chairlift.batch.records import (
@@ -108,11 +107,10 @@ class Answering:
 
 
 def _generating_urls(app: FastAPI) -> Iterator[str]:
-    """Where generation is asked for: the POST routes without parameters."""
-    routes = (route for route in app.routes if isinstance(route, Route))
-    for route in routes:
-        if "POST" in (route.methods or ()) and route.path.startswith(API_PREFIX) and "{" not in route.path:
-            yield route.path
+    """Where generation is asked for: what takes a POST and has no parameters."""
+    for path, operations in app.openapi()["paths"].items():
+        if "post" in operations and path.startswith(API_PREFIX) and "{" not in path:
+            yield path
 
 
 def _asks_for_stream(request: RequestLine) -> bool:

@@ -18,6 +18,7 @@ from chairlift.batch.output import BatchOutput
 from chairlift.bench.progress import progress_bar
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
+from chairlift.server.api_options import ApiOptions
 from chairlift.server.app import create_app
 
 logger = logging.getLogger("chairlift")
@@ -68,7 +69,11 @@ class BatchSummary:
 
 
 def run_batch(
-    config: EngineConfig, input_file: Path, output_file: Path, served_model_name: str | None = None
+    config: EngineConfig,
+    input_file: Path,
+    output_file: Path,
+    served_model_name: str | None = None,
+    api: ApiOptions | None = None,
 ) -> BatchSummary:
     """Answer every line of `input_file` that has no answer in `output_file` yet.
 
@@ -86,16 +91,20 @@ def run_batch(
     summary = BatchSummary(before=output.num_answered, left=index.num_due)
     try:
         if index.num_due:
-            asyncio.run(_run(config, index, output, summary, served_model_name))
+            asyncio.run(_run(AsyncLLM(config), index, output, summary, served_model_name, api))
     finally:
         output.close()
     return summary
 
 
 async def _run(
-    config: EngineConfig, index: BatchIndex, output: BatchOutput, summary: BatchSummary, name: str | None
+    llm: AsyncLLM,
+    index: BatchIndex,
+    output: BatchOutput,
+    summary: BatchSummary,
+    name: str | None,
+    api: ApiOptions | None,
 ) -> None:
-    llm = AsyncLLM(config)
     started = time.perf_counter()
     try:
         with progress_bar("answers", index.num_due) as advance, _ended_by_signals():
@@ -104,7 +113,7 @@ async def _run(
                 summary.add(answer)
                 advance()
 
-            crew = _Crew(Answering(llm, create_app(llm, name)), index.due(), output, written)
+            crew = _Crew(Answering(llm, create_app(llm, name, api=api)), index.due(), output, written)
             with suppress(asyncio.CancelledError):
                 await crew.run(CALLS_PER_SEAT * llm.engine.scheduler_config.max_num_seqs)
     finally:

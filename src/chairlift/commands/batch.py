@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from chairlift.commands.options import ModelOption, log_to_stderr, takes_engine_options
+from chairlift.commands.serve_options import takes_api_options
 from chairlift.config import EngineConfig
+from chairlift.server.api_options import ApiOptions
 
 
 @takes_engine_options
+@takes_api_options
 def batch(
     input_file: Annotated[Path, typer.Argument(help="Requests, one a line, in OpenAI's batch file format.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one a line; what is there already stays.")],
@@ -19,12 +22,13 @@ def batch(
     served_model_name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
     *,
     config: EngineConfig,
+    api: ApiOptions,
 ) -> None:
     """Answer a file of requests. Run again after an interruption, it goes on where it was."""
     log_to_stderr()
     from chairlift.batch.run import run_batch
 
-    summary = run_batch(config, input_file, output, served_model_name)
+    summary = run_batch(config, input_file, output, served_model_name, api)
     typer.echo(summary.sentence(), err=True)
     if summary.left:
         raise typer.Exit(1)

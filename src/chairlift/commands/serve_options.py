@@ -95,8 +95,18 @@ def _parameters() -> list[inspect.Parameter]:
         inspect.Parameter(name, keyword, annotation=kind, default=False if name == "allow_unauthenticated" else None)
         for name, kind in ACCESS.items()
     ]
-    api = [inspect.Parameter(name, keyword, annotation=kind, default=default) for name, (kind, default) in API.items()]
-    return [*limits, *access, *api]
+    return [*limits, *access, *_api_parameters()]
+
+
+def _api_parameters() -> list[inspect.Parameter]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(name, keyword, annotation=kind, default=default) for name, (kind, default) in API.items()]
+
+
+def _api_options(given: dict[str, Any]) -> ApiOptions:
+    """Takes them out of what was given."""
+    template = _read_template(given.pop("chat_template"))
+    return ApiOptions(chat_template=template, **{name: given.pop(name) for name in API if name in given})
 
 
 def _read_template(file: Path | None) -> str | None:
@@ -114,11 +124,22 @@ def takes_serve_options(command: Callable[..., None]) -> Callable[..., None]:
         limits = ServerLimits(**{field.name: given.pop(field.name) for field in fields(ServerLimits)})
         keys = load_keys(given.pop("api_key_file"), given.pop("api_key") or ())
         access = AccessOptions(keys, **{name: given.pop(name) for name in ACCESS if name in given})
-        template = _read_template(given.pop("chat_template"))
-        api = ApiOptions(chat_template=template, **{name: given.pop(name) for name in API if name in given})
-        command(limits=limits, access=access, api=api, **given)
+        command(limits=limits, access=access, api=_api_options(given), **given)
 
     signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name not in ("limits", "access", "api")]
     wrapped.__signature__ = inspect.Signature([*own, *_parameters()])  # type: ignore[attr-defined]
+    return wrapped
+
+
+def takes_api_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command those of the API alone; it receives them as `api`."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        command(api=_api_options(given), **given)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "api"]
+    wrapped.__signature__ = inspect.Signature([*own, *_api_parameters()])  # type: ignore[attr-defined]
     return wrapped
