@@ -311,17 +311,17 @@ float outlier_after(Prologue prologue) {
   }
 }
 
-// What one thread needs to prepare a block: a row, the row in bytes, and the block's outliers before they are gathered.
+// What one thread needs to prepare a block: a row, all rows in bytes, and the block's outliers before they are gathered.
 // `padded_inputs` are whole activation groups.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs, int64_t block_rows)
       : row(reinterpret_cast<float*>(memory)),
         outlier_values(row + padded_inputs),
         bytes(reinterpret_cast<int8_t*>(outlier_values + padded_inputs * block_rows)),
-        outlier_rows(reinterpret_cast<uint8_t*>(bytes + padded_inputs)) {}
+        outlier_rows(reinterpret_cast<uint8_t*>(bytes + padded_inputs * block_rows)) {}
 
   static size_t num_bytes(int64_t padded_inputs, int64_t block_rows) {
-    return static_cast<size_t>(padded_inputs * (4 + 4 * block_rows + 2));
+    return static_cast<size_t>(padded_inputs * (4 + 5 * block_rows + 1));
   }
 
   float* row;
@@ -373,11 +373,13 @@ void Linear::prepare(const Activations& activations, int64_t block, const float*
                               outlier_after(prologue_),            scratch.outlier_rows,
                               scratch.outlier_values};
     if (activations.integer)
-      tiles.quantize(scratch.row, padded, activations.shift, scratch.bytes, target);
+      tiles.quantize(scratch.row, padded, activations.shift, scratch.bytes + (r - first) * whole_groups, target);
     else
       tiles.interleave(scratch.row, padded, target);
   }
-  if (activations.integer) gather_outliers(scratch, padded, tiles.block_rows, to);
+  if (!activations.integer) return;
+  tiles.interleave_steps(scratch.bytes, whole_groups, padded, static_cast<int8_t*>(const_cast<void*>(to.values)));
+  gather_outliers(scratch, padded, tiles.block_rows, to);
 }
 
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,

@@ -74,6 +74,8 @@ static void prologue(const PrologueArgs& args, const float* x, int64_t n, float*
 // Groups of one row, as many as a vector has lanes: what is found out about each of them stands in one lane.
 constexpr int kManyGroups = kLanes;
 
+typedef int32_t Quad __attribute__((may_alias));
+
 // Lane g of the result: `op` over what `of` gives for the vectors of group g; 0 from `count` on.
 template <int kSize, typename Of, typename Op>
 static inline F reduce_groups(const float* y, int count, Of of, Op op) {
@@ -157,11 +159,17 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int shift, in
 }
 
 // Symmetric, to -127..127: a group's scale is its largest magnitude over 127. A group of zeros has scale 0.
-static void quantize(const float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target) {
+static void quantize(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
   const auto groups = target.group == kGroup ? quantize_groups<kGroup> : quantize_groups<kWideGroup>;
-  groups(y, padded_inputs, shift, scratch, target);
-  int8_t* out = static_cast<int8_t*>(target.values) + 4 * target.row;
-  for (int64_t k = 0; k < padded_inputs; k += 4) __builtin_memcpy(out + k * kBlockRows, scratch + k, 4);
+  groups(y, padded_inputs, shift, steps, target);
+}
+
+// Four inputs of one row after those of the row before.
+static void interleave_steps(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values) {
+  const auto* from = reinterpret_cast<const Quad*>(steps);
+  auto* to = reinterpret_cast<Quad*>(values);
+  for (int64_t k = 0; k < padded_inputs / 4; ++k)
+    for (int r = 0; r < kBlockRows; ++r) to[k * kBlockRows + r] = from[r * stride / 4 + k];
 }
 
 static void interleave(const float* y, int64_t padded_inputs, const RowTarget& target) {

@@ -73,7 +73,7 @@ struct PrologueArgs {
   float eps;
 };
 
-// Where a row's activations go: the block's arrays, and the row's place in it.
+// Where a row's activations go: the block's arrays (`values` of float formats only), and the row's place in it.
 struct RowTarget {
   void* values;
   float* scale;
@@ -92,8 +92,10 @@ struct LinearTiles {
   // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x.
   void (*prologue)(const PrologueArgs& args, const float* x, int64_t inputs, float* y);
   // y [inputs], zero up to the end of the last activation group. shift: what stored weights are above their true values.
-  // scratch: a byte for each of them.
-  void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* scratch, const RowTarget& target);
+  // steps: a byte for each of them.
+  void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
+  // The steps of block_rows rows, `stride` apart, to the values of a block.
+  void (*interleave_steps)(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values);
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
 };
 

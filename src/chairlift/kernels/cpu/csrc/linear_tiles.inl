@@ -12,6 +12,7 @@ static constexpr LinearTiles linear_tiles() {
            multiply<WeightFormat::f32>},
           prologue,
           quantize,
+          interleave_steps,
           interleave};
 }
 
