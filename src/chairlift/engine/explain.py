@@ -131,18 +131,28 @@ class Explainer:
     def __init__(self, tracker: RequestTracker) -> None:
         self._tracker = tracker
 
-    def explain(self, request: TrackedRequest, viewer: Viewer, now: float) -> Explanation:
-        """`now`: seconds of the engine's clock."""
+    def explain(
+        self, request: TrackedRequest, viewer: Viewer, now: float, ways: Sequence[WhatIf] | None = None
+    ) -> Explanation:
+        """Explain one sequence.
+
+        Args:
+            now: seconds of the engine's clock.
+            ways: what would have let it in, if that was found already: `what_ifs` of `refusal`, which may take long
+                enough to be worth a thread.
+        """
+        if ways is None:
+            refusal = self.refusal(request)
+            ways = [] if refusal is None else what_ifs(refusal)
         waits = self._tracker.spans(request, now)
         explained = tuple(self._wait(request, viewer, index, spans) for index, spans in enumerate(waits))
         position, expected = self._outlook(request)
-        refusal = self._first_refusal(request, waits)
         return Explanation(
             id=request.request_id,
             state=request.state,
             queue_time=request.queue_time,
             waits=explained,
-            would_have_let_in=() if refusal is None else tuple(what_ifs(refusal)),
+            would_have_let_in=tuple(ways),
             crowd=self._cost(request, explained),
             position=position,
             expected_wait=expected,
@@ -248,8 +258,9 @@ class Explainer:
 
     # -- what would have let it in -------------------------------------------------------------------------------
 
-    def _first_refusal(self, request: TrackedRequest, waits: Sequence[Sequence[Span]]) -> Refusal | None:
-        started = self._tracker.started
+    def refusal(self, request: TrackedRequest) -> Refusal | None:
+        """The moment at which it was first left waiting in the queue; None if it never was."""
+        started, waits = self._tracker.started, self._tracker.spans(request)
         span = next((span for span in waits[0] if span.stretches), None) if waits else None
         if started is None or span is None:
             return None

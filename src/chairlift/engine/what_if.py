@@ -4,7 +4,7 @@ option changed."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -19,6 +19,9 @@ from chairlift.sampling_params import SamplingParams
 
 NEED_LENGTHS: Final = frozenset({"pow2", "oracle"})
 """Policies that only requests with a forced length may use."""
+
+MAX_AHEAD: Final = 64
+"""Behind a longer queue only its own place is asked about: a pool for all of them says little, and takes long."""
 
 
 class Ask(NamedTuple):
@@ -68,9 +71,11 @@ def what_ifs(refusal: Refusal) -> list[WhatIf]:
     """Ways in, those of the engine's options first. Empty where it did not wait for anything that has an option."""
     if refusal.reason in ("sibling_prefill", "pending_token", "next_step", "unknown", "restart"):
         return []
-    found = [_larger_engine(refusal), _shorter_answer(refusal), *_other_policies(refusal)]
-    if refusal.started.batching == "static":
-        found.append(_continuous(refusal))
+    found: list[WhatIf | None] = []
+    if len(refusal.ahead) <= MAX_AHEAD:
+        found += [_larger_engine(refusal), _shorter_answer(refusal), *_other_policies(refusal)]
+        if refusal.started.batching == "static":
+            found.append(_continuous(refusal))
     if refusal.ahead:
         found.append(_first_in_queue(refusal))
     return [found_one for found_one in found if found_one is not None]
@@ -109,21 +114,25 @@ def _fewest_blocks(refusal: Refusal) -> int:
     """
     started = refusal.started
     asks = [*refusal.ahead, refusal.request]
+    needed = sum(_needed(started, asks))
     if started.kv == "paged" or started.batching == "static":
-        needed = sum(_needed(started, ask) for ask in asks)
         return started.num_blocks + max(0, needed - refusal.free_blocks)
-    most = 2 * (started.num_blocks + sum(_needed(started, ask) for ask in asks))
-    sizes = range(1, most + 1)
+    sizes = range(1, 2 * (started.num_blocks + needed) + 1)
     return bisect_left(sizes, True, key=lambda size: _holds(started, started.kv, size, refusal.holders, asks)) + 1
 
 
-def _needed(started: EngineStarted, ask: Ask) -> int:
-    if ask.needed is not None:
-        return ask.needed
+def _needed(started: EngineStarted, asks: Iterable[Ask]) -> list[int]:
+    """Blocks that each needs: as it was told, or from an empty pool."""
     manager = _manager(started, started.kv, started.num_blocks)
-    if started.batching == "static":
-        return manager.worst_case_blocks(_request(ask))
-    return manager.demand(_request(ask)).needed
+
+    def of(ask: Ask) -> int:
+        if ask.needed is not None:
+            return ask.needed
+        if started.batching == "static":
+            return manager.worst_case_blocks(_request(ask))
+        return manager.demand(_request(ask)).needed
+
+    return [of(ask) for ask in asks]
 
 
 def _shorter_answer(refusal: Refusal) -> WhatIf | None:
@@ -137,7 +146,7 @@ def _shorter_answer(refusal: Refusal) -> WhatIf | None:
         )
     room = refusal.free_blocks if started.kv == "paged" else refusal.largest_free_piece
     lengths = range(1, ask.max_tokens)
-    fitting = bisect_left(lengths, True, key=lambda tokens: _needed(started, _shortened(ask, tokens)) > room)
+    fitting = bisect_left(lengths, True, key=lambda tokens: _needed(started, [_shortened(ask, tokens)])[0] > room)
     if fitting == 0:
         return WhatIf({"max_tokens": 1}, False, "not even max_tokens of 1 would have let it in")
     return WhatIf({"max_tokens": fitting}, True, f"max_tokens of {fitting} would have let it in")
@@ -159,11 +168,12 @@ def _other_policies(refusal: Refusal) -> list[WhatIf]:
     asks = [*refusal.ahead, refusal.request]
     lengths = [holder.output_len for holder in refusal.holders] + [ask.output_len for ask in asks]
     is_forced = None not in lengths
+    has_seats = refusal.num_running + len(asks) <= started.max_num_seqs
     found = []
     for kv in KV_POLICIES:
         if kv == started.kv or (kv in NEED_LENGTHS and not is_forced):
             continue
-        admits = _holds(started, kv, started.num_blocks, refusal.holders, asks)
+        admits = has_seats and _holds(started, kv, started.num_blocks, refusal.holders, asks)
         found.append(WhatIf({"kv": kv}, admits, f"kv={kv} would {'' if admits else 'not '}have let it in"))
     return found
 
@@ -184,7 +194,9 @@ def _first_in_queue(refusal: Refusal) -> WhatIf:
     started = refusal.started
     seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
     room = refusal.largest_free_piece if started.kv != "paged" else refusal.free_blocks
-    admits = refusal.reason != "batch" and refusal.num_running < seats and _needed(started, refusal.request) <= room
+    admits = (
+        refusal.reason != "batch" and refusal.num_running < seats and _needed(started, [refusal.request])[0] <= room
+    )
     text = f"before the {len(refusal.ahead)} ahead of it, it would {'' if admits else 'not '}have been let in"
     return WhatIf({"scheduling_policy": "priority"}, admits, text)
 

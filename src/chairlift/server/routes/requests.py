@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 
+from chairlift.engine.what_if import what_ifs
 from chairlift.metrics.tracked_request import TrackedRequest
 from chairlift.server.observatory import Observatory
 from chairlift.server.protocol import ErrorBody
@@ -41,8 +43,11 @@ def router(observatory: Observatory) -> APIRouter:
     @routes.get("/v1/requests/{request_id}/explain", responses=UNKNOWN)
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         found = _find(observatory, request_id, request)
-        viewer, now = observatory.viewer(request), observatory.now()
-        explained = (observatory.explainer.explain(entry, viewer, now) for entry in found)
+        explainer, viewer = observatory.explainer, observatory.viewer(request)
+        refusals = [explainer.refusal(entry) for entry in found]
+        ways = await asyncio.to_thread(lambda: [[] if refusal is None else what_ifs(refusal) for refusal in refusals])
+        now = observatory.now()
+        explained = (explainer.explain(entry, viewer, now, its) for entry, its in zip(found, ways, strict=True))
         return ExplanationView(id=request_id, sequences=[explanation_view(entry) for entry in explained])
 
     return routes
