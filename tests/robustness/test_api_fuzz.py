@@ -10,7 +10,7 @@ from tiny_engine import tiny_options
 from chairlift import AsyncLLM
 from running_server import run_server
 
-CASES = 120
+CASES = 80
 SEED = 7
 
 
