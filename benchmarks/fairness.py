@@ -1,6 +1,6 @@
 """One key sends 20 times as much as another: what the other one notices, on a real server.
 
-    python benchmarks/fairness.py [--rate 4] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
+    python benchmarks/fairness.py [--rate 5] [--seconds 7] [--png docs/images/fairness.png] [-- SERVE OPTIONS]
 
 For each scheduling policy a server of its own (`chairlift serve`, two API keys), and two runs with the same arrivals of
 the key `light`: in the first the key `heavy` sends as much, in the second 20 times as much, more than the server can
@@ -43,12 +43,13 @@ HEAVY, LIGHT = "heavy", "light"
 TIMES_AS_MUCH: Final = 20
 POLICIES: Final = ("fcfs", "fair")
 VOCABULARY: Final = 20_000
-SERVE: Final = ("--max-num-seqs", "8", "--num-threads", "1", "--kv-cache-memory", "256MiB", "--max-model-len", "1024")
+SERVE: Final = ("--max-num-seqs", "16", "--num-threads", "1", "--kv-cache-memory", "256MiB", "--max-model-len", "1024")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: `rate` calls a second by each key, `heavy` 20 times that in a flood."""
+    """What is sent: `rate` calls a second by each key, `heavy` 20 times that in a flood; outputs of half to one and a
+    half times `output_len` tokens, so that requests which begin together do not all end together."""
 
     rate: float
     seconds: float
@@ -68,7 +69,7 @@ class Load:
         return {
             "model": model,
             "prompt": [rng.randrange(VOCABULARY) for _ in range(self.prompt_len)],
-            "max_tokens": self.output_len,
+            "max_tokens": rng.randint(max(1, self.output_len // 2), self.output_len * 3 // 2),
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
@@ -151,7 +152,7 @@ async def warm_up(url: str, secrets: dict[str, str], load: Load) -> None:
     async with open_http(url, secrets[LIGHT], 60.0) as http:
         client = ApiClient(http, "/v1/completions", time.perf_counter)
         rng = random.Random("warm up")
-        calls = [Call(str(index), load.prompt_len, load.output_len, 0.0) for index in range(8)]
+        calls = [Call(str(index), load.prompt_len, load.output_len, 0.0) for index in range(16)]
         await asyncio.gather(*(client.stream(load.body(rng, "m"), call) for call in calls))
 
 
@@ -222,7 +223,7 @@ def draw(runs: Sequence[Run], load: Load, path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--rate", type=float, default=5.0)
     parser.add_argument("--seconds", type=float, default=7.0)
     parser.add_argument("--prompt-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=16)
