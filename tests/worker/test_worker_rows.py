@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -146,3 +147,14 @@ class RowsMachine(RuleBasedStateMachine):
 
 RowsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 test_rows_and_batches = RowsMachine.TestCase
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_tokens_from_a_position_on(is_on_host: bool) -> None:
+    rows = RequestRows(3, 10, 4, torch.device("cpu"))
+    of = {name: rows.add(new_request(name, tokens)) for name, tokens in {"a": [1, 2, 3], "b": [4, 5, 6, 7]}.items()}
+    if not is_on_host:
+        rows._host_token_ids = None
+    rows.append_sampled(np.array([of["a"]]), torch.tensor([8]))
+    assert rows.tokens_from([of["b"], of["a"], of["b"]], [1, 3, 4]) == [[5, 6, 7], [8], []]
+    assert rows.tokens_from([], []) == []

@@ -35,8 +35,8 @@ class Vocabulary:
         special tokens in it, the longest that fit, one after the other."""
         expected = text if isinstance(text, bytes) else text.encode()
         string = expected.decode(errors="replace")
-        for found in (self._encoded(string), self._encoded_within(string)):
-            if self._spells(found, expected):
+        for encode in (self._encoded, self._encoded_within):
+            if self._spells(found := encode(string), expected):
                 return found
         return self._greedy(expected)
 

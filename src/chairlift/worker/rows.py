@@ -75,6 +75,17 @@ class RequestRows:
             return torch.from_numpy(self._host_token_ids[index].astype(np.int64))
         return self.token_ids.view(-1)[to_device(index, self.device)].long()
 
+    def tokens_from(self, rows: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
+        """The known tokens of each row from a position on, on the host, which waits for them if need be."""
+        begins = [row * self.max_model_len + start for row, start in zip(rows, starts, strict=True)]
+        ends = [row * self.max_model_len + int(self.num_tokens[row]) for row in rows]
+        spans = list(zip(begins, ends, strict=True))
+        if self._host_token_ids is not None:
+            return [self._host_token_ids[begin:end].tolist() for begin, end in spans]
+        tokens = self.token_ids.view(-1)
+        pieces = [tokens[begin:end] for begin, end in spans]
+        return [piece.tolist() for piece in torch.cat(pieces).cpu().split(list(map(len, pieces)))] if pieces else []
+
     def add(self, new: NewRequest) -> int:
         """Take a free row for the request and fill it; returns the row."""
         num_tokens = len(new.token_ids)

@@ -112,15 +112,12 @@ class Sampler:
     def _mask_bad_words(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
         index = np.flatnonzero(needs & Needs.BAD_WORDS)
         words = [self._state.bad_words[row] for row in rows[index].tolist()]
-        end = self._rows.num_tokens[rows[index]]
-        count = np.minimum(end - self._rows.num_prompt_tokens[rows[index]], [word.max_before for word in words])
-        ends = np.cumsum(count)
-        positions = np.arange(ends[-1]) - np.repeat(ends - end, count)
-        tokens = self._rows.tokens_at(np.repeat(rows[index], count), positions).tolist()
-        completing = [
-            word.completing(tokens[last - n : last])
-            for word, n, last in zip(words, count.tolist(), ends.tolist(), strict=True)
+        starts = [
+            max(int(self._rows.num_prompt_tokens[row]), int(self._rows.num_tokens[row]) - word.max_before)
+            for row, word in zip(rows[index].tolist(), words, strict=True)
         ]
+        answers = self._rows.tokens_from(rows[index].tolist(), starts)
+        completing = [word.completing(answer) for word, answer in zip(words, answers, strict=True)]
         flat = np.repeat(index, [len(ids) for ids in completing]) * logits.shape[1] + np.concatenate(completing)
         logits.view(-1)[to_device(flat, self._device)] = -torch.inf
 

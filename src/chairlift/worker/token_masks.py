@@ -85,13 +85,14 @@ class TokenMasks:
             self._bits = np.zeros((len(rows), self._bits.shape[1]), dtype=np.uint32)
         bits = self._bits[: len(rows)]
         row_list = rows.tolist()
-        tokens = self._unseen([row for row in row_list if row in self._grammars])
+        in_grammars = [row for row in row_list if row in self._grammars]
+        unseen = iter(self._rows.tokens_from(in_grammars, [self._grammars[row].seen for row in in_grammars]))
         for mask, row in zip(bits, row_list, strict=True):
             grammar = self._grammars.get(row)
             if grammar is None:
                 mask[:] = self._allowed[row]
             else:
-                self._fill_one(mask, row, grammar, tokens[row])
+                self._fill_one(mask, row, grammar, next(unseen))
         return bits
 
     def error(self, row: int) -> str | None:
@@ -108,19 +109,7 @@ class TokenMasks:
         grammar.matcher.advance(tokens)
         grammar.seen += len(tokens)
         grammar.matcher.fill(mask)
-        if grammar.seen - int(self._rows.num_prompt_tokens[row]) < grammar.min_tokens:
+        if grammar.min_tokens and grammar.seen - self._rows.num_prompt_tokens[row] < grammar.min_tokens:
             later = mask & ~grammar.early
             if later.any():
                 mask[:] = later
-
-    def _unseen(self, rows: list[int]) -> dict[int, list[int]]:
-        """The tokens of each row that its grammar has not seen; one step's worth of them but after a preemption."""
-        if not rows:
-            return {}
-        start = np.array([self._grammars[row].seen for row in rows])
-        count = self._rows.num_tokens[rows] - start
-        row_of = np.repeat(np.array(rows), count)
-        ends = np.cumsum(count)
-        positions = np.arange(len(row_of)) - np.repeat(ends - count - start, count)
-        tokens = self._rows.tokens_at(row_of, positions).tolist()
-        return {row: tokens[end - n : end] for row, n, end in zip(rows, count.tolist(), ends.tolist(), strict=True)}
