@@ -7,12 +7,14 @@ are a few fields of those laid over a body that is right, so that what is odd ab
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import requests
 import schemathesis
+from fuzzing import damaged, deep
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -101,3 +103,25 @@ def _fuzz_operation(operation: Any, count: int, run_seed: int, session: Any, out
         case.validate_response(response, checks=CHECKS)
 
     run()
+
+
+def fuzz_bodies(url: str, num_cases: int, run_seed: int) -> Counter[int]:
+    """Bodies that are no JSON, or hardly, to everything that takes one; returns how often each status came."""
+    statuses: Counter[int] = Counter()
+    wholes = [json.dumps(body).encode() for body in RIGHT_BODIES.values()]
+    odd = [*deep(), b"", b"\xff", b"[]", b"null", b'{"prompt": "\\ud800"}', b'{"max_tokens": 1' + b"0" * 5000 + b"}"]
+    bodies = damaged(wholes) | st.sampled_from(odd) | st.binary(max_size=50)
+
+    @seed(run_seed)
+    @settings(max_examples=num_cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(path=st.sampled_from(sorted(RIGHT_BODIES)), body=bodies)
+    def run(path: str, body: bytes) -> None:
+        headers = {"Content-Type": "application/json"}
+        response = session.post(f"{url}{path}", data=body, headers=headers, timeout=SECONDS_AN_ANSWER)
+        assert response.status_code < 500, response.text
+        assert "error" in response.json() or response.status_code == 200
+        statuses[response.status_code] += 1
+
+    with requests.Session() as session:
+        run()
+    return statuses

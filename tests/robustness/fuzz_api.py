@@ -12,17 +12,18 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from api_fuzz import SERVER_OPTIONS, Outcome, fuzz_api
+from api_fuzz import SERVER_OPTIONS, Outcome, fuzz_api, fuzz_bodies
 from rich.console import Console
 from rich.table import Table
-from tiny_engine import tiny_options
 
 from chairlift import AsyncLLM
 from running_server import run_server
+from tiny_engine import tiny_options
 
 CASES_A_ROUND = 500
 
@@ -41,18 +42,25 @@ def main() -> None:
                 print(f"seed {seed}: {outcome.num_cases} cases so far", file=sys.stderr)
                 fuzz_api(server.url, min(CASES_A_ROUND, options.cases - outcome.num_cases), seed, outcome)
                 seed += 1
+            bodies = fuzz_bodies(server.url, options.cases // 2, options.seed)
             server.wait_until_idle()
-    _print(outcome, options.seed, time.monotonic() - started)
+    _print(outcome, bodies, options.seed, time.monotonic() - started)
 
 
-def _print(outcome: Outcome, first_seed: int, seconds: float) -> None:
+def _print(outcome: Outcome, bodies: Counter[int], first_seed: int, seconds: float) -> None:
     statuses = sorted({status for _, status in outcome.statuses})
     table = Table("operation", *map(str, statuses), title=f"schemathesis: {outcome.num_cases} cases, no failure")
     for operation in sorted({operation for operation, _ in outcome.statuses}):
         table.add_row(operation, *(str(outcome.statuses[operation, status] or "") for status in statuses))
     Console(width=120).print(table)
     counts = {str(status): sum(n for (_, s), n in outcome.statuses.items() if s == status) for status in statuses}
-    figures = {"cases": outcome.num_cases, "statuses": counts, "slowest_seconds": round(outcome.slowest, 3)}
+    print(f"{bodies.total()} bodies that are no JSON, or hardly: {dict(sorted(bodies.items()))}")
+    figures = {
+        "bodies": {str(status): count for status, count in bodies.items()},
+        "cases": outcome.num_cases,
+        "statuses": counts,
+        "slowest_seconds": round(outcome.slowest, 3),
+    }
     print(json.dumps({"fuzz_api": figures, "first_seed": first_seed, "seconds": round(seconds, 1)}))
 
 

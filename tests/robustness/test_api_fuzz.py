@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api_fuzz import SERVER_OPTIONS, fuzz_api
-from tiny_engine import tiny_options
+from api_fuzz import SERVER_OPTIONS, fuzz_api, fuzz_bodies
 
 from chairlift import AsyncLLM
 from running_server import run_server
+from tiny_engine import tiny_options
 
 CASES = 80
 SEED = 7
@@ -17,6 +17,8 @@ SEED = 7
 def test_no_call_breaks_the_server(tmp_path: Path) -> None:
     with run_server(AsyncLLM(**tiny_options(tmp_path, **SERVER_OPTIONS)), "tiny") as server:
         outcome = fuzz_api(server.url, CASES, SEED)
+        statuses = fuzz_bodies(server.url, CASES, SEED)
         server.wait_until_idle()
     assert outcome.num_cases > 0.7 * CASES, "the spaces of some operations are small"
     assert {200, 400} <= {status for _, status in outcome.statuses}
+    assert {200, 400} <= statuses.keys()
