@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +85,8 @@ class RequestRows:
             return [self._host_token_ids[begin:end].tolist() for begin, end in spans]
         tokens = self.token_ids.view(-1)
         pieces = [tokens[begin:end] for begin, end in spans]
-        return [piece.tolist() for piece in torch.cat(pieces).cpu().split(list(map(len, pieces)))] if pieces else []
+        found = iter(torch.cat(pieces).tolist() if pieces else ())
+        return [list(islice(found, len(piece))) for piece in pieces]
 
     def add(self, new: NewRequest) -> int:
         """Take a free row for the request and fill it; returns the row."""
