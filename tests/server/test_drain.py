@@ -109,9 +109,13 @@ def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path],
     assert process.stderr is not None
     url = next(found[1] for line in process.stderr if (found := re.search(r"ready in \S+ s: (\S+)/v1", line)))
     answers: list[httpx.Response] = []
+    too_late: list[httpx.TransportError] = []
 
     def call() -> None:
-        answers.append(httpx.post(f"{url}/v1/completions", json=body(250, prompt=[3]), timeout=30))
+        try:
+            answers.append(httpx.post(f"{url}/v1/completions", json=body(250, prompt=[3]), timeout=30))
+        except httpx.TransportError as error:
+            too_late.append(error)
 
     callers = [threading.Thread(target=call) for _ in range(12)]
     for caller in callers:
@@ -125,6 +129,6 @@ def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path],
     taken_in = re.search(r"shutting down when (\d+) calls", said)
     assert taken_in is not None
     statuses = sorted(answer.status_code for answer in answers)
-    assert len(statuses) == 12
+    assert len(statuses) + len(too_late) == 12
     assert set(statuses) <= {200, 503}
     assert statuses.count(200) >= int(taken_in[1])

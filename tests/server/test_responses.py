@@ -34,7 +34,7 @@ def test_whenever_the_client_goes_the_response_is_closed(blocked_at: str) -> Non
                 await asyncio.sleep(60)
 
         response = EventStream(endless(), on_close=lambda: closed.append(True))
-        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=5)
+        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=30)
 
     asyncio.run(run())
     assert closed == [True]
