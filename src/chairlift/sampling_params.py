@@ -16,6 +16,8 @@ MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 SEED_BITS = 64
+MAX_INTEGER = (1 << 63) - 1
+"""Larger ones do not go into a record of msgpack."""
 
 CONTRADICTS_STRUCTURE = {
     "ignore_eos": "the answer ends where the structure does. Leave it out.",
@@ -174,7 +176,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
         _number("temperature", self.temperature, 0, 100)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, MAX_INTEGER)
         _number("top_p", self.top_p, 0, 1, open_low=True)
         _number("min_p", self.min_p, 0, 1)
         _number("repetition_penalty", self.repetition_penalty, 0, 100, open_low=True)
@@ -204,7 +206,7 @@ class SamplingParams:
     def _check_constraints(self) -> None:
         """What contradicts itself is refused here; what does so with this model, in the input processor."""
         if self.truncate_prompt_tokens is not None:
-            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_INTEGER)
             if self.truncate_prompt_tokens == 0:
                 raise RequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
         if self.stop and not self.detokenize:

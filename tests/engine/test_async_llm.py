@@ -142,6 +142,23 @@ def test_a_bad_request_disturbs_nobody(make_llm: Make) -> None:
     asyncio.run(run())
 
 
+def test_numbers_that_no_record_can_hold_are_refused(make_llm: Make) -> None:
+    """Sent to an engine in another process, such a request would never end."""
+
+    async def run() -> None:
+        llm = make_llm(scheduling_policy="priority")
+        for priority in (1 << 63, -(1 << 63)):
+            with pytest.raises(RequestError, match="priority must be between"):
+                llm.start(None, [5], forced(3), priority=priority)
+        assert llm.num_unfinished == 0
+        llm.close()
+
+    asyncio.run(run())
+    for name in ("top_k", "truncate_prompt_tokens"):
+        with pytest.raises(RequestError, match=f"{name} must be between"):
+            SamplingParams(**{name: 1 << 63})
+
+
 def test_when_the_engine_dies_every_stream_ends_with_an_error_and_later_ones_too(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()

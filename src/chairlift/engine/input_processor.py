@@ -13,7 +13,7 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.request import Request
-from chairlift.sampling_params import SEED_BITS, SamplingParams
+from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -267,6 +267,8 @@ class InputProcessor:
                 f"priority={priority} has no effect: this engine runs --scheduling-policy fcfs. Leave it out.",
                 "priority",
             )
+        if abs(priority) > MAX_INTEGER:
+            raise RequestError(f"priority must be between -{MAX_INTEGER} and {MAX_INTEGER}, got {priority}", "priority")
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError("stop needs text, and this engine has no tokenizer: use stop_token_ids", "stop")
 
