@@ -100,6 +100,17 @@ def test_a_line_of_text_and_the_body_if_it_is_wanted(observatory: Observatory, t
     assert SECRET in line
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_path_cannot_forge_a_line_or_a_field(observatory: Observatory, tmp_path: Path, log_format: str) -> None:
+    path = "/x 200\nforged\x1b[2J\u2028\x85 /v1"
+    record = CallRecord(0.0, "GET", path, "127.0.0.1", {}, call_id="a\x9b\n")
+    AccessLog(log_format, tmp_path / "log")(record)
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.isprintable()
+    if log_format == "text":
+        assert "GET /x%20200%0Aforged%1B%5B2J%E2%80%A8%C2%85%20/v1 499 " in line
+
+
 def test_an_earlier_call_of_the_same_id_is_another_one(observatory: Observatory) -> None:
     records: list[CallRecord] = []
     clock = VirtualClock(1e6)

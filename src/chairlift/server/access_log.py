@@ -7,9 +7,13 @@ import logging
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from chairlift.server.call_log import CallRecord
+
+PLAIN: Final = "/-._~!$&'()*+,;=:@"
+"""Characters that a path has as they are, besides letters and digits (RFC 3986, section 3.3)."""
 
 
 class AccessLog:
@@ -73,11 +77,12 @@ def _of_sequences(record: CallRecord) -> dict[str, Any]:
 
 
 def _json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """As `key=value`, but for the first ones."""
+    """As `key=value`, but for the first ones. Nothing that a caller sent can end the line or pass for another field."""
+    fields["path"] = quote(fields.get("path", "-"), safe=PLAIN)
     head = [str(fields.pop(name, "-")) for name in ("time", "client", "key", "method", "path", "status")]
-    rest = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    rest = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
     return " ".join((*head, *rest))
