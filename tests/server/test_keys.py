@@ -42,6 +42,14 @@ def test_secrets_from_the_environment_have_names() -> None:
     assert ring.find("another") == KeyInfo("default-3", "default-3", True)
     assert ring.weights() is None
     assert not KeyRing()
+    assert load_keys(None, ["ops=c2VjcmV0Cg=="]).find("c2VjcmV0Cg==") is not None
+
+
+@pytest.mark.parametrize("given", ["c2VjcmV0Cg==", "c2VjcmV0Cgo=", "ops=", "=secret", ""])
+def test_the_padding_of_a_secret_is_not_taken_for_a_secret(given: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=SECRET") as caught:
+        load_keys(None, [given])
+    assert not given.strip("=") or given not in str(caught.value)
 
 
 HASH = "sha256:" + digest("x").hex()

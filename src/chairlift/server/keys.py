@@ -147,8 +147,9 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
         name, equals, secret = given.partition("=")
         if not equals:
             name, secret = ("default" if number == 1 else f"default-{number}"), given
-        if not secret or not _NAME.fullmatch(name):
-            raise ConfigError(f"api_key {number} must be a secret, or NAME=SECRET with a name of {_NAME.pattern}")
+        if not secret.strip("=") or not _NAME.fullmatch(name):
+            problem = f"api_key {number} must be a secret, or NAME=SECRET with a name of {_NAME.pattern}"
+            raise ConfigError(f"{problem}; give one that ends with = (base64) a name")
         keys.append(Key(KeyInfo(name, name, True), digest(secret)))
     if path is not None and not records:
         raise ConfigError(f"api_key_file={path} holds no key: `chairlift key NAME` makes one")
