@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import zmq
 
 from chairlift import AsyncLLM, SamplingParams
 from chairlift.engine import process_client, watchdog, wire
@@ -179,6 +183,40 @@ def test_an_engine_that_never_comes_back_ends_everything(
         assert not llm.is_healthy
         with pytest.raises(EngineDeadError, match="exit status 5"):
             llm.start(None, [5], forced(3))
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_a_machine_without_room_for_a_process_is_asked_again(
+    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of descriptors, out of processes: nothing is left behind, and the request that waits is run in the end."""
+    errors = [zmq.ZMQError(errno.EMFILE), OSError(errno.EAGAIN, "no process"), None]
+    create, start = wire.zmq.Context.socket, subprocess.Popen
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def scarce_socket(context: zmq.Context[Any], *options: Any) -> Any:
+        if isinstance(errors[0], zmq.ZMQError):
+            raise errors.pop(0)  # type: ignore[misc]
+        return create(context, *options)
+
+    def scarce_process(*arguments: Any, **options: Any) -> Any:
+        if isinstance(errors[0], OSError):
+            raise errors.pop(0)  # type: ignore[misc]
+        return start(*arguments, **options)
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama")))
+        llm = AsyncLLM(client=client)
+        llm.open()
+        monkeypatch.setattr(wire.zmq.Context, "socket", scarce_socket)
+        monkeypatch.setattr(subprocess, "Popen", scarce_process)
+        os.kill(client.engine_pid, signal.SIGRTMIN + 3)  # without a name
+        await until(lambda: llm.status().state == "restarting")
+        assert len(tokens(await outcome(llm, [5], forced(3)))) == 3
+        assert llm.status().restarts == 3
+        assert len(list(tmp_path.iterdir())) == 1, "of the engine that runs"
         llm.close()
 
     asyncio.run(run())

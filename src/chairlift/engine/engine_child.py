@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import zmq
 
 from chairlift.config import EngineConfig
 from chairlift.engine.engine_process import STACKS, Launch
-from chairlift.engine.wire import front_link
+from chairlift.engine.wire import Address, Link, ToFront, front_link
 from chairlift.errors import ConfigError
 
 ENGINE_COMMAND: Final = (sys.executable, "-m", "chairlift.engine.engine_process")
@@ -39,9 +40,13 @@ class EngineChild:
 
     def __init__(self, config: EngineConfig, command: Sequence[str], log_level: int) -> None:
         self.is_closed = False
-        self._folder = _private_folder()
-        self.link, address = front_link(self._folder)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        with contextlib.ExitStack() as undo:
+            self._folder = _private_folder()
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self.link, address = _link(self._folder)
+            undo.callback(self.link.close)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+            undo.pop_all()
         assert self._process.stdin is not None
         launch = msgspec.json.encode(Launch.of(config, address, self._folder, log_level)) + b"\n"
         with contextlib.suppress(BrokenPipeError):
@@ -70,7 +75,10 @@ class EngineChild:
         status = self._process.wait()
         if status >= 0:
             return f"exit status {status}"
-        name = signal.Signals(-status).name
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:  # one of the real-time signals, most of which have no name
+            name = f"signal {-status}"
         return f"{name}: out of memory?" if name == "SIGKILL" else name
 
     def ask_for_stacks(self) -> None:
@@ -102,6 +110,13 @@ class EngineChild:
             self._process.stdin.close()
         self.link.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _link(folder: Path) -> tuple[Link[ToFront], Address]:
+    try:
+        return front_link(folder)
+    except zmq.ZMQError as error:  # which is no OSError
+        raise OSError(error.errno, error.strerror) from None
 
 
 def _private_folder() -> Path:
