@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from chairlift.errors import RequestError
-from chairlift.sampling_params import SamplingParams
+from chairlift.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from chairlift.server.protocol.base import Body
 from chairlift.server.protocol.satisfied import SatisfiedBySampling, SatisfiedEverywhere
 from chairlift.structured_outputs import StructuredOutputs
@@ -37,6 +37,13 @@ PASSED_ON = (
     "allowed_token_ids",
 )
 """Fields that are sampling parameters of the same name; null is the parameter's default."""
+
+
+def _few_biases(given: Any) -> Any:
+    """Before each of them is looked at."""
+    if isinstance(given, dict) and len(given) > MAX_LOGIT_BIAS:
+        raise ValueError(f"{len(given)} tokens are more than {MAX_LOGIT_BIAS}")
+    return given
 
 
 class StreamOptions(Body):
@@ -140,7 +147,7 @@ class SamplingFields(EngineFields, SatisfiedBySampling):
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases)] | None = None
     response_format: ResponseFormat | None = None
     # -- vLLM's --
     prompt_logprobs: int | None = None
