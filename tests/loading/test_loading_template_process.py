@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,20 @@ def test_the_environments_secrets_are_not_there(monkeypatch: pytest.MonkeyPatch)
     with open(f"/proc/{process._process.pid}/environ", "rb") as environ:
         assert b"CHAIRLIFT_API_KEY" not in environ.read()
     process._kill(process._process)
+
+
+def test_it_starts_in_a_process_with_many_open_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("this machine allows too few descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    process = TemplateProcess()
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while opened.enter_context(Path(os.devnull).open()).fileno() < 1100:
+            pass
+        assert process.run({"do": "render", "template": "a", "variables": {}}) == {"text": "a"}
+    process._kill(process._process)  # type: ignore[arg-type]
 
 
 def test_threads_take_turns() -> None:

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from served import Served, serve
 from soak_load import SERVER_OPTIONS, Tally, check_pool, make_asks, run_load, wait_until_idle
+
 from tiny_engine import tiny_options
 
 ROUNDS = 10

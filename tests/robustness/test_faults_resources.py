@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 from served import COMMAND, Served, as_options, serve
-from tiny_engine import tiny_options
 
 from chairlift.events import read_events
+from tiny_engine import tiny_options
 
 SMALL = {"num_kv_blocks": 24, "max_model_len": 128, "served_model_name": "tiny"}
 FILE_BYTES = 6000

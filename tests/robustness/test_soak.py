@@ -8,6 +8,7 @@ from pathlib import Path
 from served import serve
 from soak import soak
 from soak_load import SERVER_OPTIONS
+
 from tiny_engine import tiny_options
 
 REQUESTS = 150

@@ -74,8 +74,10 @@ class TemplateProcess:
         process.stdin.flush()
         received = bytearray()
         descriptor = process.stdout.fileno()
+        poll = select.poll()  # `select` itself knows no descriptor beyond 1023
+        poll.register(descriptor, select.POLLIN)
         while not received.endswith(b"\n"):
-            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
             chunk = os.read(descriptor, 1 << 20)
             if not chunk:
