@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,3 +157,11 @@ def test_it_watches_a_real_server(busy_server: RunningServer) -> None:
     asyncio.run(asyncio.wait_for(look(), 20))
     for caller in callers:
         caller.join()
+
+
+def test_without_a_terminal_it_says_so() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "chairlift", "top"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "there is none: read /metrics or /v1/engine" in done.stderr

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
+
+from chairlift.errors import ConfigError
 
 
 def top(
@@ -15,6 +18,8 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch a running server: batch, queue, KV memory, and why requests wait."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ConfigError("chairlift top draws on a terminal, and there is none: read /metrics or /v1/engine instead")
     from chairlift.top.app import TopApp
     from chairlift.top.source import HttpSource
 
