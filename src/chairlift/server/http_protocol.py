@@ -82,10 +82,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer.start(self.limits.header_timeout, self._headers_are_late)
 
     def _headers_are_late(self) -> None:
-        if not self.transport.is_closing():
+        """The next request's may begin to come while this one is answered."""
+        if self._is_answering:
+            self._wait_for_headers()
+        elif not self.transport.is_closing():
             self._refuse(408, b"Request Timeout")
 
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse(self, status: int, reason: bytes) -> None:
+        if self._is_answering:
+            self.transport.abort()
+            return
         line = b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % (status, reason)
         self.transport.write(line)
         self.transport.close()
