@@ -104,6 +104,8 @@ def test_a_key_has_its_share_and_no_more(server: RunningServer) -> None:
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
     assert server.post("/v1/completions", body(2), "ops-secret").status_code == 200
+    too_much = server.post("/v1/completions", body(2, prompt=[9999]), "bob-secret")
+    assert too_much.status_code == 429, "before anybody looks at the prompt"
 
 
 def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> None:
@@ -253,6 +255,22 @@ def test_headers_that_do_not_come_end_the_connection(server: RunningServer) -> N
     assert b" 408 " in until_closed(silent)
     assert b" 408 " in until_closed(half)
     wait_for(lambda: not server.uvicorn.server_state.connections)
+
+
+@pytest.mark.parametrize(("more", "is_whole"), [(b"GET /health HT", True), (b"GET /" + b"x" * 70_000, False)])
+def test_a_request_behind_a_stream_does_not_write_into_it(server: RunningServer, more: bytes, is_whole: bool) -> None:
+    content = json.dumps(body(150, stream=True)).encode()
+    with server.connect() as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ops-secret\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+        )
+        answer = connection.recv(4096)
+        connection.sendall(more)
+        answer += until_closed(connection)
+    stream, _, rest = answer.partition(b"data: [DONE]")
+    assert stream.count(b"HTTP/1.1") == 1
+    assert (b"HTTP/1.1 408" in rest) == is_whole
 
 
 def test_a_connection_that_was_idle_may_ask_again(server: RunningServer) -> None:

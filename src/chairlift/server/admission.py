@@ -85,9 +85,7 @@ class Admission:
         num_tokens = sum(map(len, prompts))
         if timeout is not None and not 0 < timeout < math.inf:
             raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
-        if self.is_draining:
-            message = "the server is shutting down: send this to another one, or again when it is back"
-            raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
+        self._check_draining()
         self._check_queue(len(prompts), num_tokens)
         meter = self._meter(key, now)
         meter.check(num_tokens, now)
@@ -96,6 +94,20 @@ class Admission:
         self.num_calls += 1
         deadline = None if timeout is None else now + timeout
         return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter)
+
+    def check(self, key: KeyInfo) -> None:
+        """Refuse, before its prompts are tokenized, a call that `enter` would not let in whatever it asks.
+
+        Raises:
+            OverloadedError: as `enter`.
+        """
+        self._check_draining()
+        self._meter(key, self.clock()).check(0, self.clock())
+
+    def _check_draining(self) -> None:
+        if self.is_draining:
+            message = "the server is shutting down: send this to another one, or again when it is back"
+            raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
 
     def _meter(self, key: KeyInfo, now: float) -> KeyMeter:
         if key.tenant not in self._meters:

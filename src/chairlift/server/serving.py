@@ -143,6 +143,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         Raises:
             RequestError: and as `Admission.enter`; before anything is sent.
         """
+        request.state.admission.check(request.state.key)
         # Tokenizing a long prompt takes a while, and releases the interpreter.
         plan = await asyncio.to_thread(self.plan, body)
         call = self._start(body, plan, request)
