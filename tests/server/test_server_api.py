@@ -213,6 +213,9 @@ def test_errors_outside_of_fields_have_the_same_form(server: RunningServer) -> N
     )
     assert broken.status_code == 400
     assert "not valid JSON" in broken.json()["error"]["message"]
+    untyped = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "a"}')
+    assert untyped.status_code == 400
+    assert "Content-Type: application/json" in untyped.json()["error"]["message"]
     missing = httpx.get(f"{server.url}/v1/nothing")
     assert missing.status_code == 404
     assert missing.json()["error"]["type"] == "invalid_request_error"

@@ -13,6 +13,8 @@ def describe(error: RequestValidationError) -> tuple[str, str | None]:
         field = where[0] if where else "body"
         if problem["type"] == "json_invalid":
             return f"the body is not valid JSON: {problem['ctx']['error']}", None
+        if not where and isinstance(problem["input"], bytes):
+            return "the body is not taken for JSON: send it with `Content-Type: application/json`", None
         if problem["type"] == "extra_forbidden":
             sentence = "unknown or not supported here; leave it out"
         else:
