@@ -99,6 +99,11 @@ def test_gauges_show_the_moment() -> None:
     assert found["vllm:kv_cache_usage_perc", ""] == pytest.approx(0.2)
     assert found["chairlift:engine_up", ""] == 1
     assert sum(value for (name, _), value in found.items() if name == "chairlift:kv_slots") == 40
+    assert found["chairlift:kv_slots", "free"] < 40
+    crowd.to_end()
+    found = exposed(crowd.log, crowd)
+    assert found["vllm:kv_cache_usage_perc", ""] == 0
+    assert found["chairlift:kv_slots", "free"] == 40
 
 
 def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:

@@ -19,14 +19,14 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.top.app import TopApp
 from chairlift.top.source import HttpSource, Snapshot, SourceError
-from chairlift.top.text import KINDS, shares
+from chairlift.top.text import KINDS, memory_bar, shares, status_line
 from running_server import RunningServer, run_server
 
 
 def engine(step: int = 7, **changes: Any) -> dict[str, Any]:
     return {
         "configuration": {"model": "tiny", "batching": "continuous", "kv": "paged"},
-        "status": {"state": "running", "restarts": 0},
+        "status": {"state": "running", "restarts": 0, "num_unfinished": 2},
         "pool": {"slots": {"token_states": 60, "reserved": 10, "internal": 0, "external": 0, "free": 30}},
         "batch": {
             "step": step, "num_running": 1, "num_waiting": 1, "num_tokens": 3, "wait_reason": "seats", "head": "b~2"
@@ -111,6 +111,13 @@ def test_a_server_that_is_gone_is_told_and_comes_back() -> None:
             assert "tiny: running" in shown(app, "status")
 
     asyncio.run(look())
+
+
+def test_when_all_has_ended_nothing_runs_and_all_memory_is_free() -> None:
+    idle = engine(status={"state": "running", "restarts": 0, "num_unfinished": 0})
+    assert status_line(idle, None) == "tiny: running   continuous/paged   idle after step 7"
+    assert "token_states 0 (0%)" in memory_bar(idle, 40).plain
+    assert "free 100 (100%)" in memory_bar(idle, 40).plain
 
 
 @given(st.dictionaries(st.sampled_from(list(KINDS)), st.integers(0, 10_000)), st.integers(1, 300))

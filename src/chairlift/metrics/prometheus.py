@@ -245,8 +245,12 @@ class PrometheusMetrics(Collector):
             gauge.add_metric(list(labels.values()), float(number))
             yield gauge
         kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by what is in them.", labels=[*labels, "kind"])
-        for kind in KINDS if last is not None else ():
-            kinds.add_metric([*labels.values(), kind], float(getattr(last, kind)))
+        if last is not None:
+            slots = {kind: getattr(last, kind) for kind in KINDS}
+            if not state["running"]:
+                slots = {**dict.fromkeys(KINDS, 0), "free": sum(slots.values())}
+            for kind, count in slots.items():
+                kinds.add_metric([*labels.values(), kind], float(count))
         yield kinds
         if started is not None:
             yield _cache_config(started)

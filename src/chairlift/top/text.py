@@ -37,7 +37,9 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
         f"{configuration.get('model', '?')}: {status['state']}{restarts}",
         f"{configuration.get('batching', '?')}/{configuration.get('kv', '?')}",
     ]
-    if batch is not None:
+    if batch is not None and _is_idle(engine):
+        parts.append(f"idle after step {batch['step']}")
+    elif batch is not None:
         parts.append(f"{batch['num_running']} running, {batch['num_waiting']} waiting")
         parts.append(f"step {batch['step']} of {batch['num_tokens']} tokens")
         if batch["wait_reason"] is not None:
@@ -47,6 +49,11 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
     return "   ".join(parts)
 
 
+def _is_idle(engine: dict[str, Any]) -> bool:
+    """All has ended: pool and batch, which are those of the last step, are empty by now."""
+    return engine["status"]["num_unfinished"] == 0
+
+
 def memory_bar(engine: dict[str, Any], width: int) -> Text:
     """The pool's slots by kind, as a bar of `width` signs and a legend."""
     pool = engine["pool"]
@@ -54,6 +61,8 @@ def memory_bar(engine: dict[str, Any], width: int) -> Text:
         return Text("no step yet")
     slots: dict[str, int] = pool["slots"]
     total = sum(slots.values())
+    if _is_idle(engine):
+        slots = {**dict.fromkeys(KINDS, 0), "free": total}
     text = Text()
     for kind, count in shares(slots, width).items():
         sign, colour = KINDS[kind]
