@@ -74,3 +74,23 @@ def test_engines_that_are_killed_at_any_time(
     asyncio.run(run())
     assert len(outcomes) == NUM_REQUESTS
     assert 0 < outcomes.count("lost") <= NUM_KILLS * NUM_SEATS
+
+
+def test_an_engine_that_listens_late_misses_nothing(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.001)
+    late = (sys.executable, str(Path(FAKE_ENGINE[1]).with_name("late_engine_process.py")))
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), late)
+        llm = AsyncLLM(client=client)
+        llm.open()
+        first = await asyncio.wait_for(llm.start(None, [5], forced(4)).collect(), 20)
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: llm.status().state == "restarting")
+        second = await asyncio.wait_for(llm.start(None, [5], forced(4)).collect(), 20)
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids == expected_tokens([5], 4)
+        llm.close()
+
+    asyncio.run(run())

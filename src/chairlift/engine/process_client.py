@@ -53,6 +53,8 @@ GRACE_SECONDS: Final = 0.05
 """From the end of a process until its last words have come through the socket."""
 
 STOP_SECONDS: Final = 10.0
+CONNECT_SECONDS: Final = 10.0
+CONNECTED_YET_SECONDS: Final = 0.002
 MESSAGES_A_TURN: Final = 16
 EVENTS_A_CREDIT: Final = 256
 EVENTS_KEPT: Final = 256
@@ -167,6 +169,8 @@ class ProcessClient:
             message = self._child.link.receive()
             match message:
                 case Ready(facts):
+                    if not self._child.link.has_receiver(CONNECT_SECONDS):
+                        raise EngineDeadError(f"the engine process did not connect within {CONNECT_SECONDS:g} s")
                     self._is_ready()
                     return facts
                 case CannotStart(kind, text):
@@ -247,7 +251,7 @@ class ProcessClient:
             case Said():
                 _log(message)
             case Ready():
-                self._is_back()
+                self._is_back(self._child)
             case Died(text) | CannotStart(_, text):
                 self._last_words = text
                 assert self._loop is not None
@@ -325,12 +329,18 @@ class ProcessClient:
         self.state = "running"
         self._ready_time = self._last_step = self.now()
 
-    def _is_back(self) -> None:
+    def _is_back(self, child: EngineChild) -> None:
+        if self._is_closed or child is not self._child or child.is_closed:
+            return
+        if not child.link.has_receiver():
+            assert self._loop is not None
+            self._loop.call_later(CONNECTED_YET_SECONDS, self._is_back, child)
+            return
         self._is_ready()
         again = self._in_flight.again()
         logger.info("the engine is back; %d prompts that waited are run now", len(again))
         for command in again:
-            self._child.link.send(command)
+            child.link.send(command)
 
     def _look(self) -> None:
         """Every now and then: is the engine stuck?"""

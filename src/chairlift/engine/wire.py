@@ -135,8 +135,14 @@ class Link(Generic[Received]):
         assert isinstance(number, int)
         return number
 
+    def has_receiver(self, seconds: float = 0.0) -> bool:
+        """Whether somebody is there to receive, within so many seconds. The two directions are connected one after the
+        other: that something came does not say so."""
+        with self._lock:
+            return bool(self._outgoing.poll(int(seconds * 1e3), zmq.POLLOUT))
+
     def send(self, record: msgspec.Struct) -> None:
-        """Never blocks: what nobody is there to receive is dropped."""
+        """Never blocks: what nobody is there to receive is dropped, see `has_receiver`."""
         message = self._encoder.encode(record)
         with self._lock:
             try:

@@ -51,7 +51,7 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
 
 def _is_idle(engine: dict[str, Any]) -> bool:
     """All has ended: pool and batch, which are those of the last step, are empty by now."""
-    return engine["status"]["num_unfinished"] == 0
+    return bool(engine["status"]["num_unfinished"] == 0)
 
 
 def memory_bar(engine: dict[str, Any], width: int) -> Text:
