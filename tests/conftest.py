@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    import transformers
 
 torch.set_num_threads(1)
 
@@ -87,3 +91,18 @@ def smollm2_gguf() -> Path:
     from chairlift.loading.fetch import fetch_default_model
 
     return fetch_default_model()
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2_gguf: Path) -> transformers.PreTrainedModel:
+    """The default model as transformers itself reads the file, in float32."""
+    import gguf
+    import transformers
+
+    with pytest.MonkeyPatch.context() as patch:
+        for slow_and_pure in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, slow_and_pure, lru_cache(getattr(gguf, slow_and_pure)))
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+        )
+    return model.eval()

@@ -22,32 +22,25 @@ NEW_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
-def reference(smollm2_gguf: Path) -> transformers.PreTrainedModel:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
-    model.generation_config = transformers.GenerationConfig(
-        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    return model.eval()
-
-
-@pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> LLM:
     """transformers has the weights in float32, and nothing quantizes activations."""
     return LLM(str(smollm2_gguf), attention_backend="torch", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
 
 
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(
-    llm: LLM, reference: transformers.PreTrainedModel
+    llm: LLM, smollm2_oracle: transformers.PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=0)
+    greedy = transformers.GenerationConfig(
+        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    monkeypatch.setattr(smollm2_oracle, "generation_config", greedy)
     for output in llm.generate(PROMPTS, params):
         answer = output.outputs[0]
-        tokens = reference.generate(torch.tensor([output.prompt_token_ids]))[0]
+        tokens = smollm2_oracle.generate(torch.tensor([output.prompt_token_ids]))[0]
         assert answer.token_ids == tokens[len(output.prompt_token_ids) :].tolist()
         with torch.inference_mode():
-            logits = reference(tokens[None]).logits[0, len(output.prompt_token_ids) - 1 : -1]
+            logits = smollm2_oracle(tokens[None]).logits[0, len(output.prompt_token_ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, tokens[len(output.prompt_token_ids) :, None])[:, 0]
         assert answer.logprobs is not None
         ours = torch.tensor([entry.token.logprob for entry in answer.logprobs])
@@ -56,7 +49,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(
 
 @needs_native
 def test_native_kernels_take_the_quantized_file_as_it_is(
-    smollm2_gguf: Path, reference: transformers.PreTrainedModel
+    smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel
 ) -> None:
     """Activations are rounded to 8 bits on the way: logprobs are close, and not shifted."""
     native = LLM(str(smollm2_gguf), attention_backend="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
@@ -65,7 +58,7 @@ def test_native_kernels_take_the_quantized_file_as_it_is(
     for output in native.generate([PROMPTS[3], PROMPTS[4]], params, progress=False):
         tokens = torch.tensor(output.prompt_token_ids)
         with torch.inference_mode():
-            logprobs = reference(tokens[None]).logits[0, :-1].log_softmax(-1)
+            logprobs = smollm2_oracle(tokens[None]).logits[0, :-1].log_softmax(-1)
         expected.append(logprobs.gather(-1, tokens[1:, None])[:, 0])
         entries = output.prompt_logprobs or []
         ours.append(torch.tensor([entry.token.logprob for entry in entries if entry is not None]))
