@@ -8,6 +8,9 @@ NATIVE_SOURCES := CMakeLists.txt $(wildcard $(NATIVE)/csrc/*.* $(NATIVE)/csrc/si
 BUILD ?= build/native
 LEAST_ISA := $(if $(filter x86_64,$(shell uname -m)),avx2,portable)
 ARGS ?=
+# A file's tests stay in one process: they share servers and models. For a debugger: WORKERS=0.
+WORKERS ?= logical
+PYTEST := pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile
 MAKEFLAGS += --no-print-directory
 # The tools of the environment first; without one, those of the machine.
 export PATH := $(abspath $(BIN)):$(PATH)
@@ -43,7 +46,7 @@ serve: venv ## Serve the default model on http://127.0.0.1:8000 (options: ARGS="
 	$(BIN)/chairlift serve $(ARGS)
 
 test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m $(PYTEST) $(ARGS)
 
 fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="--minutes 30 --target safetensors").
 	$(BIN)/python tests/robustness/fuzz.py $(ARGS)
@@ -69,7 +72,7 @@ load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	  --data kind=json_file,path=tests/clients/prompts.json
 
 test-without-compiler: venv ## Install without a compiler, and run the tests on that (a choice: ARGS=...).
-	.ci/with-package build/installed/pure . -m pytest $(ARGS)
+	.ci/with-package build/installed/pure . -m $(PYTEST) $(ARGS)
 
 sanitize: ## Test the native kernels in C++, under sanitizers: addresses, undefined behaviour, threads.
 	@for kind in address,undefined thread; do \
