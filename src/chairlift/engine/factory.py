@@ -22,6 +22,7 @@ from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes, multiplied_bytes
+from chairlift.request import Request
 from chairlift.sim.model_shape import ModelShape
 from chairlift.sim.plan_engine import plan_pool, planned_activations, settle_max_model_len, startup_lines
 from chairlift.sim.plan_memory import DTYPE_BYTES, StepLimits, kv_slot_bytes
@@ -104,45 +105,65 @@ def build_engine(
     says = loaded is None
     loaded = loaded or load_model(config)
     assert loaded.serves(config), "the model was loaded for another configuration"
-    model_config = loaded.config
     plan = _plan_pool(config, loaded)
-    max_slots = max_request_slots(
-        config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
-    )
-    max_model_len = settle_max_model_len(config, model_config.max_position_embeddings, plan.num_blocks, max_slots)
+    limits = _request_limits(config, loaded, plan)
     loaded.provide_kv_cache(plan)
-    times = _step_times(config, loaded, max_model_len, plan)
+    times = _step_times(config, loaded, limits.max_model_len, plan)
     budget = None if times is None else largest_budget(times, config.max_num_seqs)
-    scheduler_config = config.scheduler_config(max_model_len, budget)
+    scheduler_config = config.scheduler_config(limits.max_model_len, budget)
     manager = _manager(config, plan, scheduler_config)
-    runner = _runner(loaded, scheduler_config.max_num_seqs, max_model_len, plan)
+    runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
+    executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
-    event_file = open_event_log(config.event_log)
-    recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
-    sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-    sink = EventFan(*sinks) if sinks else None
+    listeners = _open_listeners(config, events)
     started = _started(config, loaded, scheduler_config, plan, clock.now())
-    if sink is not None:
-        sink.emit(started)
-    scheduler = Scheduler(scheduler_config, manager, sink)
-    takes_priority = scheduler_config.scheduling_policy != "fcfs"
-    limits = RequestLimits(scheduler_config.max_model_len, max_slots, takes_priority)
+    if listeners.sink is not None:
+        listeners.sink.emit(started)
     if says:
         _say(config, loaded, scheduler_config, plan)
         _say_budget(scheduler_config.max_num_batched_tokens, times)
-    executor = runner if around_executor is None else around_executor(runner)
-    steps_ahead = STEPS_AHEAD[loaded.device.type]
+    scheduler = Scheduler(scheduler_config, manager, listeners.sink)
     return Engine(
-        core=EngineCore(scheduler, executor, clock, steps_ahead, recorder.on_add if recorder else None),
+        core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
         loaded=loaded,
         scheduler_config=scheduler_config,
         kv_cache_plan=plan,
         limits=limits,
         started=started,
         seed=config.seed,
-        event_file=event_file,
-        recorder=recorder,
+        event_file=listeners.event_file,
+        recorder=listeners.recorder,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """Who is told what happens: the event log, the recorder of a trace, and `sink`, which is all of them."""
+
+    event_file: EventFile | None
+    recorder: EngineRecorder | None
+    sink: EventSink | None
+
+    @property
+    def on_add(self) -> Callable[[Request], None] | None:
+        return None if self.recorder is None else self.recorder.on_add
+
+
+def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listeners:
+    event_file = open_event_log(config.event_log)
+    recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+    sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
+    return _Listeners(event_file, recorder, EventFan(*sinks) if sinks else None)
+
+
+def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:
+    """What one request may ask for, be it alone in the pool."""
+    max_slots = max_request_slots(
+        config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
+    )
+    context = loaded.config.max_position_embeddings
+    max_model_len = settle_max_model_len(config, context, plan.num_blocks, max_slots)
+    return RequestLimits(max_model_len, max_slots, takes_priority=config.scheduling_policy != "fcfs")
 
 
 def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:

@@ -6,6 +6,8 @@ import logging
 import socket
 import time
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process_client import ProcessClient
@@ -14,6 +16,10 @@ from chairlift.server.access import AccessOptions
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observe_options import ObserveOptions
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
 
 logger = logging.getLogger("chairlift")
 
@@ -41,35 +47,50 @@ def run(
         ConfigError: the address cannot be had, or may not without a key, or static_run_to=global; before the model is
             loaded. Then as `ProcessClient.wait_until_ready`.
     """
+    config = _servable(config, access)
+    access.check_host(host)
+    listener = _listen(host, port)
+    client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
+
+    # These take long to import; meanwhile the engine's process loads the model.
+    from chairlift.engine.async_llm import AsyncLLM
+    from chairlift.engine.heap import settle_heap
+    from chairlift.server.app import create_app
+    from chairlift.server.drain import DrainingServer
+
+    client.wait_until_ready()
+    llm = AsyncLLM(client=client)
+    url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    say_ready = partial(_say_ready, url, served_model_name or llm.engine.model_name, started)
+    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits, api=api, observe=observe)
+    server = DrainingServer(_uvicorn_config(app, limits, access), llm, app.state.admission)
+    settle_heap()
+    try:
+        server.run(sockets=[listener])
+    finally:
+        llm.close()
+
+
+def _servable(config: EngineConfig, access: AccessOptions) -> EngineConfig:
+    """The engine of a server: it cannot know the future, and its tenants' weights may come with their keys."""
     if config.static_run_to == "global":
         raise ConfigError(
             "static_run_to=global needs to know the output lengths of all requests, and a server knows none: "
             "leave it out, or use it offline (bench, simulate)"
         )
-    access.check_host(host)
-    if weights := access.keys.weights():
-        config = replace(config, tenant_weights=weights)
-    listener = _listen(host, port)
-    client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
-    from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.engine.heap import settle_heap
-    from chairlift.server.app import create_app
-    from chairlift.server.drain import DrainingServer
+    weights = access.keys.weights()
+    return replace(config, tenant_weights=weights) if weights else config
+
+
+def _say_ready(url: str, model_name: str, started: float) -> None:
+    seconds = time.perf_counter() - started
+    logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
+
+
+def _uvicorn_config(app: FastAPI, limits: ServerLimits, access: AccessOptions) -> uvicorn.Config:
     from chairlift.server.http_protocol import uvicorn_config
 
-    client.wait_until_ready()
-    llm = AsyncLLM(client=client)
-    shown_host = f"[{host}]" if ":" in host else host
-    url = f"{access.scheme}://{shown_host}:{listener.getsockname()[1]}"
-
-    def say_ready() -> None:
-        seconds = time.perf_counter() - started
-        logger.info(
-            "ready in %.1f s: %s/v1 answers as model %r", seconds, url, served_model_name or llm.engine.model_name
-        )
-
-    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits, api=api, observe=observe)
-    options = uvicorn_config(
+    return uvicorn_config(
         app,
         limits,
         log_config=None,
@@ -78,11 +99,6 @@ def run(
         ssl_certfile=access.ssl_certfile,
         ssl_keyfile=access.ssl_keyfile,
     )
-    settle_heap()
-    try:
-        DrainingServer(options, llm, app.state.admission).run(sockets=[listener])
-    finally:
-        llm.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
