@@ -23,6 +23,7 @@ from chairlift import AsyncLLM, SamplingParams
 from chairlift.engine import process_client, watchdog, wire
 from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
+from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
 from process_engines import faulty, forced, outcome, started, tiny_config, until
 
@@ -66,6 +67,7 @@ def test_a_process_gives_what_a_thread_gives(
 
     config = tiny_config(tiny_model_dir("llama"), max_num_batched_tokens=64)
     caplog.set_level(logging.INFO, "chairlift")
+    choice._warn.cache_clear()  # that there are no native kernels is said once in each process
     expected = asyncio.run(run(AsyncLLM(config)))
     said = [record.message for record in caplog.records]
     caplog.clear()

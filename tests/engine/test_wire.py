@@ -61,6 +61,7 @@ def test_records_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.Mo
         engine.send(message)
         assert front.wait(5)
         assert front.receive() == message
+    assert front.has_receiver(5)
     for command in (Add([request]), Abort(["a~1"], FinishReason.STOP), Credit(3), Stop()):
         front.send(command)
         assert engine.wait(5)
@@ -106,6 +107,7 @@ def test_events_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkey
     assert told(2) == ([0, 1], 1, 0)
     assert told(4) == ([0], 1, 3)
     assert told(1) == ([], 1, 1)
+    assert front.has_receiver(5)
     front.send(Credit(3))
     assert engine.wait(5)
     assert inbox.take(wait=False) is None
