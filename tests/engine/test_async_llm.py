@@ -309,3 +309,22 @@ def test_what_a_request_waited_for_and_held_is_told_with_its_answer(make_llm: Ma
     assert second.stats.steps_waited["seats"] > 0
     assert "sibling_prefill" in second.stats.steps_waited
     assert 0 < first.stats.kv_slot_seconds_used < first.stats.kv_slot_seconds_held
+
+
+def test_a_stall_is_timed_whether_anybody_asks_or_not(make_llm: Make) -> None:
+    async def run() -> None:
+        llm = make_llm()
+        unread = llm.start(None, [5], forced(2))
+        while llm.engine.core.has_work or llm.status().seconds_stalled:
+            await asyncio.sleep(0.01)
+        assert llm.num_unfinished == 1, "an answer that nobody reads is no stall of the engine"
+        slow_down(llm, 0.4)
+        before = time.monotonic()
+        llm.start(None, [6], forced(1))
+        await asyncio.sleep(0.2)
+        assert 0.15 < llm.status().seconds_stalled <= time.monotonic() - before
+        unread.abort()
+        await llm.aclose()
+        assert llm.status().seconds_stalled == 0
+
+    asyncio.run(run())

@@ -43,6 +43,7 @@ def test_a_reader_gets_its_answer_when_the_last_companion_in_its_batch_leaves(st
     may_go_on.set()
     (output,) = told.get(timeout=10)
     thread.stop()
+    thread.join()
     assert (output.request_id, output.new_token_ids) == ("done", expected_tokens([1, 2], 2))
     assert output.finish_reason == "length"
     assert len(executor.outputs) == 6, "no step was computed for the one that left"

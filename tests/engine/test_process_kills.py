@@ -7,13 +7,14 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.engine import process_client
+from chairlift.engine import process_client, watchdog
 from chairlift.errors import EngineDeadError
 from fakes import expected_tokens
 from process_engines import forced, started, tiny_config, until
@@ -92,5 +93,59 @@ def test_an_engine_that_listens_late_misses_nothing(
         second = await asyncio.wait_for(llm.start(None, [5], forced(4)).collect(), 20)
         assert first.outputs[0].token_ids == second.outputs[0].token_ids == expected_tokens([5], 4)
         llm.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_hangs_while_it_starts_again_is_given_up(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(process_client, "START_FACTOR", 0.0)
+    monkeypatch.setattr(process_client, "STACKS_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
+
+    async def run() -> None:
+        client = started(
+            tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE, watchdog_timeout=0.4
+        )
+        llm = AsyncLLM(client=client)
+        llm.open()
+        await llm.start(None, [5], forced(4)).collect()
+        assert llm.status().last_failure is None
+        client._command = (sys.executable, "-c", "import time; time.sleep(60)")
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: "not ready 0.4 s after" in (llm.status().last_failure or ""))
+        assert llm.status().state == "restarting"
+        client._command, client._start_watchdog.timeout = FAKE_ENGINE, 60.0
+        answer = await llm.start(None, [5], forced(4)).collect()
+        assert answer.outputs[0].token_ids == expected_tokens([5], 4), "it waited for an engine that starts"
+        assert llm.status().state == "running"
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_the_event_loop_goes_on_while_an_engine_does_not_stop(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "STOP_SECONDS", 0.4)
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE)
+        llm = AsyncLLM(client=client)
+        waiting = llm.start(None, [5], forced(100))
+        os.kill(client.engine_pid, signal.SIGSTOP)
+        closing = asyncio.create_task(llm.aclose())
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await waiting.collect()
+        turns = []
+        while not closing.done():
+            turns.append(time.monotonic())
+            await asyncio.sleep(0.01)
+        await closing
+        assert turns[-1] - turns[0] > 0.3
+        assert len(turns) > 10
+        assert client._child.has_ended
 
     asyncio.run(run())

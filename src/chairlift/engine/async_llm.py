@@ -130,6 +130,7 @@ class AsyncLLM:
         self._generations: dict[str, Generation] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
+        self._busy_since = 0.0
 
     @property
     def engine(self) -> ServedEngine:
@@ -147,8 +148,11 @@ class AsyncLLM:
 
     def status(self) -> EngineStatus:
         """How the engine fares."""
-        state = self._client.state if self._dead is None else "dead"
-        return EngineStatus(state, self._client.restarts, self._client.seconds_since_step, self.num_unfinished)
+        client = self._client
+        since_step = client.seconds_since_step
+        stalled = min(since_step, client.now() - self._busy_since) if self._processor.num_unfinished else 0.0
+        state = client.state if self._dead is None else "dead"
+        return EngineStatus(state, client.restarts, since_step, self.num_unfinished, stalled, client.last_failure)
 
     def open(self) -> None:
         """Serve the running event loop from now on; the first `start` does it too.
@@ -205,6 +209,8 @@ class AsyncLLM:
         core_ids = [request.request_id for request in requests]
         generation = Generation(request_id, core_ids, self._forget, on_output)
         self._generations[request_id] = generation
+        if not self._processor.num_unfinished:
+            self._busy_since = now
         self._processor.add(request_id, prompt, requests)
         self._client.send(Add(requests))
         return generation
@@ -238,10 +244,21 @@ class AsyncLLM:
         async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
-    def close(self) -> None:
-        """Stop the engine. Streams in flight, and later ones, end with EngineDeadError."""
-        self._client.close()
+    def stop(self) -> None:
+        """Have the engine stop after the step it is in, and wait for nothing; `close` or `aclose` comes later. Streams
+        in flight, and later ones, end with EngineDeadError."""
+        self._client.stop()
         self._lose(None, EngineDeadError("the engine was shut down"))
+
+    def close(self) -> None:
+        """Stop the engine and wait until it is gone, which blocks for up to some seconds. Otherwise as `stop`."""
+        self.stop()
+        self._client.close()
+
+    async def aclose(self) -> None:
+        """As `close`, and the event loop goes on meanwhile."""
+        self.stop()
+        await asyncio.to_thread(self._client.close)
 
     async def _prepare(self, params: SamplingParams) -> None:
         if params.structured_outputs is not None:

@@ -29,12 +29,16 @@ class EngineStatus:
         restarts: how often it was started again.
         seconds_since_step: since the last step ended, or since the engine was ready if there was none.
         num_unfinished: prompts that are being answered.
+        seconds_stalled: without a step while something was to be done; 0 if nothing is.
+        last_failure: why it died when it last did; None if it never has.
     """
 
     state: EngineState
     restarts: int
     seconds_since_step: float
     num_unfinished: int
+    seconds_stalled: float = 0.0
+    last_failure: str | None = None
 
 
 class ServedEngine(Protocol):
@@ -73,6 +77,8 @@ class EngineClient(Protocol):
     def restarts(self) -> int: ...
     @property
     def seconds_since_step(self) -> float: ...
+    @property
+    def last_failure(self) -> str | None: ...
 
     def now(self) -> float:
         """The engine's time, in seconds."""
@@ -88,5 +94,8 @@ class EngineClient(Protocol):
 
     def send(self, command: Command) -> None: ...
 
+    def stop(self) -> None:
+        """Have the engine stop after the step it is in, and wait for nothing. `on_lost` is not called any more."""
+
     def close(self) -> None:
-        """Stop the engine after the step it is in. `on_lost` is not called."""
+        """Stop it, and wait until it has stopped and is cleared away. May be called on another thread after `stop`."""

@@ -49,9 +49,13 @@ class EngineCoreThread:
         self._commands.put(command)
 
     def stop(self) -> None:
-        """End the thread after the step it is in."""
+        """Have the thread end after the step it is in."""
         self.send(Stop())
-        self._thread.join()
+
+    def join(self) -> None:
+        """Wait until it has ended, if it was started."""
+        if self.is_alive:
+            self._thread.join()
 
     def take(self, wait: bool) -> Command | None:
         try:

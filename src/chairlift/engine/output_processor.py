@@ -64,6 +64,11 @@ class OutputProcessor:
         self._decoder = decoder
         self._sequences: dict[str, _Sequence] = {}
 
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences whose end the engine has not told."""
+        return len(self._sequences)
+
     def add(self, request_id: str, prompt: str | None, requests: list[EngineRequest]) -> None:
         """Expect outputs for these siblings, under the user's `request_id`."""
         first = requests[0]

@@ -8,18 +8,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from chairlift import errors
-from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.config import EngineConfig
 from chairlift.engine.client import EngineState, OnLost, OnOutputs
 from chairlift.engine.commands import Abort, Add, Command, Stop
 from chairlift.engine.engine_child import ENGINE_COMMAND, STACKS_SECONDS, EngineChild
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.in_flight import InFlight
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+from chairlift.engine.remote_engine import RemoteEngine, settled
 from chairlift.engine.watchdog import Watchdog, write_state_dump
 from chairlift.engine.wire import (
     Began,
@@ -34,11 +33,8 @@ from chairlift.engine.wire import (
     unpack_events,
 )
 from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
-from chairlift.events import EngineStarted, Event
+from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
-from chairlift.loading.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
-from chairlift.worker.kv_cache import KVCachePlan
 
 logger = logging.getLogger("chairlift")
 
@@ -52,41 +48,15 @@ STABLE_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 0.05
 """From the end of a process until its last words have come through the socket."""
 
+START_FACTOR: Final = 4.0
+"""Times what the first start took: so long may another one take, and at least as long as the watchdog's timeout."""
+
 STOP_SECONDS: Final = 10.0
 CONNECT_SECONDS: Final = 10.0
 CONNECTED_YET_SECONDS: Final = 0.002
 MESSAGES_A_TURN: Final = 16
 EVENTS_A_CREDIT: Final = 256
 EVENTS_KEPT: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteEngine:
-    """What the front end holds of an engine in another process."""
-
-    facts: EngineFacts
-    tokenizer: Tokenizer | NoTokenizer
-    input_processor: InputProcessor
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return self.facts.model_config
-
-    @property
-    def scheduler_config(self) -> SchedulerConfig:
-        return self.facts.scheduler_config
-
-    @property
-    def kv_cache_plan(self) -> KVCachePlan:
-        return self.facts.kv_cache_plan
-
-    @property
-    def model_name(self) -> str:
-        return self.facts.model_name
-
-    @property
-    def started(self) -> EngineStarted:
-        return self.facts.started
 
 
 class ProcessClient:
@@ -99,7 +69,7 @@ class ProcessClient:
     Args:
         config: of the engine.
         watchdog_timeout: seconds that the engine may be silent while it has work; then its state is written to a file,
-            and it is started again. 0: any.
+            and it is started again. So it is if it does not get ready, see START_FACTOR. 0: it may take any time.
         command: runs `engine_process.main`.
 
     Raises:
@@ -116,6 +86,7 @@ class ProcessClient:
         self.events = EventHub()
         self.state: EngineState = "starting"
         self.restarts = 0
+        self.last_failure: str | None = None
         self._config = config
         self._command = command
         self._files = resolve_model(config.model)
@@ -124,9 +95,10 @@ class ProcessClient:
         self._last_events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._num_uncredited = 0
         self._watchdog = Watchdog(watchdog_timeout)
+        self._start_watchdog = Watchdog(0.0)  # nobody knows yet how long a start takes
         self._last_words = ""
         self._num_failures = 0
-        self._ready_time = self._last_step = self.now()
+        self._created = self._ready_time = self._last_step = self.now()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._child = EngineChild(config, command, logger.getEffectiveLevel())
@@ -163,6 +135,9 @@ class ProcessClient:
             raise
         processor = InputProcessor(facts.model_config, tokenizer, facts.limits, self._config.seed)
         self._engine = RemoteEngine(facts, tokenizer, processor)
+        if timeout := self._watchdog.timeout:
+            limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
+            self._start_watchdog = Watchdog(limit, self._watchdog.interval)
 
     def _wait_for_facts(self) -> EngineFacts:
         while True:
@@ -197,12 +172,17 @@ class ProcessClient:
         if self.state == "running":
             self._child.link.send(command)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        if self._is_closed:
+            return
         self._is_closed = True
         self.state = "dead"
         if not self._child.is_closed:
             self._detach()
             self._child.link.send(Stop())
+
+    def close(self) -> None:
+        self.stop()
         self._child.close(STOP_SECONDS if self._engine is not None else 0.0)
 
     # -- messages ------------------------------------------------------------------------------------------------
@@ -227,7 +207,7 @@ class ProcessClient:
     def _read(self, child: EngineChild) -> None:
         """Some messages; the rest in another turn of the loop, so that an engine in a hurry leaves time to others."""
         for _ in range(MESSAGES_A_TURN):
-            if child is not self._child or child.is_closed:
+            if self._is_closed or child is not self._child or child.is_closed:
                 return
             message = child.link.receive()
             if message is None:
@@ -277,7 +257,7 @@ class ProcessClient:
 
     def _ended(self, child: EngineChild) -> None:
         """The process is gone, and what it had sent has come."""
-        while not child.is_closed and (message := child.link.receive()) is not None:
+        while not (self._is_closed or child.is_closed) and (message := child.link.receive()) is not None:
             self._take(message)
         if self._is_closed or child is not self._child or self._loop is None:
             return
@@ -288,6 +268,7 @@ class ProcessClient:
         self._has_failed(self._loop, reason)
 
     def _has_failed(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        self.last_failure = reason
         is_early = self.state != "running" or self.now() - self._ready_time < STABLE_SECONDS
         self._num_failures = self._num_failures + 1 if is_early else 1
         if self._num_failures > MAX_FAILURES:
@@ -316,7 +297,8 @@ class ProcessClient:
             return
         self.restarts += 1
         self._num_uncredited = 0
-        config = _settled(self._config, self.engine.facts, self.restarts)
+        self._start_watchdog.heard()
+        config = settled(self._config, self.engine.facts, self.restarts)
         try:
             # What it says of itself was said before.
             self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
@@ -346,13 +328,15 @@ class ProcessClient:
         """Every now and then: is the engine stuck?"""
         if self._is_closed or self._loop is None or self.state == "dead":
             return
-        is_busy = self.state == "running" and not self._last_words and len(self._in_flight) > 0
-        if self._watchdog.is_stuck(is_busy):
-            self._unstick(self._loop)
+        is_ending = bool(self._last_words)
+        if self._watchdog.is_stuck(self.state == "running" and not is_ending and len(self._in_flight) > 0):
+            silence = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
+            self._unstick(self._loop, silence)
+        if self._start_watchdog.is_stuck(self.state == "restarting" and not is_ending and not self._child.is_closed):
+            self._unstick(self._loop, f"not ready {self._start_watchdog.timeout:.3g} s after it was started")
         self._loop.call_later(self._watchdog.interval, self._look)
 
-    def _unstick(self, loop: asyncio.AbstractEventLoop) -> None:
-        reason = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
+    def _unstick(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         self._last_words = f"it hung: {reason}"
         child = self._child
         child.ask_for_stacks()
@@ -368,23 +352,6 @@ class ProcessClient:
             child.kill()
 
         loop.call_later(STACKS_SECONDS, dump_and_kill)
-
-
-def _settled(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
-    """For another run: the limits of the first one, which requests were checked against, and logs of its own."""
-    return replace(
-        config,
-        num_kv_blocks=facts.kv_cache_plan.num_blocks,
-        kv_cache_memory=None,
-        max_model_len=facts.scheduler_config.max_model_len,
-        max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
-        event_log=_numbered(config.event_log, run),
-        record_trace=_numbered(config.record_trace, run),
-    )
-
-
-def _numbered(path: Path | None, run: int) -> Path | None:
-    return None if path is None else path.with_name(f"{path.stem}.{run}{path.suffix}")
 
 
 def _as_raised(kind: str, message: str) -> ChairliftError:

@@ -26,6 +26,7 @@ class ThreadClient:
         self.engine: Engine = build_engine(config, events=self.events)
         self.state: EngineState = "running"
         self.restarts = 0
+        self.last_failure: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._core = EngineCoreThread(self.engine.core, self._tell, self._ended)
 
@@ -46,10 +47,14 @@ class ThreadClient:
     def send(self, command: Command) -> None:
         self._core.send(command)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        self.state = "dead"
         if self._core.is_alive:
             self._core.stop()
-        self.state = "dead"
+
+    def close(self) -> None:
+        self.stop()
+        self._core.join()
         self.engine.close()
 
     def _tell(self, outputs: list[EngineCoreOutput]) -> None:
@@ -60,6 +65,7 @@ class ThreadClient:
         """On the core's thread."""
         if error is not None:
             self.state = "dead"
+            self.last_failure = repr(error)
             self._on_loop(self._on_lost, None, EngineDeadError(f"the engine died: {error!r}"))
 
     def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:

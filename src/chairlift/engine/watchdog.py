@@ -24,11 +24,12 @@ class Watchdog:
 
     Args:
         timeout: seconds of silence with unfinished work that are too many; 0: none are.
+        interval: seconds between two looks, if somebody else has set them.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, interval: float | None = None) -> None:
         self.timeout = timeout
-        self.interval = min(1.0, timeout / 4)
+        self.interval = min(1.0, timeout / 4) if interval is None else interval
         self._silence = 0.0
         self._was_heard = False
 
@@ -40,7 +41,7 @@ class Watchdog:
         """Whether the silence is too long; to be asked every `interval` seconds."""
         self._silence = 0.0 if self._was_heard or not has_work else self._silence + self.interval
         self._was_heard = False
-        if self._silence < self.timeout:
+        if not self.timeout or self._silence < self.timeout:
             return False
         self._silence = 0.0
         return True

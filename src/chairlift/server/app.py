@@ -76,7 +76,7 @@ def create_app(
         if on_ready is not None:
             on_ready()
         yield
-        llm.close()
+        await llm.aclose()
         for listener in listeners:
             listener.close()
 

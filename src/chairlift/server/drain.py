@@ -53,6 +53,6 @@ class DrainingServer(uvicorn.Server):
             is_late = self._gives_up or admission.clock() >= self._deadline
             if is_late and admission.num_calls:
                 logger.warning("%d calls end with an error, because the server stops", admission.num_calls)
-                self._llm.close()
+                self._llm.stop()
             self.should_exit = is_late or not admission.num_calls
         return await super().on_tick(counter)

@@ -35,6 +35,8 @@ class StatusView(BaseModel):
     restarts: int
     seconds_since_step: float
     num_unfinished: int
+    seconds_stalled: float
+    last_failure: str | None
 
 
 class PlanView(BaseModel):

@@ -8,7 +8,6 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.admission import Admission
 from chairlift.server.protocol import Health
@@ -30,36 +29,24 @@ class Readiness:
     def __init__(
         self,
         llm: AsyncLLM,
-        clock: Clock | None = None,
         stall_seconds: float = STALL_SECONDS,
         admission: Admission | None = None,
     ) -> None:
         self._llm = llm
         self._admission = admission
-        self._clock = clock or MonotonicClock()
         self._stall_seconds = stall_seconds
-        self._busy_since: float | None = None
 
     def why_not(self) -> str | None:
-        """None: it is ready.
-
-        An engine that was idle for long has had no step for long when its next request comes: so what counts is the
-        time since the last step, or since this was first asked while there was something to do.
-        """
+        """None: it is ready."""
         if self._admission is not None and self._admission.is_draining:
             return f"the server is shutting down; {self._admission.num_calls} calls are still being answered"
         status = self._llm.status()
         if status.state != "running":
             return f"the engine is {status.state}"
-        if not status.num_unfinished:
-            self._busy_since = None
+        if status.seconds_stalled < self._stall_seconds:
             return None
-        now = self._clock.now()
-        self._busy_since = now if self._busy_since is None else self._busy_since
-        stalled = min(status.seconds_since_step, now - self._busy_since)
-        if stalled < self._stall_seconds:
-            return None
-        return f"{status.num_unfinished} requests are unfinished and there was no step for {stalled:.0f} s"
+        unfinished = f"{status.num_unfinished} requests are unfinished"
+        return f"{unfinished} and there was no step for {status.seconds_stalled:.0f} s"
 
 
 def router(llm: AsyncLLM, admission: Admission | None = None) -> APIRouter:
