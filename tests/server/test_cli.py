@@ -15,8 +15,11 @@ from pathlib import Path
 
 import openai
 import pytest
+import typer
 
 import chairlift
+from chairlift.bench.load import LoadOptions
+from chairlift.commands.load_options import Load, takes_load
 from chairlift.commands.options import ENGINE_OPTIONS, HELP
 
 COMMAND = [sys.executable, "-m", "chairlift"]
@@ -38,6 +41,20 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
     assert ENGINE_OPTIONS.keys() == {field.name for field in fields(chairlift.EngineConfig)} - {"model"} == HELP.keys()
     listed = run("serve", "--help").stdout
     assert all(f"--{name.replace('_', '-')}" in listed for name in ENGINE_OPTIONS)
+
+
+def test_every_field_of_a_load_is_an_option_with_its_default() -> None:
+    assert Load.__annotations__.keys() == {field.name for field in fields(LoadOptions)}
+    taken: list[Load] = []
+    command = typer.Typer()
+
+    @command.command()
+    @takes_load()
+    def take(*, load: Load) -> None:
+        taken.append(load)
+
+    command([], standalone_mode=False)
+    assert LoadOptions(**taken[0]) == LoadOptions()
 
 
 def test_serve_answers_and_ends_on_sigterm(smollm2_gguf: Path) -> None:

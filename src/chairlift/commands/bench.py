@@ -7,64 +7,23 @@ from typing import Annotated
 
 import typer
 
+from chairlift.commands.load_options import LOAD, Load, takes_load
 from chairlift.commands.options import ENGINE_OPTIONS, ModelOption, log_to_stderr, takes_engine_options, takes_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
 
-LOAD = "Load"
-NumPrompts = Annotated[
-    int | None, typer.Option(help="Requests: 64 if not given; of a trace the first ones.", rich_help_panel=LOAD)
-]
-LoadSeed = Annotated[int, typer.Option(help="Of lengths, tokens and arrivals.", rich_help_panel=LOAD)]
-PromptLen = Annotated[
-    str | None,
-    typer.Option(
-        help="Prompt tokens: fixed:N, uniform:A..B, exp:MEAN[,A..B] or lognormal:MEDIAN,SIGMA[,A..B]; "
-        "lognormal:96,0.7,16..512 if not given.",
-        rich_help_panel=LOAD,
-    ),
-]
-OutputLen = Annotated[
-    str | None,
-    typer.Option(help="Output tokens, written the same way; exp:96,8..384 if not given.", rich_help_panel=LOAD),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="What every request declares at most; its true length if not given.", rich_help_panel=LOAD),
-]
-RequestRate = Annotated[
-    float | None,
-    typer.Option(help="Arrivals a second; inf, or no rate and no trace: all at once.", rich_help_panel=LOAD),
-]
-Burstiness = Annotated[
-    float, typer.Option(help="Shape of the gaps between arrivals; 1 is Poisson.", rich_help_panel=LOAD)
-]
-MaxConcurrency = Annotated[
-    int | None, typer.Option(help="Requests that are out at once, at most (closed loop).", rich_help_panel=LOAD)
-]
-Trace = Annotated[
-    Path | None, typer.Option(help="A recorded load, instead of lengths and arrivals.", rich_help_panel=LOAD)
-]
-
 
 @bench.command()
 @takes_engine_options
+@takes_load()
 def throughput(
     model: ModelOption = None,
-    num_prompts: NumPrompts = None,
-    workload_seed: LoadSeed = 0,
-    prompt_len: PromptLen = None,
-    output_len: OutputLen = None,
-    max_tokens: MaxTokens = None,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    max_concurrency: MaxConcurrency = None,
-    trace: Trace = None,
     repeats: Annotated[int, typer.Option(help="Measured runs.")] = 3,
     num_warmup: Annotated[int, typer.Option(help="Requests of the run before them, not measured.")] = 4,
     *,
+    load: Load,
     config: EngineConfig,
 ) -> None:
     """Output tokens/s, latency, batch size and KV use of a seeded load, offline: a table, then one JSON line."""
@@ -72,20 +31,7 @@ def throughput(
     from chairlift.bench.tables import print_result
     from chairlift.bench.throughput import ThroughputOptions, run_throughput
 
-    options = ThroughputOptions(
-        num_prompts=num_prompts,
-        seed=workload_seed,
-        prompt_len=prompt_len,
-        output_len=output_len,
-        max_tokens=max_tokens,
-        request_rate=request_rate,
-        burstiness=burstiness,
-        max_concurrency=max_concurrency,
-        trace=trace,
-        repeats=repeats,
-        num_warmup=num_warmup,
-    )
-    print_result(run_throughput(config, options))
+    print_result(run_throughput(config, ThroughputOptions(**load, repeats=repeats, num_warmup=num_warmup)))
 
 
 @bench.command()
@@ -120,9 +66,17 @@ def latency(
 DECIDED_BY_POLICIES = {"batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace"}
 """Options of an engine that `compare` has in another form, or one run has and several cannot share."""
 
+DeclaredTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="What every request declares at most; what fits --max-model-len if not given.", rich_help_panel=LOAD
+    ),
+]
+
 
 @bench.command()
 @takes_options(name for name in ENGINE_OPTIONS if name not in DECIDED_BY_POLICIES)
+@takes_load(max_tokens=DeclaredTokens)
 def compare(
     policies: Annotated[
         str,
@@ -141,20 +95,6 @@ def compare(
             rich_help_panel=LOAD,
         ),
     ] = None,
-    num_prompts: NumPrompts = None,
-    workload_seed: LoadSeed = 0,
-    prompt_len: PromptLen = None,
-    output_len: OutputLen = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="What every request declares at most; what fits --max-model-len if not given.", rich_help_panel=LOAD
-        ),
-    ] = None,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    max_concurrency: MaxConcurrency = None,
-    trace: Trace = None,
     static_batch_size: Annotated[int | None, typer.Option(help="Members of a static batch at most.")] = None,
     kv_arena: Annotated[str | None, typer.Option(help="Where reservations come from: buddy, first-fit.")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds: each policy serves the same requests once.")] = 3,
@@ -163,6 +103,7 @@ def compare(
         Path | None, typer.Option(help="A folder for one event log a policy, of the first round: chairlift report.")
     ] = None,
     *,
+    load: Load,
     config: EngineConfig,
 ) -> None:
     """Batching and KV policies at equal memory on one loaded model, in turns: tables, then one JSON line."""
@@ -172,17 +113,10 @@ def compare(
     from chairlift.bench.policies import parse_policies
 
     if workload is not None:
-        prompt_len, output_len = published_lengths(workload, prompt_len, output_len, trace)
+        lengths = published_lengths(workload, load["prompt_len"], load["output_len"], load["trace"])
+        load["prompt_len"], load["output_len"] = lengths
     options = CompareOptions(
-        num_prompts=num_prompts,
-        seed=workload_seed,
-        prompt_len=prompt_len,
-        output_len=output_len,
-        max_tokens=max_tokens,
-        request_rate=request_rate,
-        burstiness=burstiness,
-        max_concurrency=max_concurrency,
-        trace=trace,
+        **load,
         policies=parse_policies(policies),
         static_batch_size=static_batch_size,
         kv_arena=kv_arena,
@@ -276,21 +210,13 @@ def kernels(
 
 
 @bench.command()
+@takes_load(seed="seed")
 def serve(
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
     base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
     endpoint_type: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="As the server calls it; the server is asked if not given.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as the bearer token.")] = None,
-    num_prompts: NumPrompts = None,
-    seed: LoadSeed = 0,
-    prompt_len: PromptLen = None,
-    output_len: OutputLen = None,
-    max_tokens: MaxTokens = None,
-    request_rate: RequestRate = None,
-    burstiness: Burstiness = 1.0,
-    max_concurrency: MaxConcurrency = None,
-    trace: Trace = None,
     vocab_size: Annotated[int, typer.Option(help="Prompt tokens are below it.", rich_help_panel=LOAD)] = 32000,
     tokenizer: Annotated[
         str | None, typer.Option(help="The model whose tokenizer measures the texts of a trace.", rich_help_panel=LOAD)
@@ -306,6 +232,8 @@ def serve(
     metric_percentiles: Annotated[str, typer.Option(help="Percentiles of each.")] = "90,99",
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a request has failed.")] = 600.0,
     save_result: Annotated[Path | None, typer.Option(help="Write the result and every request, as JSON.")] = None,
+    *,
+    load: Load,
 ) -> None:
     """Latency, throughput and goodput of a server under a seeded load, over HTTP: tables, then one JSON line."""
     log_to_stderr()
@@ -315,15 +243,7 @@ def serve(
     if more_goodput and not goodput:
         raise ConfigError(f"unexpected argument {more_goodput[0]!r}: only --goodput takes several values")
     options = ServeOptions(
-        num_prompts=num_prompts,
-        seed=seed,
-        prompt_len=prompt_len,
-        output_len=output_len,
-        max_tokens=max_tokens,
-        request_rate=request_rate,
-        burstiness=burstiness,
-        max_concurrency=max_concurrency,
-        trace=trace,
+        **load,
         base_url=base_url,
         endpoint_type=endpoint_type,
         model=model,

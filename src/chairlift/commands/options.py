@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
+from chairlift.commands.option_groups import Command, Given, options_of, take, with_options
 from chairlift.config import (
     ATTENTION_BACKENDS,
     BATCHINGS,
@@ -54,54 +52,28 @@ HELP = {
 }
 
 
-def _engine_options() -> dict[str, inspect.Parameter]:
-    """The fields of EngineConfig as options of a command: name, type and default are the field's."""
-    kinds = {**get_type_hints(EngineConfig), "kv_cache_memory": str | None}
-    options = {}
-    for field in fields(EngineConfig):
-        if field.name == "model":
-            continue
-        names = [f"--{field.name.replace('_', '-')}"] if field.default is False else []
-        option = typer.Option(*names, help=HELP[field.name], rich_help_panel="Engine")
-        options[field.name] = inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kinds[field.name], option],
-            default=field.default,
-        )
-    return options
+ENGINE_OPTIONS = {
+    option.name: option for option in options_of(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
+}
 
 
-ENGINE_OPTIONS = _engine_options()
-
-
-def takes_options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
     """Give a command some of the engine's options; it receives them as one `config`, whose other fields have their
     defaults. The command's `model` parameter is the model."""
-    engine_options = {name: ENGINE_OPTIONS[name] for name in names}
+    options = [ENGINE_OPTIONS[name] for name in names]
 
-    def takes(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def wrapped(**given: Any) -> None:
-            options = {name: given.pop(name) for name in engine_options}
-            if options.get("kv_cache_memory") is not None:
-                from chairlift.worker.memory import parse_memory
+    def make(given: Given) -> Given:
+        chosen = take(given, options)
+        if chosen.get("kv_cache_memory") is not None:
+            from chairlift.worker.memory import parse_memory
 
-                options["kv_cache_memory"] = parse_memory(options["kv_cache_memory"])
-            command(config=EngineConfig(model=given.pop("model"), **options), **given)
+            chosen["kv_cache_memory"] = parse_memory(chosen["kv_cache_memory"])
+        return {"config": EngineConfig(model=given.pop("model"), **chosen)}
 
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        signature = inspect.signature(command, eval_str=True)
-        own = [p.replace(kind=keyword) for name, p in signature.parameters.items() if name != "config"]
-        parameters = [*own, *engine_options.values()]
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return wrapped
-
-    return takes
+    return lambda command: with_options(command, options, make, "config")
 
 
-def takes_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+def takes_engine_options(command: Command) -> Command:
     """Give a command all of the engine's options."""
     return takes_options(ENGINE_OPTIONS)(command)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chairlift.commands.bench import LoadSeed, OutputLen, PromptLen
-from chairlift.commands.options import HELP
-from chairlift.config import (
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_MAX_NUM_SEQS,
-    EngineConfig,
-)
+from chairlift.commands.load_options import LOAD, LoadSeed, OutputLen, PromptLen
+from chairlift.commands.options import takes_options
+from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,10 +18,28 @@ if TYPE_CHECKING:
     from chairlift.sim.devices import Device
     from chairlift.sim.planner import Load, PlannedModel
 
-ENGINE = "Engine"
 CPU, CUDA = "cpu", "cuda"
 
+PLANNED = (
+    "dtype",
+    "attention_backend",
+    "quantization",
+    "kv_cache_dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "batching",
+    "static_batch_size",
+    "kv",
+    "kv_arena",
+    "block_size",
+    "kv_cache_memory",
+    "num_kv_blocks",
+)
+"""The options of an engine that its plan depends on."""
 
+
+@takes_options(PLANNED)
 def plan(
     model: Annotated[
         str | None,
@@ -40,70 +55,35 @@ def plan(
     device: Annotated[
         str, typer.Option(help="cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
     ] = CPU,
-    dtype: Annotated[str, typer.Option(help=HELP["dtype"], rich_help_panel=ENGINE)] = "auto",
-    attention_backend: Annotated[str, typer.Option(help=HELP["attention_backend"], rich_help_panel=ENGINE)] = "auto",
-    quantization: Annotated[str | None, typer.Option(help=HELP["quantization"], rich_help_panel=ENGINE)] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(help=HELP["kv_cache_dtype"], rich_help_panel=ENGINE)] = "auto",
-    max_model_len: Annotated[int | None, typer.Option(help=HELP["max_model_len"], rich_help_panel=ENGINE)] = None,
-    max_num_seqs: Annotated[
-        int, typer.Option(help=HELP["max_num_seqs"], rich_help_panel=ENGINE)
-    ] = DEFAULT_MAX_NUM_SEQS,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help=HELP["max_num_batched_tokens"], rich_help_panel=ENGINE)
-    ] = None,
-    batching: Annotated[str, typer.Option(help=HELP["batching"], rich_help_panel=ENGINE)] = "continuous",
-    static_batch_size: Annotated[
-        int | None, typer.Option(help=HELP["static_batch_size"], rich_help_panel=ENGINE)
-    ] = None,
-    kv: Annotated[str, typer.Option(help=HELP["kv"], rich_help_panel=ENGINE)] = "paged",
-    kv_arena: Annotated[str, typer.Option(help=HELP["kv_arena"], rich_help_panel=ENGINE)] = "buddy",
-    block_size: Annotated[int, typer.Option(help=HELP["block_size"], rich_help_panel=ENGINE)] = DEFAULT_BLOCK_SIZE,
-    kv_cache_memory: Annotated[str | None, typer.Option(help=HELP["kv_cache_memory"], rich_help_panel=ENGINE)] = None,
-    num_kv_blocks: Annotated[int | None, typer.Option(help=HELP["num_kv_blocks"], rich_help_panel=ENGINE)] = None,
     prompt_len: PromptLen = None,
     output_len: OutputLen = None,
     max_tokens: Annotated[
         str | None,
         typer.Option(
             help="What requests declare at most, a number or written the same way; their true lengths if not given.",
-            rich_help_panel="Load",
+            rich_help_panel=LOAD,
         ),
     ] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(help="Poisson arrivals a second; inf or not given: all at once.", rich_help_panel="Load"),
+        typer.Option(help="Poisson arrivals a second; inf or not given: all at once.", rich_help_panel=LOAD),
     ] = None,
     workload_seed: LoadSeed = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Print the arithmetic, line by line.")] = False,
     only_json: Annotated[bool, typer.Option("--json", help="Print the JSON line alone.")] = False,
+    *,
+    config: EngineConfig,
 ) -> None:
     """Weights, KV blocks, requests at once under every policy, expected speed, and the command to serve with."""
     from chairlift.sim.plan_show import print_plan
     from chairlift.sim.planner import make_plan
-    from chairlift.worker.memory import parse_memory
 
     kind, hardware = _device(device)
-    config = EngineConfig(
-        device=kind,
-        dtype=dtype,
-        attention_backend=attention_backend,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        batching=batching,
-        static_batch_size=static_batch_size,
-        kv=kv,
-        kv_arena=kv_arena,
-        block_size=block_size,
-        kv_cache_memory=None if kv_cache_memory is None else parse_memory(kv_cache_memory),
-        num_kv_blocks=num_kv_blocks,
-    )
+    config = replace(config, device=kind)
     load = _load(prompt_len, output_len, max_tokens, request_rate, workload_seed)
     memory_bytes, free_share = _memory(memory, config, hardware)
     planned = make_plan(
-        _model(model, config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
+        _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
     )
     print_plan(planned, explained=explain, only_json=only_json)
 
@@ -145,7 +125,7 @@ def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> 
     )
 
 
-def _model(name: str | None, config: EngineConfig) -> PlannedModel:
+def _model(config: EngineConfig) -> PlannedModel:
     """A shape, or a model whose configuration is read and whose weights are not.
 
     Raises:
@@ -157,6 +137,7 @@ def _model(name: str | None, config: EngineConfig) -> PlannedModel:
     from chairlift.sim.plan_memory import config_of
     from chairlift.sim.planner import PlannedModel
 
+    name = config.model
     if name in MODEL_SHAPES:
         argument, model_config = f"FOLDER-OF-{name}", config_of(MODEL_SHAPES[name])
         note = f"{name} is a shape: put the folder of the model, or its name on the hub, in the place of {argument}."

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chairlift.commands import bench
+from chairlift.commands.load_options import Load, takes_load
 from chairlift.commands.options import takes_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -58,6 +58,7 @@ def _check_options(ctx: typer.Context) -> None:
 
 
 @takes_options(SIMULATED)
+@takes_load()
 def simulate(
     ctx: typer.Context,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets.")] = False,
@@ -77,20 +78,12 @@ def simulate(
     fitted_to: Annotated[
         Path | None, typer.Option(help="An event log: steps take what its steps took, instead of a roofline.")
     ] = None,
-    num_prompts: bench.NumPrompts = None,
-    workload_seed: bench.LoadSeed = 0,
-    prompt_len: bench.PromptLen = None,
-    output_len: bench.OutputLen = None,
-    max_tokens: bench.MaxTokens = None,
-    request_rate: bench.RequestRate = None,
-    burstiness: bench.Burstiness = 1.0,
-    max_concurrency: bench.MaxConcurrency = None,
-    trace: bench.Trace = None,
     tenants: Annotated[
         str | None,
         typer.Option(help="Whose requests these are, by shares, as heavy=20,light=1; see --scheduling-policy fair."),
     ] = None,
     *,
+    load: Load,
     config: EngineConfig,
 ) -> None:
     """Run the engine's own scheduler in virtual time: constants, a table, then one JSON line."""
@@ -98,26 +91,15 @@ def simulate(
     if list_presets:
         _list_presets()
     elif preset is not None:
-        _run_preset(preset, workload_seed if _is_given(ctx, "workload_seed") else None, num_prompts)
+        _run_preset(preset, load["seed"] if _is_given(ctx, "workload_seed") else None, load["num_prompts"])
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
         from chairlift.bench.load import LoadOptions
         from chairlift.bench.simulation import DEFAULT_DEVICE, SimulationOptions, print_simulation, run_simulation
 
-        load = LoadOptions(
-            num_prompts=num_prompts,
-            seed=workload_seed,
-            prompt_len=prompt_len,
-            output_len=output_len,
-            max_tokens=max_tokens,
-            request_rate=request_rate,
-            burstiness=burstiness,
-            max_concurrency=max_concurrency,
-            trace=trace,
-        )
         options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to, tenants)
-        print_simulation(run_simulation(config, load, options))
+        print_simulation(run_simulation(config, LoadOptions(**load), options))
 
 
 def _list_presets() -> None:
