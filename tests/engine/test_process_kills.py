@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shlex
 import signal
 import sys
 import time
@@ -113,11 +114,12 @@ def test_an_engine_that_hangs_while_it_starts_again_is_given_up(
         llm.open()
         await llm.start(None, [5], forced(4)).collect()
         assert llm.status().last_failure is None
-        client._command = (sys.executable, "-c", "import time; time.sleep(60)")
+        hangs = f"test -e {tmp_path}/hung && exec {shlex.join(FAKE_ENGINE)}; touch {tmp_path}/hung; exec sleep 60"
+        client._command = ("sh", "-c", hangs)
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: "not ready 0.4 s after" in (llm.status().last_failure or ""))
         assert llm.status().state == "restarting"
-        client._command, client._start_watchdog.timeout = FAKE_ENGINE, 60.0
+        client._start_watchdog.timeout = 60.0
         answer = await llm.start(None, [5], forced(4)).collect()
         assert answer.outputs[0].token_ids == expected_tokens([5], 4), "it waited for an engine that starts"
         assert llm.status().state == "running"
