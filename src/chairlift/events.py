@@ -193,6 +193,10 @@ class RequestFinished:
 
 
 Event = EngineStarted | RequestArrived | RequestQueued | RequestRefused | RequestWaiting | Step | RequestFinished
+DroppableEvent = Step | RequestWaiting
+"""What may be dropped for a listener that is too busy. The others say who is there and how it ended, a few for each
+request that was sent: whoever misses one of them waits for a request that is gone."""
+
 EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in get_args(Event)}
 
 

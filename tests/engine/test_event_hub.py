@@ -12,11 +12,15 @@ import pytest
 from chairlift import AsyncLLM, SamplingParams
 from chairlift.engine import event_hub
 from chairlift.engine.event_hub import EventHub
-from chairlift.events import Event, EventList, RequestRefused
+from chairlift.events import Event, EventList, RequestRefused, Step
 
 
 def refused(number: int) -> RequestRefused:
     return RequestRefused(float(number), str(number), "")
+
+
+def step(number: int) -> Step:
+    return Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0)
 
 
 def numbers(events: list[Event]) -> list[int]:
@@ -78,7 +82,7 @@ def test_a_reader_waits_for_the_next_event() -> None:
     asyncio.run(run())
 
 
-def test_a_loop_that_takes_nothing_costs_events_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_takes_nothing_costs_steps_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_hub, "PENDING_EVENTS", 4)
 
     async def run() -> None:
@@ -86,11 +90,12 @@ def test_a_loop_that_takes_nothing_costs_events_and_no_memory(monkeypatch: pytes
         hub.add(heard)
         hub.open(asyncio.get_running_loop())
         for number in range(9):
-            hub.emit(refused(number))
-        await asyncio.sleep(0)
+            hub.emit(step(number))
         hub.emit(refused(9))
         await asyncio.sleep(0)
-        assert numbers(heard.events) == [0, 1, 2, 3, 9]
+        hub.emit(step(10))
+        await asyncio.sleep(0)
+        assert numbers(heard.events) == [0, 1, 2, 3, 9, 10]
         assert hub.num_dropped == 5
 
     asyncio.run(run())

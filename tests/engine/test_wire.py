@@ -13,7 +13,7 @@ from chairlift.engine.commands import Abort, Add, Stop
 from chairlift.engine.engine_process import CommandSocket, Outbox
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.wire import Credit, Died, News, Said, engine_link, front_link, unpack_events
-from chairlift.events import EVENT_TYPES, Event, RequestRefused
+from chairlift.events import EVENT_TYPES, Event, RequestRefused, Step
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTimes, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
@@ -88,7 +88,7 @@ def test_every_kind_of_event_crosses(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_events_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "MAX_UNREAD_EVENTS", 3)
     front, address = front_link(tmp_path)
     engine = engine_link(address)
@@ -97,7 +97,7 @@ def test_events_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkey
 
     def told(num_events: int) -> tuple[list[Any], int, int]:
         for number in range(num_events):
-            outbox.emit(RequestRefused(float(number), "", ""))
+            outbox.emit(Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0))
         outbox.tell([FULL_OUTPUT])
         assert front.wait(5)
         news = front.receive()
@@ -107,8 +107,10 @@ def test_events_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkey
     assert told(2) == ([0, 1], 1, 0)
     assert told(4) == ([0], 1, 3)
     assert told(1) == ([], 1, 1)
+    outbox.emit(RequestRefused(7.0, "", ""))
+    assert told(1) == ([7], 1, 1), "what becomes of a request is told in any case"
     assert front.has_receiver(5)
-    front.send(Credit(3))
+    front.send(Credit(4))
     assert engine.wait(5)
     assert inbox.take(wait=False) is None
     assert told(2) == ([0, 1], 1, 0)

@@ -44,13 +44,13 @@ from chairlift.engine.wire import (
     pack_events,
 )
 from chairlift.errors import ChairliftError
-from chairlift.events import Event
+from chairlift.events import DroppableEvent, Event
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger("chairlift")
 
 MAX_UNREAD_EVENTS: Final = 16_384
-"""Events that the front end has not read, at most; later ones are dropped and counted."""
+"""Events that the front end has not read; beyond them, those that may be dropped are, and are counted."""
 
 LINGER_SECONDS: Final = 2.0
 STACKS: Final = "stacks"
@@ -79,7 +79,7 @@ class Outbox:
         self._num_dropped = 0
 
     def emit(self, event: Event) -> None:
-        if self._num_unread >= MAX_UNREAD_EVENTS:
+        if self._num_unread >= MAX_UNREAD_EVENTS and isinstance(event, DroppableEvent):
             self._num_dropped += 1
             return
         self._num_unread += 1

@@ -8,12 +8,12 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from chairlift.events import Event, EventSink
+from chairlift.events import DroppableEvent, Event, EventSink
 
 logger = logging.getLogger("chairlift")
 
 PENDING_EVENTS = 16_384
-"""Events that wait for a busy event loop, at most."""
+"""Events that wait for a busy event loop; beyond them, those that may be dropped are."""
 
 
 class Subscription:
@@ -59,8 +59,8 @@ class Subscription:
 class EventHub:
     """Takes events on any thread and hands them to listeners on the event loop, in order.
 
-    What the loop is too busy to take in time is dropped and counted in `num_dropped`. Events from before `open` wait
-    for it.
+    What the loop is too busy to take in time is dropped, if it is a DroppableEvent, and counted in `num_dropped`.
+    Events from before `open` wait for it.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class EventHub:
 
     def emit(self, event: Event) -> None:
         """Take an event, on any one thread."""
-        if len(self._pending) >= PENDING_EVENTS:
+        if len(self._pending) >= PENDING_EVENTS and isinstance(event, DroppableEvent):
             self.num_dropped += 1
             return
         self._pending.append(event)

@@ -166,6 +166,8 @@ class RequestTracker:
             self._ended.popitem(last=False)
 
     def _take_step(self, step: Step) -> None:
+        if step.step > self.timeline.next_step:
+            self._catch_up(step)
         begins = self.timeline.begin(step)
         seconds = self._timer.seconds(step)
         self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), seconds)
@@ -193,6 +195,14 @@ class RequestTracker:
         for request_id, block_ids in step.new_blocks.items():
             if (request := self._batch.get(request_id)) is not None:
                 request.num_blocks += len(block_ids)
+
+    def _catch_up(self, step: Step) -> None:
+        """The steps before it were lost: who is in it and was not let in by it was let in by one of those."""
+        for request_id in step.request_ids:
+            request = self._unfinished.get(request_id)
+            if request is not None and request.state == "waiting" and request_id not in step.admitted:
+                request.admit(step.step, step.scheduled_time, 0)
+                self._batch[request_id] = request
 
     def _of_step(self, request_id: str, step: Step) -> TrackedRequest | None:
         """A request that the step names, unless that was an earlier one of the same id."""
