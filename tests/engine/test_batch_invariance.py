@@ -24,7 +24,7 @@ from native import needs_native, why_not
 pytestmark = needs_native
 
 ISAS = [] if why_not() else load().available_isas()
-MAX_EXAMPLES = 40
+MAX_EXAMPLES = 24
 SPARE_BLOCKS = 40
 
 

@@ -32,7 +32,7 @@ from chairlift.sim.cost_model import StepShape
 from chairlift.sim.executor import SimExecutor
 
 COMBINATIONS = [*product(BATCHINGS, KV_POLICIES), ("static-global", "oracle")]
-NUM_REQUESTS = 200
+NUM_REQUESTS = 120
 BLOCK_SIZE = 4
 NUM_BLOCKS = {"paged": 48, "exact": 128, "max": 128, "pow2": 128, "oracle": 128}
 MAX_MODEL_LEN = 120
@@ -166,7 +166,7 @@ def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_
     executor = SimExecutor(OneSecond(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
     simulated = run(scheduler, executor)
 
-    assert len(real.given) > 200
+    assert len(real.given) > NUM_REQUESTS
     for ours, theirs in zip(simulated.given, real.given, strict=True):
         assert ours == theirs
     assert simulated.tokens == real.tokens
@@ -175,6 +175,6 @@ def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_
     }
     counts = Happenings.of(events).counts
     for what in ("waits", "chunked prefills", *HAPPENS.get((batching, kv), ())):
-        assert counts[what] > 20, (what, counts)
+        assert counts[what] > 15, (what, counts)
     for what in {"preemptions", "prefix hits"} - HAPPENS.get((batching, kv), set()):
         assert counts[what] == 0, (what, counts)
