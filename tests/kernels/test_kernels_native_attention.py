@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -24,28 +24,13 @@ try:
 except NativeUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("isa", "same_threads")
+
 CPU = torch.device("cpu")
 MAX_POSITION = 2048
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 WORK = [(0, 31, 32), (1, 0, 133), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 1099, 1100), (6, 500, 530)]
 """Decode, prefill and chunk rows mixed; sequences end before, at and after borders of blocks, tiles and splits."""
-
-
-@pytest.fixture(params=NATIVE.available_isas(), scope="module", autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every instruction set that this CPU has."""
-    before = NATIVE.isa()
-    NATIVE.set_isa(request.param)
-    yield request.param
-    NATIVE.set_isa(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def same_threads() -> Iterator[None]:
-    before = NATIVE.num_threads()
-    yield
-    NATIVE.set_num_threads(before)
-    NATIVE.set_tile_order(0)
 
 
 def make_shape(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> AttentionShape:

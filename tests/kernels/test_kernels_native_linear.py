@@ -7,7 +7,6 @@ two results but the rounding of float32 sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -33,15 +32,9 @@ EPS = 1e-5
 ROWS, INPUTS, OUTPUTS = st.integers(1, 40), st.integers(1, 300) | st.just(2100), st.integers(1, 120)
 
 
-@pytest.fixture(params=NATIVE.available_isas(), scope="module", autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every instruction set that this CPU has."""
-    before, num_threads = NATIVE.isa(), NATIVE.num_threads()
-    NATIVE.set_isa(request.param)
+@pytest.fixture(scope="module", autouse=True)
+def two_threads(isa: str, same_threads: None) -> None:
     NATIVE.set_num_threads(2)
-    yield request.param
-    NATIVE.set_isa(before)
-    NATIVE.set_num_threads(num_threads)
 
 
 def width(kind: PrologueKind, in_features: int) -> int:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,28 +21,13 @@ try:
 except NativeUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("isa", "same_threads")
+
 FloatArray = npt.NDArray[np.float32]
 VOCAB_SIZES = st.sampled_from([1, 2, 3, 7, 15, 16, 17, 63, 500, 1023, 1025, 2049, 5003])
 TEMPERATURES = st.sampled_from([1e-20, 1e-6, 0.3, 1.0, 1.7, 100.0])
 ROUNDING = 1e-5
 """How far a uniform number may lie from the border between two tokens for both to be right."""
-
-
-@pytest.fixture(params=NATIVE.available_isas(), scope="module", autouse=True)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every instruction set that this CPU has."""
-    before = NATIVE.isa()
-    NATIVE.set_isa(request.param)
-    yield request.param
-    NATIVE.set_isa(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def same_threads() -> Iterator[None]:
-    before = NATIVE.num_threads()
-    yield
-    NATIVE.set_num_threads(before)
-    NATIVE.set_tile_order(0)
 
 
 def parameters(num_rows: int, **values: Any) -> SamplingParameters:

@@ -11,24 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from worker_fakes import SamplerBench, new_request, twin_logits, twin_sample, twin_weights
 
-from chairlift.kernels.cpu import NativeUnavailableError
-from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
-from chairlift.worker.torch_sampling import TorchSampling
-
-
-@pytest.fixture(params=["torch", "native"], scope="module")
-def sampling(request: pytest.FixtureRequest) -> SamplingKernels:
-    """Every way to choose a token."""
-    if request.param == "torch":
-        return TorchSampling()
-    try:
-        return NativeSampling()
-    except NativeUnavailableError as error:
-        pytest.skip(str(error))
-
 
 NUM_DRAWS = 6000
 LOGITS = torch.tensor([1.0, 0.3, -0.5, 2.0, 1.7, -3.0, 0.9, 0.0, 1.2, -1.0, 0.6, -0.2])

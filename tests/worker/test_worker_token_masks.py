@@ -14,28 +14,15 @@ from worker_fakes import SamplerBench, new_request
 from byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from chairlift import SamplingParams, StructuredOutputs
 from chairlift.grammar.compiler import GrammarCompiler, num_words
-from chairlift.kernels.cpu import NativeUnavailableError
-from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.loading.hf_tokenizer import folder_tokenizer
 from chairlift.worker.bad_words import BadWords
 from chairlift.worker.rows import RequestRows
 from chairlift.worker.token_masks import TokenMasks, bits_of
-from chairlift.worker.torch_sampling import TorchSampling
 
 EOS = 2
 VOCAB = 40
 GREEDY = SamplingParams(temperature=0)
-
-
-@pytest.fixture(params=["torch", "native"], scope="module")
-def sampling(request: pytest.FixtureRequest) -> SamplingKernels:
-    if request.param == "torch":
-        return TorchSampling()
-    try:
-        return NativeSampling()
-    except NativeUnavailableError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -285,13 +285,11 @@ class _Rounds:
         for item in workload:
             assert len(tokens[item.request_id]) == item.output_len, "a forced length was missed"
         run = PolicyRun.of(log.events)
+        self.engines.setdefault(name, engine.started)
         self._note(name, log, run)
         return tokens
 
     def _note(self, name: str, log: EventList, run: PolicyRun) -> None:
-        started = log.events[0]
-        assert isinstance(started, EngineStarted)
-        self.engines.setdefault(name, started)
         self.runs[name].append(run)
         number, repeats = len(self.order), self._options.repeats
         speed = run.metrics.output_tokens_per_s

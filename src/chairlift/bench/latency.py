@@ -135,12 +135,10 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
     log = EventList()
     engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     try:
-        started = log.events[0]
-        assert isinstance(started, EngineStarted)
         iterations = _iterations(engine, log, options)
     finally:
         engine.close()
-    return LatencyResult(machine_facts(), started, options, iterations, peak_rss_bytes())
+    return LatencyResult(machine_facts(), engine.started, options, iterations, peak_rss_bytes())
 
 
 def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list[Iteration]:

@@ -18,7 +18,7 @@ from chairlift.engine.factory import build_engine
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.loaded_model import load_model
 from chairlift.errors import ConfigError, RequestError
-from chairlift.events import EngineStarted, EventList
+from chairlift.events import EngineStarted
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 
@@ -122,11 +122,7 @@ class Scorer:
             config = replace(config, num_kv_blocks=math.ceil((window + 1) / config.block_size))
         loaded = load_model(config)
         loaded.model = self._tap = LogitsTap(loaded.model)
-        log = EventList()
-        self._engine = build_engine(config, loaded=loaded, events=log)
-        started = log.events[0]
-        assert isinstance(started, EngineStarted)
-        self.started = started
+        self.engine = build_engine(config, loaded=loaded)
         self.vocab_size = loaded.config.vocab_size
         self.tokenizer: Tokenizer | NoTokenizer = loaded.tokenizer
 
@@ -136,10 +132,10 @@ class Scorer:
         Raises:
             ConfigError: they do not fit the model or the pool, with the arithmetic.
         """
-        core = self._engine.core
+        core = self.engine.core
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1, prompt_logprobs=0)
         try:
-            (request,) = self._engine.input_processor.make("window", token_ids, params, arrival_time=core.now())
+            (request,) = self.engine.input_processor.make("window", token_ids, params, arrival_time=core.now())
         except RequestError as error:
             raise ConfigError(
                 f"a window of {len(token_ids)} tokens does not fit: {error} Take a smaller one."
@@ -154,7 +150,7 @@ class Scorer:
 
     def close(self) -> None:
         """End the engine."""
-        self._engine.close()
+        self.engine.close()
 
 
 @dataclass(slots=True)
@@ -229,7 +225,7 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
                 engine.close()
     return PerplexityResult(
         machine=machine_facts(),
-        engine=scorer.started,
+        engine=scorer.engine.started,
         options=options,
         num_windows=len(windows),
         num_tokens=tally.num_tokens,

@@ -91,8 +91,6 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
     log = EventList()
     engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     try:
-        started = log.events[0]
-        assert isinstance(started, EngineStarted)
         vocab_size, tokenize = engine.model_config.vocab_size, _tokenize(config)
         warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
         forced_requests(engine, warm_up)
@@ -105,7 +103,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
             logger.info("run %d of %d: %.1f output tokens/s", number, options.repeats, speed)
     finally:
         engine.close()
-    return ThroughputResult(machine_facts(), started, options, runs, peak_rss_bytes())
+    return ThroughputResult(machine_facts(), engine.started, options, runs, peak_rss_bytes())
 
 
 def _tokenize(config: EngineConfig) -> Tokenize | None:

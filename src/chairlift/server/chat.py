@@ -24,7 +24,7 @@ from chairlift.server.protocol import (
     Usage,
 )
 from chairlift.server.responses import DONE
-from chairlift.server.serving import Call, Serving, StreamWriter, has_news
+from chairlift.server.serving import Call, Fields, Serving, StreamWriter, has_news
 from chairlift.server.tools.pieces import CallDelta, Piece
 
 ChatCall = Call[ChatCompletionRequest, ChatPlan]
@@ -126,6 +126,18 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if call.body.return_token_ids else None,
         )
+
+
+class ChatInAnotherForm(Serving[Fields, ChatPlan]):
+    """What endpoints have in common whose bodies amount to a chat.
+
+    Args:
+        chat: the endpoint whose conversations these are.
+    """
+
+    def __init__(self, chat: ChatServing) -> None:
+        super().__init__(chat.llm, chat.model_name)
+        self.chat = chat
 
 
 class _ChatStream(StreamWriter):

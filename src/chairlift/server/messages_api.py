@@ -8,7 +8,7 @@ from typing import Any
 from chairlift.errors import ChairliftError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
-from chairlift.server.chat import Answer, ChatServing, read_answer
+from chairlift.server.chat import Answer, ChatInAnotherForm, read_answer
 from chairlift.server.chunks import to_named_event
 from chairlift.server.conversation import ChatPlan, PlainText
 from chairlift.server.protocol import (
@@ -19,7 +19,7 @@ from chairlift.server.protocol import (
     MessagesUsage,
     Thinking,
 )
-from chairlift.server.serving import Call, Serving, StreamWriter, error_body
+from chairlift.server.serving import Call, StreamWriter, error_body
 from chairlift.server.tally import Tally
 from chairlift.server.tools.pieces import CallDelta, Piece
 
@@ -41,16 +41,8 @@ CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "re
 """What the fields of a chat are called here."""
 
 
-class MessagesServing(Serving[MessagesRequest, ChatPlan]):
-    """Args:
-    chat: the endpoint whose conversations these are.
-    """
-
+class MessagesServing(ChatInAnotherForm[MessagesRequest]):
     id_prefix = "msg_"
-
-    def __init__(self, chat: ChatServing) -> None:
-        super().__init__(chat.llm, chat.model_name)
-        self.chat = chat
 
     def plan(self, body: MessagesRequest) -> ChatPlan:
         chat = body.to_chat()

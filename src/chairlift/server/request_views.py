@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from chairlift.engine.explain import ExplainedSpan, Explanation
+from chairlift.engine.explain import BatchMember, CrowdCost, ExplainedSpan, Explanation
 from chairlift.engine.wait_text import describe
 from chairlift.metrics.tracked_request import Span, TrackedRequest
 
@@ -57,11 +57,6 @@ class RequestList(BaseModel):
     data: list[SequenceView]
 
 
-class BatchMemberView(BaseModel):
-    id: str
-    num_blocks: int
-
-
 class SpanView(BaseModel):
     """See `ExplainedSpan`."""
 
@@ -78,7 +73,7 @@ class SpanView(BaseModel):
     largest_free_piece: int | None
     num_running: int | None
     num_waiting: int | None
-    behind: list[BatchMemberView]
+    behind: list[BatchMember]
     estimate: float | None
 
 
@@ -94,18 +89,6 @@ class WhatIfView(BaseModel):
     text: str
 
 
-class CrowdView(BaseModel):
-    """See `CrowdCost`."""
-
-    queue_time: float
-    preempted_time: float
-    num_preemptions: int
-    recomputed_tokens: int
-    recompute_time: float | None
-    padding_tokens: int
-    shared_steps_time: float | None
-
-
 class SequenceExplanation(BaseModel):
     """See `Explanation`."""
 
@@ -117,7 +100,7 @@ class SequenceExplanation(BaseModel):
     refusal: str | None
     waits: list[WaitView]
     would_have_let_in: list[WhatIfView]
-    crowd: CrowdView
+    crowd: CrowdCost
 
 
 class ExplanationView(BaseModel):

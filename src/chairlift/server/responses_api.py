@@ -8,7 +8,7 @@ from typing import Any
 from chairlift.errors import ChairliftError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
-from chairlift.server.chat import Answer, ChatServing, read_answer
+from chairlift.server.chat import Answer, ChatInAnotherForm, read_answer
 from chairlift.server.conversation import ChatPlan, Conversations, PlainText
 from chairlift.server.logprobs import LogprobWriter
 from chairlift.server.protocol import (
@@ -22,22 +22,14 @@ from chairlift.server.protocol import (
     ResponsesUsage,
 )
 from chairlift.server.responses_items import Item, ItemEvents, new_item_id
-from chairlift.server.serving import Call, Serving, StreamWriter, error_body
+from chairlift.server.serving import Call, StreamWriter, error_body
 from chairlift.server.tools.pieces import Piece
 
 ResponsesCall = Call[ResponsesRequest, ChatPlan]
 
 
-class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
-    """Args:
-    chat: the endpoint whose conversations these are.
-    """
-
+class ResponsesServing(ChatInAnotherForm[ResponsesRequest]):
     id_prefix = "resp_"
-
-    def __init__(self, chat: ChatServing) -> None:
-        super().__init__(chat.llm, chat.model_name)
-        self.chat = chat
 
     def plan(self, body: ResponsesRequest) -> ChatPlan:
         return renamed_errors(self.chat.conversations, body)

@@ -1,0 +1,32 @@
+"""Fixtures for tests of native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from chairlift.kernels.cpu import load
+from native import why_not
+
+ISAS = [] if why_not() else load().available_isas()
+
+
+@pytest.fixture(params=ISAS, scope="module")
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every instruction set that this CPU has."""
+    native = load()
+    before = native.isa()
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa(before)
+
+
+@pytest.fixture(scope="module")
+def same_threads() -> Iterator[None]:
+    """Threads and the order of tiles may be changed, and are as before in the end."""
+    native = load()
+    before = native.num_threads()
+    yield
+    native.set_num_threads(before)
+    native.set_tile_order(0)
