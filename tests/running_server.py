@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ from chairlift.server.drain import DrainingServer
 from chairlift.server.http_protocol import uvicorn_config
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
+from chairlift.server.observe_options import ObserveOptions
 
 MODEL = "smollm2-135m-instruct"
 
@@ -33,6 +35,7 @@ class RunningServer:
     url: str
     admission: Admission
     uvicorn: DrainingServer
+    access_log: Path | None = None
 
     def client(self, api_key: str = "unused") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
@@ -76,10 +79,11 @@ def run_server(
     keys: KeyRing | None = None,
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
+    observe: ObserveOptions | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits, api=api)
+    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe)
     server = DrainingServer(uvicorn_config(app, limits, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -87,7 +91,7 @@ def run_server(
         assert thread.is_alive()
         time.sleep(0.01)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield RunningServer(llm, url, app.state.admission, server)
+    yield RunningServer(llm, url, app.state.admission, server, None if observe is None else observe.access_log)
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()

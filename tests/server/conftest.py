@@ -11,6 +11,7 @@ from api_model import with_api_tokenizer
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.server.api_options import ApiOptions
+from chairlift.server.observe_options import ObserveOptions
 from running_server import MODEL, RunningServer, run_server
 
 
@@ -38,5 +39,6 @@ def api_server(
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("api"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8)
-    with run_server(llm, "tiny", api=ApiOptions(trust_request_chat_template=True)) as running:
+    observe = ObserveOptions("json", tmp_path_factory.mktemp("log") / "access.jsonl")
+    with run_server(llm, "tiny", api=ApiOptions(trust_request_chat_template=True), observe=observe) as running:
         yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from chairlift.server.keys import KeyInfo
 from chairlift.server.observatory import Observatory
 from chairlift.server.observe_options import ObserveOptions
 from chairlift.server.tracing import CallTracer
+from running_server import RunningServer
 from tracked_crowds import Crowd
 
 SECRET = "my dear diary"
@@ -46,7 +48,7 @@ def observatory() -> Observatory:
     """Of an engine in which r3 waited for a seat."""
     crowd = Crowd(max_num_seqs=2)
     for start in range(3):
-        crowd.add([start, 5, 6], 4, late=0.01)
+        crowd.add([start, 5, 6], 4, late=0.01, tenant="ann")
     crowd.to_end()
     hub = EventHub()
     found = Observatory(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
@@ -109,6 +111,21 @@ def test_a_path_cannot_forge_a_line_or_a_field(observatory: Observatory, tmp_pat
     assert line.isprintable()
     if log_format == "text":
         assert "GET /x%20200%0Aforged%1B%5B2J%E2%80%A8%C2%85%20/v1 499 " in line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_a_stop_string_ended_says_so(api_server: RunningServer, stream: bool) -> None:
+    body = {"prompt": "once", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text = api_server.post("/v1/completions", body).json()["choices"][0]["text"]
+    stopped = api_server.post("/v1/completions", {**body, "stop": [text[2]], "stream": stream})
+    assert '"finish_reason":"stop"' in stopped.text
+    assert api_server.access_log is not None
+    for _ in range(100):  # the line is written after the answer is sent
+        lines = [json.loads(line) for line in api_server.access_log.read_text().splitlines()]
+        if lines[-1]["request_id"] in stopped.text:
+            break
+        time.sleep(0.01)
+    assert [line["finish_reason"] for line in lines[-2:]] == ["length", "stop"]
 
 
 def test_an_earlier_call_of_the_same_id_is_another_one(observatory: Observatory) -> None:

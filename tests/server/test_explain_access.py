@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,6 +76,26 @@ def test_a_key_sees_its_own_requests_and_an_opaque_id_of_others(shared: RunningS
     assert member["id"].startswith("other-")
     assert member["num_blocks"] == 1
     assert calls["ann"] in get(shared, path, "root").text
+
+
+def test_a_request_id_of_another_key_is_free(shared: RunningServer) -> None:
+    body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True, "request_id": "mine"}
+
+    def ask(name: str) -> httpx.Response:
+        return shared.post("/v1/completions", body, f"sk-{name}")
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = {name: pool.submit(ask, name) for name in ("ann", "bob")}
+        while shared.llm.num_unfinished < 2:
+            time.sleep(0.005)
+        again = ask("ann")
+    assert again.status_code == 400
+    assert "in use" in again.json()["error"]["message"]
+    for answer in answers.values():
+        assert answer.result().json()["usage"]["completion_tokens"] == 20
+    seen = {name: get(shared, "/v1/requests/cmpl-mine", name).json()["sequences"] for name in KEYS}
+    assert [len(seen[name]) for name in ("ann", "bob", "root")] == [1, 1, 2]
+    assert seen["ann"] != seen["bob"]
 
 
 def test_the_engine_and_its_events_need_an_admins_key(shared: RunningServer) -> None:

@@ -25,6 +25,7 @@ KEYS = KeyRing(
         Key(KeyInfo("ops", "ops", True), digest("ops-secret")),
         Key(KeyInfo("alice", "alice", False), digest("alice-secret"), KeyLimits(max_concurrent=2)),
         Key(KeyInfo("bob", "bob", False), digest("bob-secret"), KeyLimits(requests_per_minute=3)),
+        Key(KeyInfo("carol", "carol", False), digest("carol-secret"), KeyLimits(requests_per_minute=3)),
     ]
 )
 QUICK = ServerLimits(
@@ -106,6 +107,17 @@ def test_a_key_has_its_share_and_no_more(server: RunningServer) -> None:
     assert server.post("/v1/completions", body(2), "ops-secret").status_code == 200
     too_much = server.post("/v1/completions", body(2, prompt=[9999]), "bob-secret")
     assert too_much.status_code == 429, "before anybody looks at the prompt"
+
+
+def test_what_asks_nothing_of_the_engine_is_counted_too(server: RunningServer) -> None:
+    message = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    bodies = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}, "/v1/messages/count_tokens": message}
+    first = [server.post(path, body, "carol-secret") for path, body in bodies.items()]
+    assert all(answer.status_code in (200, 400) for answer in first), "there is no tokenizer"
+    for path, body in bodies.items():
+        answer = server.post(path, body, "carol-secret")
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
 
 
 def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> None:

@@ -11,7 +11,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.client import EngineClient, EngineStatus, ServedEngine
 from chairlift.engine.commands import Abort, Add
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor
+from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor, Told
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
@@ -31,8 +31,10 @@ class Generation:
         core_ids: list[str],
         on_abort: Callable[[Generation], None],
         on_output: Callable[[RequestOutput], None] | None = None,
+        tenant: str = "",
     ) -> None:
         self.request_id = request_id
+        self.tenant = tenant
         self.core_ids = core_ids
         self._on_abort = on_abort
         self._on_output = on_output
@@ -42,7 +44,7 @@ class Generation:
         self._changed = asyncio.Event()
         self._ended = False
 
-    def put(self, told: RequestOutput | Failure) -> None:
+    def put(self, told: Told) -> None:
         """Add a delta, on the event loop."""
         if isinstance(told, Failure):
             self.fail(told.error)
@@ -127,7 +129,8 @@ class AsyncLLM:
         self._client = client or _in_thread(config or EngineConfig(**options))
         self.events = self._client.events
         self._processor = OutputProcessor(self._client.engine.tokenizer)
-        self._generations: dict[str, Generation] = {}
+        self._generations: dict[str, Generation] = {}  # by the core's id of the leader
+        self._ids_in_use: set[tuple[str, str]] = set()  # of whom, which
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
         self._busy_since = 0.0
@@ -184,6 +187,7 @@ class AsyncLLM:
         """Queue a prompt that the input processor has encoded.
 
         Args:
+            request_id: told apart from those of other tenants.
             tenant, cache_salt, deadline: see `Request`.
             on_output: called on the event loop with every delta, as it comes and before it is read.
 
@@ -193,7 +197,7 @@ class AsyncLLM:
         """
         self.open()
         request_id = request_id or uuid.uuid4().hex
-        if request_id in self._generations:
+        if (tenant, request_id) in self._ids_in_use:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
         now = self._client.now()
         requests = self.engine.input_processor.make(
@@ -207,8 +211,9 @@ class AsyncLLM:
             deadline=deadline,
         )
         core_ids = [request.request_id for request in requests]
-        generation = Generation(request_id, core_ids, self._forget, on_output)
-        self._generations[request_id] = generation
+        generation = Generation(request_id, core_ids, self._forget, on_output, tenant)
+        self._generations[core_ids[0]] = generation
+        self._ids_in_use.add((tenant, request_id))
         if not self._processor.num_unfinished:
             self._busy_since = now
         self._processor.add(request_id, prompt, requests)
@@ -268,8 +273,8 @@ class AsyncLLM:
         told, stopped = self._processor.process(outputs, self._client.now())
         if stopped:
             self._client.send(Abort(stopped, FinishReason.STOP))
-        for news in told:
-            self._generations[news.request_id].put(news)
+        for leader_id, news in told:
+            self._generations[leader_id].put(news)
 
     def _lose(self, core_ids: list[str] | None, error: EngineDeadError) -> None:
         """The engine has lost these requests; None: it is gone for good, and so are all of them."""
@@ -284,8 +289,8 @@ class AsyncLLM:
 
     def _forget(self, generation: Generation) -> None:
         """A generation ended, perhaps early: then the core ends it too."""
-        if self._generations.get(generation.request_id) is generation:
-            del self._generations[generation.request_id]
+        if self._generations.pop(generation.core_ids[0], None) is not None:
+            self._ids_in_use.remove((generation.tenant, generation.request_id))
             if unfinished := self._processor.remove(generation.core_ids):
                 self._client.send(Abort(unfinished))
 

@@ -134,10 +134,12 @@ class LLM:
         told, stopped = self._processor.process(outputs, self.engine.core.now())
         for request_id in stopped:
             self.engine.core.abort(request_id, FinishReason.STOP)
-        for news in told:
+        deltas = []
+        for _leader_id, news in told:
             if isinstance(news, Failure):
                 raise news.error
-        return cast("list[RequestOutput]", told)
+            deltas.append(news)
+        return deltas
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:

@@ -22,9 +22,10 @@ from chairlift.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class _Group:
-    """All answers to one prompt. `next_prompt_logprob` is the position up to which prompt logprobs were told, if any
-    were asked for: a preempted request computes them again."""
+    """All answers to one prompt. `leader_id` is the core's, `request_id` the user's. `next_prompt_logprob` is the
+    position up to which prompt logprobs were told, if any were asked for: a preempted request computes them again."""
 
+    leader_id: str
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
@@ -49,8 +50,10 @@ class _Sequence:
 class Failure:
     """A request that ended in an error instead of an answer."""
 
-    request_id: str
     error: Exception
+
+
+Told = RequestOutput | Failure
 
 
 class OutputProcessor:
@@ -74,7 +77,7 @@ class OutputProcessor:
         first = requests[0]
         params = first.sampling_params
         next_prompt_logprob = None if params.prompt_logprobs is None else 0
-        group = _Group(request_id, prompt, first.prompt_token_ids, len(requests), next_prompt_logprob)
+        group = _Group(first.request_id, request_id, prompt, first.prompt_token_ids, len(requests), next_prompt_logprob)
         for index, request in enumerate(requests):
             detokenizer = self._detokenizer(group, params)
             stop = StopStrings(params.stop, params.include_stop_str_in_output)
@@ -92,9 +95,10 @@ class OutputProcessor:
         """Forget sequences; returns those that were still expected."""
         return [core_id for core_id in core_ids if self._sequences.pop(core_id, None) is not None]
 
-    def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[RequestOutput | Failure], list[str]]:
-        """Returns what to tell users, and the sequences that a stop string ended: the core has to end them too."""
-        told: list[RequestOutput | Failure] = []
+    def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[tuple[str, Told]], list[str]]:
+        """Returns what to tell users, each with the core's id of the leader, and the sequences that a stop string
+        ended: the core has to end them too."""
+        told: list[tuple[str, Told]] = []
         stopped: list[str] = []
         for output in outputs:
             sequence = self._sequences.get(output.request_id)
@@ -102,14 +106,14 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 del self._sequences[output.request_id]
-                told.append(Failure(sequence.group.request_id, _error(output)))
+                told.append((sequence.group.leader_id, Failure(_error(output))))
                 continue
             delta = self._delta(sequence, output, now)
             if delta.outputs[0].finish_reason is not None:
                 del self._sequences[output.request_id]
                 if output.finish_reason is None:
                     stopped.append(output.request_id)
-            told.append(delta)
+            told.append((sequence.group.leader_id, delta))
         return told, stopped
 
     def _delta(self, sequence: _Sequence, output: EngineCoreOutput, now: float) -> RequestOutput:

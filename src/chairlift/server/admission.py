@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -103,6 +104,23 @@ class Admission:
         """
         self._check_draining()
         self._meter(key, self.clock()).check(0, self.clock())
+
+    @contextlib.contextmanager
+    def counted(self, key: KeyInfo) -> Iterator[None]:
+        """A call that asks nothing of the engine, such as for token counts: one of the key's requests all the same.
+
+        Raises:
+            OverloadedError: as `enter`.
+        """
+        self.check(key)
+        meter = self._meter(key, self.clock())
+        meter.begin(0, self.clock())
+        self.num_calls += 1
+        try:
+            yield
+        finally:
+            meter.end()
+            self.num_calls -= 1
 
     def _check_draining(self) -> None:
         if self.is_draining:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chairlift.metrics.tracked_request import TrackedRequest
 from chairlift.server.keys import KeyInfo
 from chairlift.server.observatory import Observatory
+from chairlift.server.tally import Tally
 
 MAX_BODY_BYTES: Final = 4096
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
@@ -27,6 +28,7 @@ class CallRecord:
         status: of the answer; 499 if the client left before there was one.
         key: whose it was; "" if nobody's.
         call_id: of the API's answer, if the call got as far as the engine; sequences: its requests to the engine.
+        finish_reason: of the answer that ended first, as its reader was told; the engine hears of a stop string later.
         is_cut: the client left before the answer's end.
         body: its first bytes, if they are kept.
     """
@@ -41,6 +43,7 @@ class CallRecord:
     key: str = ""
     call_id: str | None = None
     sequences: list[TrackedRequest] = field(default_factory=list)
+    finish_reason: str | None = None
     is_cut: bool = False
     body: bytes | None = None
 
@@ -93,16 +96,18 @@ class CallLogMiddleware:
             self._end(record, scope, arrival)
 
     def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
-        """An earlier call may have had the same id."""
+        """An earlier call may have had the same id, or one of another key."""
         if record.path in QUIET_PATHS and record.status < 400:
             return
         state = scope.get("state", {})
         key: KeyInfo | None = state.get("key")
         record.key = "" if key is None else key.name
         record.call_id = state.get("call_id")
-        if record.call_id is not None:
-            known = self._observatory.sequences(record.call_id)
-            record.sequences = [sequence for sequence in known if sequence.arrived.time >= arrival]
+        if record.call_id is not None and key is not None:
+            own = (s for s in self._observatory.sequences(record.call_id) if s.tenant == key.tenant)
+            record.sequences = [sequence for sequence in own if sequence.arrived.time >= arrival]
+        tally: Tally | None = state.get("tally")
+        record.finish_reason = None if tally is None else tally.finish_reason
         for listener in self._listeners:
             listener(record)
 

@@ -164,7 +164,8 @@ class Serving(ABC, Generic[Fields, Plans]):
         permit = admission.enter(request.state.key, token_ids, params, timeout=body.timeout, cache_salt=body.cache_salt)
         call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
         request.state.call_id = call_id
-        call = Call(body, plan, [], call_id, self.model_name, Tally(sum(map(len, token_ids))), permit)
+        request.state.tally = tally = Tally(sum(map(len, token_ids)))
+        call = Call(body, plan, [], call_id, self.model_name, tally, permit)
         try:
             for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"

@@ -10,19 +10,22 @@ from chairlift.server.protocol import PromptTokensDetails, Timings, Usage
 
 @dataclass(slots=True)
 class Tally:
-    """Over all prompts of one API call. Deltas and whole answers add up to the same."""
+    """Over all prompts of one API call. Deltas and whole answers add up to the same. `finish_reason` is that of the
+    answer that ended first."""
 
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
     num_answers: int = 0
     times: RequestTimes | None = None
+    finish_reason: str | None = None
 
     def add(self, output: RequestOutput) -> None:
         """Take in an answer, or what is new of it."""
         for answer in output.outputs:
             self.completion_tokens += len(answer.token_ids)
             self.num_answers += answer.finish_reason is not None
+            self.finish_reason = self.finish_reason or answer.finish_reason
         self.cached_tokens += output.num_cached_tokens
         self.times = output.times or self.times
 

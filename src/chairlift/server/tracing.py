@@ -68,17 +68,20 @@ class CallTracer:
             span.set_status(StatusCode.ERROR)
         inside = set_span_in_context(span, parent)
         for sequence in record.sequences:
-            self._sequence(sequence, inside)
+            self._sequence(sequence, record.finish_reason, inside)
         span.end(start + int(record.seconds * 1e9))
 
-    def _sequence(self, request: TrackedRequest, parent: Context) -> None:
+    def _sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
         from opentelemetry.trace import set_span_in_context
 
         shift = time.time() - self._observatory.now()
         ended = request.finished.time if request.finished is not None else request.last_token
         end = self._observatory.now() if ended is None else ended
+        if request.finished is not None:
+            finish_reason = request.finished.finish_reason
+        attributes = _attributes(request, finish_reason, end)
         span = self._tracer.start_span(
-            "sequence", parent, attributes=_attributes(request, end), start_time=_ns(request.arrived.time, shift)
+            "sequence", parent, attributes=attributes, start_time=_ns(request.arrived.time, shift)
         )
         inside = set_span_in_context(span, parent)
         for spans in self._observatory.tracker.spans(request, end):
@@ -109,7 +112,7 @@ def _ns(engine_time: float, shift: float) -> int:
     return int((engine_time + shift) * 1e9)
 
 
-def _attributes(request: TrackedRequest, end: float) -> dict[str, Any]:
+def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) -> dict[str, Any]:
     arrived = request.arrived
     attributes: dict[str, Any] = {
         "gen_ai.request.id": request.request_id,
@@ -120,8 +123,8 @@ def _attributes(request: TrackedRequest, end: float) -> dict[str, Any]:
         "chairlift.cached_tokens": request.num_cached_tokens,
         "chairlift.preemptions": request.num_preemptions,
     }
-    if request.finished is not None:
-        attributes["gen_ai.response.finish_reasons"] = [request.finished.finish_reason]
+    if finish_reason is not None:
+        attributes["gen_ai.response.finish_reasons"] = [finish_reason]
     if request.queue_time is not None:
         attributes["gen_ai.latency.time_in_queue"] = request.queue_time
     if request.first_token is not None:

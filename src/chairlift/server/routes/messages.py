@@ -64,8 +64,9 @@ def router(chat: ChatServing) -> APIRouter:
         return await serving.handle(body, request)
 
     @routes.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountTokensRequest) -> TokenCount:
+    async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
         check_model(body.model, chat.model_name)
-        return TokenCount(input_tokens=await asyncio.to_thread(serving.count_tokens, body))
+        with request.state.admission.counted(request.state.key):
+            return TokenCount(input_tokens=await asyncio.to_thread(serving.count_tokens, body))
 
     return routes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from chairlift.errors import RequestError
 from chairlift.server.chat import ChatServing
@@ -21,13 +21,14 @@ from chairlift.server.routes.models import check_model
 
 def router(chat: ChatServing) -> APIRouter:
     """The routes over the tokenizer and chat template of an endpoint."""
-    routes = APIRouter(responses={400: {"model": ErrorBody}, 404: {"model": ErrorBody}})
+    routes = APIRouter(responses={status: {"model": ErrorBody} for status in (400, 404, 429, 503)})
     engine = chat.llm.engine
 
     @routes.post("/tokenize", response_model_exclude_none=True)
-    async def tokenize(body: TokenizeRequest) -> TokenizeResponse:
+    async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
         check_model(body.model, chat.model_name)
-        tokens = await asyncio.to_thread(_tokens, body, chat)
+        with request.state.admission.counted(request.state.key):
+            tokens = await asyncio.to_thread(_tokens, body, chat)
         strings = [token_text(engine.tokenizer.token_bytes(token)) for token in tokens]
         return TokenizeResponse(
             count=len(tokens),
@@ -37,11 +38,12 @@ def router(chat: ChatServing) -> APIRouter:
         )
 
     @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeResponse:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
         check_model(body.model, chat.model_name)
         if any(token >= engine.model_config.vocab_size for token in body.tokens):
             raise RequestError(f"tokens holds an id outside 0..{engine.model_config.vocab_size - 1}", "tokens")
-        text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        with request.state.admission.counted(request.state.key):
+            text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return DetokenizeResponse(prompt=text)
 
     return routes
