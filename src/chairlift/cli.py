@@ -49,10 +49,11 @@ def generate(
     config: EngineConfig,
 ) -> None:
     """Answer prompts offline."""
-    from chairlift.engine.llm import LLM
     from chairlift.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    from chairlift.engine.llm import LLM
+
     llm = LLM.from_config(config)
     if chat and llm.engine.tokenizer.has_chat_template:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
