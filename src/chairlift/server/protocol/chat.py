@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import Body
+from chairlift.server.protocol.mistakes import describe_mistakes
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.satisfied import SatisfiedByChat
 from chairlift.server.protocol.tools import FunctionTool, ToolCallParam, ToolChoice
@@ -138,9 +139,8 @@ class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(str(part) for part in problem["loc"])
-            raise RequestError(f"as a chat: {where}: {problem['msg']}", str(problem["loc"][0])) from None
+            what, field = describe_mistakes(error.errors(), fields)
+            raise RequestError(f"as a chat: {what}", field) from None
 
     def limit(self) -> int | None:
         """Output tokens at most; None is what fits."""
