@@ -169,6 +169,26 @@ def test_lost_events_are_told_as_unknown_and_nothing_is_guessed() -> None:
     assert spans[-1].end - spans[0].start == request.queue_time
 
 
+def test_who_was_let_in_by_a_lost_step_runs_and_nobody_stays_behind() -> None:
+    crowd = seats()
+    crowd.to_end()
+    tracker = RequestTracker()
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    lost = next(e.step for e in crowd.log.events if isinstance(e, Step) and "r3" in e.admitted)
+    for event in crowd.log.events:
+        if isinstance(event, Step) and event.step == lost:
+            continue
+        tracker.emit(event)
+        request = tracker.get("r3")
+        if isinstance(event, Step) and event.step > lost and "r3" in event.request_ids:
+            assert request is not None
+            assert request.state != "waiting"
+            assert request.request_id in {holder.request_id for holder in tracker.holders()} or request.finished
+    assert tracker.counts() == {"waiting": 0, "running": 0}
+    assert not tracker.holders()
+
+
 def test_an_engine_that_died_is_followed_through_its_return() -> None:
     crowd = seats()
     crowd.steps(2)
