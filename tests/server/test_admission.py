@@ -12,6 +12,7 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.server.admission import Admission, Permit
 from chairlift.server.keys import ANYBODY, Key, KeyInfo, KeyLimits, KeyRing
 from chairlift.server.limits import ServerLimits
+from chairlift.server.pace import in_words
 from chairlift.server.rate_limits import TokenBucket
 
 PARAMS = SamplingParams(max_tokens=10)
@@ -139,6 +140,9 @@ def test_a_timeout_that_cannot_be_met_is_refused_at_once() -> None:
     for entry in entries[:10]:
         clock.now += 1.0
         entry.note(output(1))
+    assert [in_words(seconds) for seconds in (11.04, 0.96, 0.3, 0.0312, 0.0009)] == [
+        "11.0 s", "1.0 s", "300 ms", "31 ms", "0.9 ms"
+    ]  # fmt: skip
     with pytest.raises(DeadlineError, match="timeout=5 s cannot be met: it would take about 11"):
         enter(door, timeout=5.0)
     permit = enter(door, timeout=20.0)

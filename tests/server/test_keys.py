@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chairlift.errors import ConfigError
 from chairlift.server.access import AccessOptions, is_loopback
-from chairlift.server.keys import KeyInfo, KeyLimits, KeyRing, digest, key_record, load_keys, new_secret, to_toml
+from chairlift.server.authentication import KeyMiddleware
+from chairlift.server.keys import Key, KeyInfo, KeyLimits, KeyRing, digest, key_record, load_keys, new_secret, to_toml
 
 
 def test_a_key_file_round_trips(tmp_path: Path) -> None:
@@ -50,6 +55,39 @@ def test_the_padding_of_a_secret_is_not_taken_for_a_secret(given: str) -> None:
     with pytest.raises(ConfigError, match="NAME=SECRET") as caught:
         load_keys(None, [given])
     assert not given.strip("=") or given not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["schlüssel-schlüssel", "with a space", "with\ta tab", "\udcff" * 20])
+def test_a_secret_that_clients_cannot_send_is_refused(secret: str) -> None:
+    told = r"api_key 2 \(ops\) must be of ASCII .* `chairlift key ops` makes one"
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_keys(None, ["x" * 20, f"ops={secret}"])
+    assert secret not in str(caught.value)
+
+
+def test_a_hash_may_be_of_any_bytes() -> None:
+    ring = KeyRing([Key(KeyInfo("a", "a", False), digest("schlüssel"))])
+    for value, status in (("schlüssel".encode(), 200), ("schlüssel".encode("latin-1"), 401)):
+        for headers in ({"authorization": b"Bearer " + value}, {"x-api-key": value}):
+            assert asyncio.run(status_of(KeyMiddleware(answer_ok, ring), headers)) == status
+
+
+async def answer_ok(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response()(scope, receive, send)
+
+
+async def status_of(app: ASGIApp, headers: dict[str, bytes]) -> int:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        return (await client.get("/v1/models", headers=headers)).status_code
+
+
+def test_short_secrets_are_warned_of_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    ring = load_keys(None, ["ops=horse", "long=" + "x" * 16, "tiny=x"])
+    assert not caplog.records
+    ring.warn_of_short_ones()
+    (record,) = caplog.records
+    assert "less than 16 characters can be guessed: ops, tiny;" in record.message
+    assert "horse" not in record.message
 
 
 HASH = "sha256:" + digest("x").hex()

@@ -105,6 +105,8 @@ def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
         (["serve", "--ssl-certfile", "cert.pem"], "go together"),
         (["serve", "--max-queued-requests", "0"], "max_queued_requests must be at least 1"),
         (["serve", "--tenant-weights", "a=2"], "tenant_weights have no effect"),
+        (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free one, got 99999: choose another"),
+        (["serve", "--kv-cache-memory", "lots"], "kv_cache_memory must be a positive amount such as 4GiB"),
         (["key", "a b"], "name must match"),
         (["key", "a", "--weight", "-1"], "weight must be a number > 0"),
     ],

@@ -67,7 +67,7 @@ def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
         if chosen.get("kv_cache_memory") is not None:
             from chairlift.worker.memory import parse_memory
 
-            chosen["kv_cache_memory"] = parse_memory(chosen["kv_cache_memory"])
+            chosen["kv_cache_memory"] = parse_memory(chosen["kv_cache_memory"], "kv_cache_memory")
         return {"config": EngineConfig(model=given.pop("model"), **chosen)}
 
     return lambda command: with_options(command, options, make, "config")

@@ -16,7 +16,7 @@ from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.keys import KeyInfo, KeyLimits, KeyRing
 from chairlift.server.limits import ServerLimits
-from chairlift.server.pace import Pace
+from chairlift.server.pace import Pace, in_words
 from chairlift.server.rate_limits import KeyMeter
 
 SILENCE_SECONDS = 1.0
@@ -173,7 +173,7 @@ class Admission:
         needed = (wait or 0.0) + self.pace.seconds_for_output(least or 0)
         if needed > timeout:
             raise DeadlineError(
-                f"timeout={timeout:g} s cannot be met: it would take about {needed:.1f} s, "
+                f"timeout={timeout:g} s cannot be met: it would take about {in_words(needed)}, "
                 f"behind {ahead.num_requests} requests with {ahead.num_tokens} prompt tokens"
             )
 

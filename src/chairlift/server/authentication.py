@@ -44,8 +44,14 @@ def _secret(headers: Headers) -> str | None:
     do."""
     scheme, _space, secret = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
-        return secret.strip()
-    return headers.get("x-api-key")
+        return _as_hashed(secret.strip())
+    other = headers.get("x-api-key")
+    return None if other is None else _as_hashed(other)
+
+
+def _as_hashed(header: str) -> str:
+    """Headers are read as Latin-1; a secret's bytes are those that its hash was made of."""
+    return header.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _refusal(headers: Headers) -> JSONResponse:

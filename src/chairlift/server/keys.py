@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import math
 import re
 import secrets
@@ -16,9 +17,14 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chairlift.errors import ConfigError
+
+logger = logging.getLogger("chairlift")
+
+SHORT_SECRET: Final = 16
+"""Characters; fewer can be guessed, if they were not chosen by chance from very many."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
@@ -66,12 +72,14 @@ class Key:
     Attributes:
         digest: SHA-256 of the secret.
         weight: its share under the fair policy, in relation to others.
+        is_short: the secret has less than SHORT_SECRET characters; of a hash nobody knows.
     """
 
     info: KeyInfo
     digest: bytes
     limits: KeyLimits = field(default_factory=KeyLimits)
     weight: float = 1.0
+    is_short: bool = False
 
 
 def digest(secret: str) -> bytes:
@@ -124,6 +132,15 @@ class KeyRing:
                 found = key.info
         return found
 
+    def warn_of_short_ones(self) -> None:
+        """Say which secrets are short, in the log."""
+        if short := [key.info.name for key in self._keys if key.is_short]:
+            logger.warning(
+                "API keys with less than %d characters can be guessed: %s; `chairlift key NAME` makes a long one",
+                SHORT_SECRET,
+                ", ".join(short),
+            )
+
     def weights(self) -> str | None:
         """The weights that are not 1, in the form of `EngineConfig.tenant_weights`."""
         named = [f"{key.info.tenant}={key.weight:g}" for key in self._keys if key.weight != 1]
@@ -150,7 +167,12 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
         if not secret.strip("=") or not _NAME.fullmatch(name):
             problem = f"api_key {number} must be a secret, or NAME=SECRET with a name of {_NAME.pattern}"
             raise ConfigError(f"{problem}; give one that ends with = (base64) a name")
-        keys.append(Key(KeyInfo(name, name, True), digest(secret)))
+        if not (secret.isascii() and secret.isprintable()) or " " in secret:
+            raise ConfigError(
+                f"api_key {number} ({name}) must be of ASCII characters that can be seen, since clients send others in "
+                f"many ways or not at all; `chairlift key {name}` makes one"
+            )
+        keys.append(Key(KeyInfo(name, name, True), digest(secret), is_short=len(secret) < SHORT_SECRET))
     if path is not None and not records:
         raise ConfigError(f"api_key_file={path} holds no key: `chairlift key NAME` makes one")
     return KeyRing(keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.server.keys import KeyLimits
+from chairlift.server.pace import in_words
 
 
 class TokenBucket:
@@ -62,7 +63,7 @@ class KeyMeter:
         if needed > max(1.0, bucket.per_minute):
             raise RequestError(f"the prompts have {needed:g} tokens, and {allowed}: shorten them", "prompt")
         if seconds := bucket.seconds_until(min(needed, bucket.per_minute), now):
-            message = f"{allowed}, and {max(0.0, bucket.level(now)):.0f} are left: try again in {seconds:.1f} s"
+            message = f"{allowed}, and {max(0.0, bucket.level(now)):.0f} are left: try again in {in_words(seconds)}"
             raise OverloadedError(message, seconds, "rate_limit_exceeded")
 
     def begin(self, num_prompt_tokens: int, now: float) -> None:

@@ -7,7 +7,7 @@ import socket
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process_client import ProcessClient
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 logger = logging.getLogger("chairlift")
+
+MAX_PORT: Final = 65535
 
 
 def run(
@@ -49,6 +51,7 @@ def run(
     """
     config = _servable(config, access)
     access.check_host(host)
+    access.keys.warn_of_short_ones()
     listener = _listen(host, port)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
@@ -102,12 +105,14 @@ def _uvicorn_config(app: FastAPI, limits: ServerLimits, access: AccessOptions) -
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"port must be from 1 to {MAX_PORT}, or 0 for a free one, got {port}: choose another --port")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from None
     return listener

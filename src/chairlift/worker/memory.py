@@ -29,8 +29,11 @@ UNITS = {
 _MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_memory(text: str | int) -> int:
+def parse_memory(text: str | int, field: str = "memory") -> int:
     """Bytes: "4GiB", "1.5 GB", "1048576", 1048576. Units are KB to TB (powers of 1000) and KiB to TiB (of 1024).
+
+    Args:
+        field: that the amount was given for, to be named in an error.
 
     Raises:
         ConfigError: it is not such a text, or less than one byte.
@@ -40,7 +43,7 @@ def parse_memory(text: str | int) -> int:
     num_bytes = int(Decimal(match[1]) * unit) if match and unit else 0
     if num_bytes < 1:
         raise ConfigError(
-            f"memory must be a positive amount such as 4GiB, 800MB or 1073741824 (bytes), got {text!r}; "
+            f"{field} must be a positive amount such as 4GiB, 800MB or 1073741824 (bytes), got {text!r}; "
             "units: B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
         )
     return num_bytes
