@@ -3,55 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "linear_tiles.h"
+#include "packed_matrix.h"
 
 namespace chairlift {
-
-WeightFormat parse_weight_format(const std::string& name);  // throws std::invalid_argument
-const char* name_of(WeightFormat format);
-
-// A matrix [out_features, in_features] in stripes (see linear_tiles.h).
-class PackedMatrix {
- public:
-  PackedMatrix(WeightFormat format, int64_t out_features, int64_t in_features);
-  ~PackedMatrix();
-  PackedMatrix(const PackedMatrix&) = delete;
-  PackedMatrix& operator=(const PackedMatrix&) = delete;
-
-  WeightFormat format() const { return format_; }
-  int64_t out_features() const { return out_features_; }
-  int64_t in_features() const { return in_features_; }
-  int64_t padded_inputs() const { return padded_inputs_; }
-  int64_t num_stripes() const { return (out_features_ + kStripe - 1) / kStripe; }
-  int64_t stripe_bytes() const { return stripe_bytes_; }
-  int64_t num_bytes() const { return num_stripes() * stripe_bytes_; }
-  const uint8_t* stripe(int64_t index) const { return data_ + index * stripe_bytes_; }
-
-  // Bytes of one row as a file holds it; 0 for int8, which no file holds.
-  int64_t source_row_bytes() const;
-
-  // Rows first_row .. first_row + num_rows - 1 from the bytes of a file in this format (GGUF blocks, or plain values).
-  void pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride);
-  // The same from floats, rounded to the format.
-  void pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride);
-  // The values that products use: [num_rows, in_features].
-  void unpack(int64_t first_row, int64_t num_rows, float* out) const;
-  // Rows by id: out [n, in_features].
-  void gather(const int64_t* ids, int64_t n, float* out) const;
-
- private:
-  uint8_t* stripe_of(int64_t row) { return data_ + row / kStripe * stripe_bytes_; }
-  void pack_row_blocks(int64_t row, const uint8_t* source);
-  void pack_row_floats(int64_t row, const float* source);
-  void unpack_row(int64_t row, float* out) const;
-
-  WeightFormat format_;
-  int64_t out_features_, in_features_, padded_inputs_, stripe_bytes_;
-  uint8_t* data_;
-};
 
 // prologue, then the product, then the bias; on the threads of the pool.
 class Linear {
@@ -67,8 +24,10 @@ class Linear {
 
  private:
   struct Activations;
-  void prepare(const Activations& activations, int64_t block, const float* x, int64_t x_stride, int64_t rows,
-               uint8_t* scratch) const;
+  struct Call;
+  struct Tiling;
+  void prepare(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
+  void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile) const;
 
   std::shared_ptr<const PackedMatrix> matrix_;
   std::vector<float> bias_;

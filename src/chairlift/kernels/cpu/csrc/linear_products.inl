@@ -21,18 +21,22 @@ static inline I broadcast4(const int8_t* p) {
   return iset1(four);
 }
 
-// Bytes of weights come faster than the hardware looks ahead. Few rows read them once, in order; with more rows the next
-// tile's come while this one's first block of rows is computed. `part`: of `parts` equal ones of a stripe, scales and all.
-// (Half as many bytes, of 4-bit weights, come as fast as they are used, from several stripes at once.)
-constexpr int64_t kAhead = 8192;
-template <int kStripes>
-static inline void prefetch(const StripeTask& task, int64_t part, int64_t parts) {
-  if (!task.prefetch) return;
-  const int64_t size = (task.stripe_bytes / parts + 63) / 64 * 64;
-  const uint8_t* ahead = task.stripe + (kStripes == 1 ? kAhead : kStripes * task.stripe_bytes) + part * size;
-  for (int s = 0; s < kStripes; ++s, ahead += task.stripe_bytes)
-    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(ahead + i);
-}
+// Fetches a task's `ahead`, a part with each group of inputs.
+struct Ahead {
+  explicit Ahead(const StripeTask& task) : at(task.ahead), end(at + task.ahead_bytes) {
+    const int64_t parts = task.padded_inputs / kGroup * (kStripe / kLanes);
+    step = (task.ahead_bytes / parts + 64) / 64 * 64;
+  }
+
+  inline void fetch_part() {
+    const uint8_t* const stop = end - at < step ? end : at + step;
+    for (; at < stop; at += 64) __builtin_prefetch(at);
+  }
+
+  const uint8_t* at;
+  const uint8_t* end;
+  int64_t step;
+};
 
 template <int kStripes, int kRows>
 static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad, bool nibbles) {
@@ -67,7 +71,7 @@ static inline void add_scaled(Sums<kRows, kStripes>& y, const I (&acc)[kStripes]
 }
 
 template <bool kHasMinimum, int kRows, int kStripes>
-static inline void multiply_q4(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+static inline void multiply_q4(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const int64_t groups = task.padded_inputs / kGroup;
   const uint8_t* planes = task.stripe + column * 4;
   const uint8_t* scales = task.stripe + groups * kGroup * kStripe / 2 + column * 2;
@@ -76,6 +80,7 @@ static inline void multiply_q4(const StripeTask& task, int column, Sums<kRows, k
     const int64_t at = g * kBlockRows;
     I acc[kStripes][kRows];
     start(acc, kHasMinimum ? nullptr : task.block.correction + at);
+    ahead.fetch_part();
 #pragma GCC unroll 4
     for (int p = 0; p < 4; ++p) {
       I low[kStripes], high[kStripes];
@@ -101,12 +106,11 @@ static inline void multiply_q4(const StripeTask& task, int column, Sums<kRows, k
   }
 }
 
-// Sums over inputs of bytes, from `w` on.
+// A group of inputs in bytes.
 template <int kRows, int kStripes>
-static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, int64_t num_inputs,
-                             I (&acc)[kStripes][kRows]) {
-#pragma GCC unroll 2
-  for (int64_t k = 0; k < num_inputs; k += 4, w += kStripe * 4, x += kBlockRows * 4) {
+static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, I (&acc)[kStripes][kRows]) {
+#pragma GCC unroll 8
+  for (int64_t k = 0; k < kGroup; k += 4, w += kStripe * 4, x += kBlockRows * 4) {
     I weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
@@ -115,7 +119,7 @@ static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int
 }
 
 template <int kRows, int kStripes>
-static inline void multiply_q8_0(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+static inline void multiply_q8_0(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const int64_t groups = task.padded_inputs / kGroup;
   const uint8_t* w = task.stripe + column * 4;
   const uint8_t* scales = task.stripe + task.padded_inputs * kStripe + column * 2;
@@ -124,24 +128,24 @@ static inline void multiply_q8_0(const StripeTask& task, int column, Sums<kRows,
     const int64_t at = g * kBlockRows;
     I acc[kStripes][kRows];
     start(acc, task.block.correction + at);
-    if (column == 0) prefetch<kStripes>(task, g, groups);
-    dot_bytes(task, w + g * kGroup * kStripe, x + at * kGroup, kGroup, acc);
+    ahead.fetch_part();
+    dot_bytes(task, w + g * kGroup * kStripe, x + at * kGroup, acc);
     add_scaled(y, acc, scales + g * kStripe * 2, task.stripe_bytes, task.block.scale + at);
   }
 }
 
 template <int kRows, int kStripes>
-static inline void multiply_int8(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * 4;
   const int8_t* x = static_cast<const int8_t*>(task.block.values);
-  int64_t at = 0;
-  for (int64_t k = 0; k < task.padded_inputs; k += kWideGroup, at += kBlockRows) {
-    const int64_t num_inputs = task.padded_inputs - k < kWideGroup ? task.padded_inputs - k : kWideGroup;
+  for (int64_t k = 0, at = 0; k < task.padded_inputs; at += kBlockRows) {
+    const int64_t end = task.padded_inputs - k < kWideGroup ? task.padded_inputs : k + kWideGroup;
     I acc[kStripes][kRows];
     start(acc, task.block.correction + at);
-    for (int64_t part = k / kGroup; column == 0 && part < (k + num_inputs) / kGroup; ++part)
-      prefetch<kStripes>(task, part, task.padded_inputs / kGroup);
-    dot_bytes(task, w + k * kStripe, x + k * kBlockRows, num_inputs, acc);
+    for (; k < end; k += kGroup) {
+      ahead.fetch_part();
+      dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
+    }
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
       const F scale = set1(task.block.scale[at + m]);
@@ -158,10 +162,11 @@ static inline F load_weights(const Half* p) { return load_f16(&p->bits); }
 static inline F load_weights(const Brain* p) { return load_bf16(&p->bits); }
 
 template <typename Weight, int kRows, int kStripes>
-static inline void multiply_floats(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
+static inline void multiply_floats(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * sizeof(Weight);
   const float* x = static_cast<const float*>(task.block.values);
   for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight)) {
+    if (k % kGroup == 0) ahead.fetch_part();
     F weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
@@ -248,17 +253,18 @@ static inline void finish(const StripeTask& task, int column, const Sums<kRows, 
 
 template <WeightFormat kFormat, int kRows, int kStripes>
 static void multiply_tile(const StripeTask& task) {
+  Ahead ahead(task);
   for (int column = 0; column < kStripe; column += kLanes) {
     Sums<kRows, kStripes> y;
     for (int s = 0; s < kStripes; ++s)
       for (int m = 0; m < kRows; ++m) y.of[s][m] = zero();
-    if constexpr (kFormat == WeightFormat::q4_0) multiply_q4<false>(task, column, y);
-    if constexpr (kFormat == WeightFormat::q4_1) multiply_q4<true>(task, column, y);
-    if constexpr (kFormat == WeightFormat::q8_0) multiply_q8_0(task, column, y);
-    if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, column, y);
-    if constexpr (kFormat == WeightFormat::bf16) multiply_floats<Brain>(task, column, y);
-    if constexpr (kFormat == WeightFormat::f16) multiply_floats<Half>(task, column, y);
-    if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, y);
+    if constexpr (kFormat == WeightFormat::q4_0) multiply_q4<false>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::q4_1) multiply_q4<true>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::q8_0) multiply_q8_0(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::bf16) multiply_floats<Brain>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::f16) multiply_floats<Half>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, ahead, y);
     if constexpr (is_integer(kFormat)) add_outliers<kFormat>(task, column, y);
     finish<kFormat>(task, column, y);
   }

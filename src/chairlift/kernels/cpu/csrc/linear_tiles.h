@@ -52,7 +52,8 @@ struct StripeTask {
   const uint8_t* stripe;
   int64_t stripe_bytes;  // from one stripe to the next
   int num_stripes;       // 1 or LinearTiles::tile_stripes
-  bool prefetch;         // the weights that come next
+  const uint8_t* ahead;  // weights that are wanted later, to be fetched evenly over this task
+  int64_t ahead_bytes;
   int64_t padded_inputs;
   ActivationBlock block;
   int num_rows;

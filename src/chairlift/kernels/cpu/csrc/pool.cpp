@@ -29,6 +29,16 @@ uint64_t counter_at(uint32_t generation, uint32_t next) { return static_cast<uin
 
 }  // namespace
 
+void spin_until_slow(const void* self, bool (*done)(const void*)) {
+  const auto deadline = Clock::now() + kSpin;
+  bool patient = true;
+  while (!done(self)) {
+    pause();
+    if (patient && Clock::now() > deadline) patient = false;
+    if (!patient) std::this_thread::yield();
+  }
+}
+
 Pool& Pool::get() {
   static Pool* pool = new Pool;  // never destroyed: workers may outlive static destruction
   return *pool;
@@ -91,13 +101,7 @@ void Pool::run_job(Job job, int64_t num_tasks) {
     wake_.notify_all();
   }
   take_tasks(generation, 0);
-  const auto deadline = Clock::now() + kSpin;
-  bool patient = true;
-  while (done_.load(std::memory_order_acquire) < num_tasks) {
-    pause();
-    if (patient && Clock::now() > deadline) patient = false;
-    if (!patient) std::this_thread::yield();
-  }
+  spin_until([&] { return done_.load(std::memory_order_acquire) >= num_tasks; });
   counter_.store(counter_at(generation, kClosed), std::memory_order_release);
 }
 

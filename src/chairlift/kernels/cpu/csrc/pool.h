@@ -36,6 +36,9 @@ class Pool {
   // Scratch of a worker, see KeptMemory. Valid until the next call for the worker.
   void* scratch(int worker, size_t num_bytes) { return scratch_[static_cast<size_t>(worker)].get(num_bytes); }
 
+  // Where a task stands in the order of set_tile_order.
+  int64_t place_of(int64_t task, int64_t num_tasks) const;
+
   static constexpr int kMaxThreads = 256;
 
  private:
@@ -51,7 +54,6 @@ class Pool {
   void start_workers();
   void stop_workers();
   void forget_threads();
-  int64_t place_of(int64_t task, int64_t num_tasks) const;
 
   // A job's counter: its generation in the upper half, the next task in the lower. A compare-and-swap on both takes a
   // task, so a worker that wakes up late can never take one of a job it has not read. kClosed stops all taking while
@@ -73,5 +75,42 @@ class Pool {
   std::vector<KeptMemory> scratch_;
   int num_threads_ = 1;
 };
+
+// Tasks that read memory in order: a range of neighbours for each thread, and what is left of the others' at the end, so
+// that each runs on where the hardware reads ahead. Made by who calls Pool::run, whose tasks are the ranges.
+class Ranges {
+ public:
+  Ranges(const Pool& pool, int64_t num_tasks)
+      : pool_(pool), num_tasks_(num_tasks), count_(num_tasks < pool.num_threads() ? num_tasks : pool.num_threads()) {
+    for (int64_t i = 0; i < count_; ++i) next_[i].task.store(first(i), std::memory_order_relaxed);
+  }
+
+  int64_t count() const { return count_; }
+  int64_t first(int64_t range) const { return num_tasks_ * range / count_; }
+
+  // body(task) for each task of the range that nobody has taken, then for those of the others.
+  template <typename Body>
+  void take(int64_t range, const Body& body) {
+    for (int64_t i = 0; i < count_; ++i, range = (range + 1) % count_)
+      for (int64_t task; (task = next_[range].task.fetch_add(1, std::memory_order_relaxed)) < first(range + 1);)
+        body(pool_.place_of(task, num_tasks_));
+  }
+
+ private:
+  struct alignas(64) Next {
+    std::atomic<int64_t> task;
+  };
+
+  const Pool& pool_;
+  int64_t num_tasks_, count_;
+  Next next_[Pool::kMaxThreads];
+};
+
+// Waits for what another thread is about to do.
+void spin_until_slow(const void* self, bool (*done)(const void*));
+template <typename Done>
+void spin_until(const Done& done) {
+  if (!done()) spin_until_slow(&done, [](const void* self) { return (*static_cast<const Done*>(self))(); });
+}
 
 }  // namespace chairlift

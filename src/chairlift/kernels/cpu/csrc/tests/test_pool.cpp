@@ -1,6 +1,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <numeric>
 #include <thread>
@@ -24,6 +25,19 @@ void check_job(int64_t num_tasks) {
   for (const int times : done) CHECK(times == 1);
 }
 
+// The same where each thread has a range, and takes from the others' when its own is done.
+void check_ranges(int64_t num_tasks) {
+  Pool& pool = Pool::get();
+  std::vector<int> done(static_cast<size_t>(num_tasks), 0);
+  Ranges ranges(pool, num_tasks);
+  CHECK(ranges.count() == std::min<int64_t>(num_tasks, pool.num_threads()));
+  pool.run(ranges.count(), [&](int64_t range, int) {
+    if (range == 0) std::this_thread::yield();
+    ranges.take(range, [&](int64_t task) { ++done[static_cast<size_t>(task)]; });
+  });
+  for (const int times : done) CHECK(times == 1);
+}
+
 void check_all_sizes() {
   Pool& pool = Pool::get();
   for (const int num_threads : {1, 2, 3, 8, 2, 1}) {
@@ -32,7 +46,10 @@ void check_all_sizes() {
     for (const uint64_t order : {0, 1, 7, 123456789}) {
       pool.set_tile_order(order);
       subject() = std::to_string(num_threads) + " threads, order " + std::to_string(order);
-      for (const int64_t num_tasks : {0, 1, 2, 3, 7, 64, 1000}) check_job(num_tasks);
+      for (const int64_t num_tasks : {0, 1, 2, 3, 7, 64, 1000}) {
+        check_job(num_tasks);
+        check_ranges(num_tasks);
+      }
     }
   }
   pool.set_tile_order(0);
