@@ -24,6 +24,7 @@ slots written.
 from __future__ import annotations
 
 import enum
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from chairlift.sampling_params import SamplingParams
 
@@ -68,6 +69,7 @@ class WaitReason(enum.StrEnum):
     FAIRNESS = "fairness"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One sequence on its way through the engine. Owns its tokens and its progress, nothing else.
 
@@ -86,106 +88,60 @@ class Request:
         deadline: seconds of the engine's clock after which nobody wants it any more.
     """
 
-    __slots__ = (
-        "arrival_index",
-        "arrival_time",
-        "cache_salt",
-        "deadline",
-        "done_time",
-        "end_total_tokens",
-        "finish_reason",
-        "first_scheduled_time",
-        "first_token_time",
-        "hold_moment",
-        "kv_slot_seconds_held",
-        "kv_slot_seconds_used",
-        "leader_id",
-        "max_total_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_padding_tokens",
-        "num_pending_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_recomputed_tokens",
-        "num_slots",
-        "num_tokens",
-        "output_len",
-        "priority",
-        "recompute_until",
-        "request_id",
-        "sampling_params",
-        "seed",
-        "status",
-        "steps_waited",
-        "stop_token_id",
-        "stop_token_ids",
-        "tenant",
-        "token_ids",
-        "wait_mark",
-        "wait_reason",
-        "write_moment",
-    )
+    request_id: str
+    prompt_token_ids: InitVar[list[int]]
+    sampling_params: SamplingParams
+    max_tokens: InitVar[int]
+    _: KW_ONLY
+    stop_token_ids: frozenset[int] = frozenset()
+    arrival_time: float = 0.0
+    priority: int = 0
+    leader_id: str | None = None
+    output_len: int | None = None
+    seed: int = 0
+    tenant: str = ""
+    cache_salt: str | None = None
+    deadline: float | None = None
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt_token_ids: list[int],
-        sampling_params: SamplingParams,
-        max_tokens: int,
-        *,
-        stop_token_ids: frozenset[int] = frozenset(),
-        arrival_time: float = 0.0,
-        priority: int = 0,
-        leader_id: str | None = None,
-        output_len: int | None = None,
-        seed: int = 0,
-        tenant: str = "",
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-    ) -> None:
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+    num_pending_tokens: int = field(default=0, init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)
+    max_total_tokens: int = field(init=False)
+    end_total_tokens: int = field(init=False)
+    num_slots: int = field(default=0, init=False)
+
+    status: RequestStatus = field(default=RequestStatus.WAITING, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    stop_token_id: int | None = field(default=None, init=False)
+    arrival_index: int = field(default=-1, init=False)
+    first_scheduled_time: float | None = field(default=None, init=False)
+    first_token_time: float | None = field(default=None, init=False)
+    done_time: float | None = field(default=None, init=False)
+
+    wait_reason: WaitReason | None = field(default=None, init=False)
+    wait_mark: dict[str, int] = field(default_factory=dict, init=False)
+    steps_waited: dict[str, int] = field(default_factory=dict, init=False)
+    num_preemptions: int = field(default=0, init=False)
+    recompute_until: int = field(default=0, init=False)
+    num_recomputed_tokens: int = field(default=0, init=False)
+    num_padding_tokens: int = field(default=0, init=False)
+    hold_moment: float = field(default=0.0, init=False)
+    write_moment: float = field(default=0.0, init=False)
+    kv_slot_seconds_held: float = field(default=0.0, init=False)
+    kv_slot_seconds_used: float = field(default=0.0, init=False)
+
+    def __post_init__(self, prompt_token_ids: list[int], max_tokens: int) -> None:
         assert prompt_token_ids, "a request has at least one prompt token"
-        assert sampling_params.n == 1, "siblings are requests of their own"
+        assert self.sampling_params.n == 1, "siblings are requests of their own"
         assert max_tokens >= 1
-        assert output_len is None or 1 <= output_len <= max_tokens
-        self.request_id = request_id
+        assert self.output_len is None or 1 <= self.output_len <= max_tokens
         self.token_ids = list(prompt_token_ids)
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.num_tokens = len(prompt_token_ids)
-        self.num_pending_tokens = 0
-        self.num_computed_tokens = 0
+        self.num_prompt_tokens = self.num_tokens = len(prompt_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + max_tokens
-        self.end_total_tokens = self.num_prompt_tokens + (max_tokens if output_len is None else output_len)
-        self.num_slots = 0
-        self.sampling_params = sampling_params
-        self.seed = seed
-        self.tenant = tenant
-        self.cache_salt = cache_salt
-        self.deadline = deadline
-        self.stop_token_ids = stop_token_ids
-        self.arrival_time = arrival_time
-        self.arrival_index = -1
-        self.priority = priority
-        self.leader_id = leader_id
-        self.output_len = output_len
-        self.status = RequestStatus.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.stop_token_id: int | None = None
-        self.wait_reason: WaitReason | None = None
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
-        self.recompute_until = 0
-        self.num_recomputed_tokens = 0
-        self.num_padding_tokens = 0
-        self.steps_waited: dict[str, int] = {}
-        self.wait_mark: dict[str, int] = {}
-        self.hold_moment = 0.0
-        self.write_moment = 0.0
-        self.kv_slot_seconds_held = 0.0
-        self.kv_slot_seconds_used = 0.0
-        self.done_time: float | None = None
-        self.first_scheduled_time: float | None = None
-        self.first_token_time: float | None = None
+        self.end_total_tokens = self.num_prompt_tokens + (max_tokens if self.output_len is None else self.output_len)
 
     @property
     def num_output_tokens(self) -> int:

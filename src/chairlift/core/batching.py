@@ -244,7 +244,7 @@ class StaticBatching:
 
 
 def _num_lacking(member: Request) -> int:
-    """Known tokens without K and V. The last one of all is known by nobody's need."""
+    """Known tokens without K and V; of one at its end none, since the last token is never computed."""
     if member.finish_reason is not None or member.num_tokens == member.end_total_tokens:
         return 0
     return member.num_tokens - member.num_computed_tokens

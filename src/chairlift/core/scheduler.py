@@ -143,6 +143,16 @@ class Scheduler:
             if self.abort(request_id, now, FinishReason.TIMEOUT):
                 self._outbox.append(step_plan.timed_out(request))
 
+    @property
+    def has_outbox(self) -> bool:
+        return bool(self._outbox)
+
+    def take_outbox(self) -> list[EngineCoreOutput]:
+        """What is to be told without a step: whose deadline has passed, and members of a closed batch whose last
+        companion was aborted."""
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
     def _end(self, request: Request, reason: FinishReason, now: float) -> None:
         request.finish_reason = reason
         if self._batching.is_closed and request.status is RequestStatus.RUNNING:
@@ -251,16 +261,6 @@ class Scheduler:
         request.num_tokens -= 1
         self._end(request, FinishReason.ERROR, now)
         return EngineCoreOutput(request.request_id, [], FinishReason.ERROR.value, error=error)
-
-    @property
-    def has_outbox(self) -> bool:
-        return bool(self._outbox)
-
-    def take_outbox(self) -> list[EngineCoreOutput]:
-        """What is to be told without a step: whose deadline has passed, and members of a closed batch whose last
-        companion was aborted."""
-        outputs, self._outbox = self._outbox, []
-        return outputs
 
     def _append(self, request: Request, result: ModelRunnerOutput, now: float) -> EngineCoreOutput:
         request_id = request.request_id
