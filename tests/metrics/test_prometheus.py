@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.events import EventList, RequestFinished, Step
-from chairlift.metrics.prometheus import COUNTERS, HISTOGRAMS, KINDS, PrometheusMetrics
+from chairlift.metrics.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.metrics.requests import request_metrics
-from chairlift.metrics.tracker import RequestTracker
+from chairlift.metrics.tracker import SLOT_KINDS, RequestTracker
 from tracked_crowds import Crowd
 
 
@@ -59,7 +59,7 @@ def test_counters_are_sums_over_the_events() -> None:
     for event in ended:
         waited.update(event.steps_waited)
     assert {k: v for (name, k), v in found.items() if name == "chairlift:wait_steps_total"} == waited
-    for kind in KINDS:
+    for kind in SLOT_KINDS:
         seconds = sum((step.time - step.scheduled_time) * getattr(step, kind) for step in steps)
         assert found["chairlift:kv_slot_seconds_total", kind] == pytest.approx(seconds)
 

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 from served import Served
 
+from chairlift.events import EngineStarted, Step, from_json
+
 SERVER_OPTIONS: dict[str, Any] = {
     "num_kv_blocks": 48,
     "max_model_len": 256,
@@ -222,8 +224,12 @@ async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
 def check_pool(served: Served) -> None:
     """One short request alone: every block but its own is free."""
     body = {"prompt": [3], "max_tokens": 1, "cache_salt": "nobody else's"}
-    httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).raise_for_status()
-    engine = served.get("/v1/engine")
-    assert engine["pool"]["held_blocks"] == 1
-    assert engine["pool"]["free_blocks"] == engine["plan"]["num_blocks"] - 1, engine["pool"]
-    assert engine["batch"]["num_waiting"] == 0
+    with httpx.stream("GET", f"{served.url}/v1/events", timeout=20) as stream:
+        lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
+        started = from_json(next(lines))
+        httpx.post(f"{served.url}/v1/completions", json=body, timeout=20).raise_for_status()
+        step = next(event for event in map(from_json, lines) if isinstance(event, Step))
+    assert isinstance(started, EngineStarted)
+    assert step.free_blocks == started.num_blocks - 1, step
+    assert step.num_waiting == 0
+    assert served.get("/v1/engine")["pool"]["held_blocks"] == 0

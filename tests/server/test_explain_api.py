@@ -109,7 +109,11 @@ def test_the_engine_shows_configuration_plan_pool_and_accounting(tight: RunningS
     assert engine["configuration"]["kv"] == "exact"
     assert engine["plan"]["num_blocks"] == 8
     assert sum(engine["pool"]["slots"].values()) == 8 * 16
-    assert engine["batch"]["num_running"] == 1
+    pool, batch = engine["pool"], engine["batch"]
+    assert (pool["held_blocks"], pool["free_blocks"], pool["evictable_blocks"]) == (0, 8, 0)
+    assert pool["slots"]["free"] == 8 * 16, "the last step's is not what is there now"
+    assert (batch["num_running"], batch["num_waiting"], batch["wait_reason"], batch["head"]) == (0, 0, None, None)
+    assert batch["step"] > 0
     assert engine["events_dropped"] == 0
 
 

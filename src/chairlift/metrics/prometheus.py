@@ -14,10 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, RequestRefused, Step
-from chairlift.metrics.run import MemoryShares
-from chairlift.metrics.tracker import RequestTracker
-
-KINDS: Final = tuple(MemoryShares.__dataclass_fields__)
+from chairlift.metrics.tracker import SLOT_KINDS, RequestTracker
 
 TTFT_BUCKETS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -130,7 +127,7 @@ class PrometheusMetrics(Collector):
         self._count("chairlift:recomputed_tokens", step.num_recomputed)
         self._count("chairlift:padding_tokens", sum(step.num_padding))
         seconds = step.time - step.scheduled_time
-        for kind in KINDS:
+        for kind in SLOT_KINDS:
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
         self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))
         self._admit(step)
@@ -229,11 +226,8 @@ class PrometheusMetrics(Collector):
             yield histogram
 
     def _gauge_families(self, labels: dict[str, str]) -> Iterable[Metric]:
-        started, last = self._tracker.started, self._tracker.last_step
-        state = self._tracker.counts()
-        held = 0.0 if started is None or last is None else 1 - last.free_blocks / started.num_blocks
-        if not state["running"]:
-            held = 0.0
+        started, state = self._tracker.started, self._tracker.counts()
+        held = 0.0 if started is None else self._tracker.num_held_blocks() / started.num_blocks
         values: dict[str, tuple[str, float]] = {
             "vllm:num_requests_running": ("Requests in the batch.", state["running"]),
             "vllm:num_requests_waiting": ("Requests that wait.", state["waiting"]),
@@ -245,12 +239,8 @@ class PrometheusMetrics(Collector):
             gauge.add_metric(list(labels.values()), float(number))
             yield gauge
         kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by what is in them.", labels=[*labels, "kind"])
-        if last is not None:
-            slots = {kind: getattr(last, kind) for kind in KINDS}
-            if not state["running"]:
-                slots = {**dict.fromkeys(KINDS, 0), "free": sum(slots.values())}
-            for kind, count in slots.items():
-                kinds.add_metric([*labels.values(), kind], float(count))
+        for kind, count in self._tracker.slots().items():
+            kinds.add_metric([*labels.values(), kind], float(count))
         yield kinds
         if started is not None:
             yield _cache_config(started)

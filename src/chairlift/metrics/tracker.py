@@ -29,6 +29,7 @@ NEXT_STEP: Final = "next_step"
 FAIRNESS: Final = "fairness"
 SIBLING_PREFILL: Final = "sibling_prefill"
 PRUNE_EVERY: Final = 4096
+SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
 
 
 class RequestTracker:
@@ -75,6 +76,20 @@ class RequestTracker:
         """Unfinished requests by state: "waiting" and "running"."""
         num_running = sum(request.state == "running" for request in self._unfinished.values())
         return {"waiting": len(self._unfinished) - num_running, "running": num_running}
+
+    def slots(self) -> dict[str, int]:
+        """The pool's slots by kind: after the last step's schedule, and all free once nobody is in the batch any more.
+        Empty before the first step."""
+        if self.last_step is None:
+            return {}
+        slots = {kind: getattr(self.last_step, kind) for kind in SLOT_KINDS}
+        return slots if self.counts()["running"] else {**dict.fromkeys(SLOT_KINDS, 0), "free": sum(slots.values())}
+
+    def num_held_blocks(self) -> int:
+        """After the last step's schedule; none once nobody is in the batch any more."""
+        if self.started is None or self.last_step is None or not self.counts()["running"]:
+            return 0
+        return self.started.num_blocks - self.last_step.free_blocks
 
     def holders(self) -> tuple[Holder, ...]:
         """The batch after the last step's schedule, the one that holds most first."""

@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from chairlift.engine.event_hub import Subscription
 from chairlift.events import to_json
-from chairlift.metrics.run import MemoryShares
 from chairlift.server.observatory import Observatory
 from chairlift.server.protocol import ErrorBody
 from chairlift.server.responses import EventStream
@@ -49,17 +48,19 @@ class PlanView(BaseModel):
 
 
 class PoolView(BaseModel):
-    """After the last step's schedule. `slots`: by kind, see Accounting; they add up to the pool."""
+    """After the last step's schedule; all of it free once the engine is idle, when nobody knows how much of that is
+    evictable (cached). `slots`: by kind, see Accounting; they add up to the pool."""
 
     free_blocks: int
-    evictable_blocks: int
+    evictable_blocks: int | None
     held_blocks: int
     slots: dict[str, int]
     shared_slots: int
 
 
 class BatchView(BaseModel):
-    """After the last step's schedule. `wait_reason`: why `head`, at the head of the queue, was not admitted."""
+    """Who runs and who waits now; `num_tokens` were computed in the last step, which was number `step`. `wait_reason`:
+    why `head`, at the head of the queue, was not admitted to it, if anybody waits."""
 
     step: int
     num_running: int
@@ -165,28 +166,30 @@ def _engine_view(observatory: Observatory) -> EngineView:
 
 
 def _pool_view(observatory: Observatory) -> PoolView | None:
-    last = observatory.tracker.last_step
-    if last is None:
+    tracker, last = observatory.tracker, observatory.tracker.last_step
+    if last is None or tracker.started is None:
         return None
-    kinds = MemoryShares.__dataclass_fields__
+    is_idle, held = not tracker.counts()["running"], tracker.num_held_blocks()
+    evictable = None if is_idle and tracker.started.enable_prefix_caching else last.evictable_blocks
     return PoolView(
-        free_blocks=last.free_blocks,
-        evictable_blocks=last.evictable_blocks,
-        held_blocks=observatory.llm.engine.kv_cache_plan.num_blocks - last.free_blocks,
-        slots={kind: getattr(last, kind) for kind in kinds},
-        shared_slots=last.shared,
+        free_blocks=tracker.started.num_blocks - held,
+        evictable_blocks=evictable,
+        held_blocks=held,
+        slots=tracker.slots(),
+        shared_slots=0 if is_idle else last.shared,
     )
 
 
 def _batch_view(observatory: Observatory) -> BatchView | None:
-    last = observatory.tracker.last_step
+    last, state = observatory.tracker.last_step, observatory.tracker.counts()
     if last is None:
         return None
+    waits = state["waiting"] > 0
     return BatchView(
         step=last.step,
-        num_running=last.num_running,
-        num_waiting=last.num_waiting,
+        num_running=state["running"],
+        num_waiting=state["waiting"],
         num_tokens=sum(last.num_scheduled) + sum(last.num_padding),
-        wait_reason=last.wait_reason,
-        head=last.head_id,
+        wait_reason=last.wait_reason if waits else None,
+        head=last.head_id if waits else None,
     )
