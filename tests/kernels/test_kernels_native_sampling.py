@@ -103,7 +103,7 @@ def test_argmax_of_equals_is_the_first(vocab_size: int) -> None:
     assert sample(NativeSampling(), torch.full((1, vocab_size), 2.5), parameters(1, is_random=0)) == [0]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), VOCAB_SIZES)
 def test_draws_from_what_torch_keeps(data: st.DataObject, vocab_size: int) -> None:
     num_rows = data.draw(st.integers(1, 5))
@@ -123,7 +123,7 @@ def test_draws_from_what_torch_keeps(data: st.DataObject, vocab_size: int) -> No
     assert_drawn_from(kept_weights(logits, given_here), given_here, tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), st.integers(1, 600), st.sampled_from([np.nan, np.inf, None]))
 def test_rows_without_a_distribution_end_as_in_torch(
     data: st.DataObject, vocab_size: int, special: float | None
@@ -206,7 +206,7 @@ def test_rows_out_of_range_are_refused() -> None:
         NativeSampling().logprobs(torch.zeros(1, 4), torch.tensor([4]), 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data(), VOCAB_SIZES, st.sampled_from([0, 1, 5, 20, 1000]))
 def test_logprobs_are_torchs(data: st.DataObject, vocab_size: int, num_top: int) -> None:
     logits = data.draw(_logits(3, vocab_size, (-np.inf, 1e30)))

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from recorded_runs import engine_started
+from typer.testing import CliRunner
 
-from chairlift.errors import ConfigError
+from chairlift.cli import app
+from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import Event, RequestArrived, Step, to_json
 from chairlift.report.run_log import load_runs, read_log
 from fakes import make_engine, make_request
@@ -146,14 +148,14 @@ def test_the_command_writes_the_page_and_its_figures(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
-    done = command(tmp_path / "none.jsonl", "-o", tmp_path / "page.html")
+    none, log = tmp_path / "none.jsonl", write(tmp_path / "a.jsonl", small_run())
+    done = command(none, "-o", tmp_path / "page.html")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"error: event log {tmp_path / 'none.jsonl'} cannot be read: No such file or directory"
-    ]
-    done = command(write(tmp_path / "a.jsonl", small_run()), "-o", tmp_path / "nowhere" / "page.html")
-    assert done.returncode == 2
-    assert f"output {tmp_path / 'nowhere' / 'page.html'} cannot be written" in done.stderr
+    assert done.stderr.splitlines() == [f"error: event log {none} cannot be read: No such file or directory"]
+    nowhere = tmp_path / "nowhere" / "page.html"
+    error = CliRunner().invoke(app, ["report", str(log), "-o", str(nowhere)]).exception
+    assert isinstance(error, ChairliftError)
+    assert f"output {nowhere} cannot be written" in str(error)
 
 
 @pytest.mark.parametrize(("module", "unwanted"), [("chairlift.cli", "matplotlib"), ("chairlift.report.build", "torch")])

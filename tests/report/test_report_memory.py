@@ -47,7 +47,7 @@ def steps_of(run: RecordedRun) -> list[Step]:
     return steps
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recorded_runs())
 def test_true_kinds_against_slots_that_were_written_in_the_end(run: RecordedRun) -> None:
     steps, started = steps_of(run), started_of(run)
@@ -59,7 +59,7 @@ def test_true_kinds_against_slots_that_were_written_in_the_end(run: RecordedRun)
         assert 0 <= kinds.reserved <= step.reserved
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recorded_runs(forced=True))
 def test_true_kinds_are_the_live_ones_where_max_tokens_is_the_length(run: RecordedRun) -> None:
     steps_of(run)
@@ -98,7 +98,7 @@ def test_a_log_without_memory_has_no_kinds() -> None:
     assert live_kinds(trace_events([engine_started(num_blocks=64), *log.events])) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recorded_runs())
 def test_spans_are_the_tables(run: RecordedRun) -> None:
     steps = steps_of(run)
@@ -115,7 +115,7 @@ def test_spans_are_the_tables(run: RecordedRun) -> None:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recorded_runs())
 def test_shared_spans_are_blocks_with_several_holders(run: RecordedRun) -> None:
     steps = steps_of(run)
@@ -132,7 +132,7 @@ def test_shared_spans_are_blocks_with_several_holders(run: RecordedRun) -> None:
     assert [len(blocks) * block_size for blocks in found] == [step.shared for step in steps]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recorded_runs())
 def test_rounding_is_what_the_buddy_gave_besides(run: RecordedRun) -> None:
     steps_of(run)

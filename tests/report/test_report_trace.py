@@ -18,7 +18,7 @@ def has_steps(run: RecordedRun) -> bool:
     return any(isinstance(event, Step) for event in run.events)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recorded_runs())
 def test_stays_are_those_who_held_memory(run: RecordedRun) -> None:
     assume(has_steps(run))
@@ -32,7 +32,7 @@ def test_stays_are_those_who_held_memory(run: RecordedRun) -> None:
     assert held == [{name: holder.block_ids for name, holder in step.items()} for step in run.holders]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(recorded_runs())
 def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
     assume(has_steps(run))
@@ -50,7 +50,7 @@ def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
     assert max(lanes) < seats
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recorded_runs())
 def test_cells_say_what_every_row_computed(run: RecordedRun) -> None:
     assume(has_steps(run))

@@ -10,7 +10,7 @@ from chairlift import AsyncLLM
 from running_server import run_server
 from tiny_engine import tiny_options
 
-CASES = 80
+CASES = 50
 SEED = 7
 
 

@@ -21,7 +21,7 @@ from running_server import RunningServer, run_server
 
 NUM_STREAMS = 32
 NUM_SEATS = 12
-NUM_TOKENS = 60
+NUM_TOKENS = 30
 
 
 def stream(server: RunningServer, prompt: list[int], begun: threading.Event | None = None) -> list[dict[str, Any]]:
