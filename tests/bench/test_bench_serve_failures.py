@@ -116,14 +116,14 @@ def test_silence_is_a_timeout() -> None:
 
 def test_a_slow_stream_is_slow_and_nothing_else() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
-        return whole_answer(body, gap=0.02)
+        return whole_answer(body, gap=0.04)
 
     result, _ = load(answer, goodput=("tpot:10",))
     assert result.metrics.completed == 6
     assert result.metrics.request_goodput == 0
     for call in result.calls:
         assert call.tpot is not None
-        assert call.tpot >= 0.018
+        assert call.tpot > 0.01
         assert sum(call.itls) == pytest.approx(call.chunk_times[-1] - call.chunk_times[0])
 
 
