@@ -87,15 +87,7 @@ def gather_input_batch(
     assert totals.min() > 0, "a scheduled request has something to compute"
     assert (seq_lens <= known).all(), "a token is computed before it is known"
     token_end = np.cumsum(totals)
-
-    starts: IntArray = np.zeros(len(sequences.counts) + 1, dtype=np.int64)
-    np.cumsum(sequences.counts, out=starts[1:])
-    is_padding = np.repeat(sequences.first_positions < 0, sequences.counts)
-    positions = np.arange(starts[-1]) + np.repeat(sequences.first_positions - starts[:-1], sequences.counts)
-    positions[is_padding] = 0
-    token_rows = np.repeat(sequences.rows, sequences.counts)
-    slots = _slots(rows, token_rows, positions)
-    slots[is_padding] = -1
+    starts, token_rows, positions, slots = _places(rows, sequences)
     return InputBatch(
         request_ids=request_ids,
         rows=batch_rows,
@@ -149,6 +141,20 @@ def _pad(tokens: _Sequences, padding: IntArray) -> _Sequences:
     columns = [np.stack(pair, axis=1).ravel() for pair in pairs]
     kept = columns[1] > 0
     return _Sequences(*(column[kept] for column in columns))
+
+
+def _places(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Where tokens stand: int64 [S + 1], where each sequence begins in the pack, and T at the end; then int64 [T] each,
+    row, position and slot of each token, which are the row's, 0 and -1 for padding."""
+    starts: IntArray = np.zeros(len(sequences.counts) + 1, dtype=np.int64)
+    np.cumsum(sequences.counts, out=starts[1:])
+    is_padding = np.repeat(sequences.first_positions < 0, sequences.counts)
+    positions = np.arange(starts[-1]) + np.repeat(sequences.first_positions - starts[:-1], sequences.counts)
+    positions[is_padding] = 0
+    token_rows = np.repeat(sequences.rows, sequences.counts)
+    slots = _slots(rows, token_rows, positions)
+    slots[is_padding] = -1
+    return starts, token_rows, positions, slots
 
 
 def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> IntArray:
