@@ -12,6 +12,7 @@ from chairlift.engine.explain import Explainer, Explanation, Viewer
 from chairlift.engine.wait_text import describe
 from chairlift.errors import ChairliftError
 from chairlift.events import Step
+from chairlift.metrics.step_cost import MIN_STEPS
 from chairlift.request import WaitReason
 from tracked_crowds import Crowd
 
@@ -86,6 +87,19 @@ def admits(asks: Prompts, options: dict[str, Any], changes: dict[str, Any], requ
         return request_id in admitted(first_step(asks, **changed))
     except ChairliftError:
         return False
+
+
+def test_before_the_first_steps_it_is_not_known_how_long() -> None:
+    crowd = first_step([(4, 20), (4, 12)], max_num_seqs=1)
+    early = explain(crowd, "r2")
+    assert (early.position, early.expected_wait) == (0, None)
+    seats = early.waits[0].spans[-1]
+    assert (seats.reason, seats.estimate) == (WaitReason.SEATS, None)
+    assert describe(seats).endswith("; for how long is not known yet")
+    crowd.steps(MIN_STEPS)
+    later = explain(crowd, "r2")
+    assert later.expected_wait is not None
+    assert "; about " in describe(later.waits[0].spans[-1])
 
 
 def test_the_wait_is_about_as_long_as_said() -> None:

@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Static
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.top.app import TopApp
-from chairlift.top.source import HttpSource, Snapshot, SourceError
+from chairlift.top.source import HttpSource, Snapshot, SourceError, explained_lines
 from chairlift.top.text import KINDS, memory_bar, shares, status_line
 from running_server import RunningServer, run_server
 
@@ -172,3 +172,10 @@ def test_without_a_terminal_it_says_so() -> None:
     )
     assert done.returncode == 2
     assert "there is none: read /metrics or /v1/engine" in done.stderr
+
+
+def test_how_long_a_wait_will_be_is_said_or_said_to_be_unknown() -> None:
+    waiting = {"waits": [], "would_have_let_in": [], "position": 2, "expected_wait": None}
+    assert explained_lines(waiting) == ["2 before it, for how long is not known yet"]
+    assert explained_lines({**waiting, "expected_wait": 1.25}) == ["2 before it, about 1.2 s"]
+    assert explained_lines({**waiting, "position": None}) == []

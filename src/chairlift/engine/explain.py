@@ -55,7 +55,7 @@ class ExplainedSpan:
         num_running, num_waiting: then.
         behind: who held the most memory then.
         estimate: seconds that were to be expected then, had those in the batch run to their limits; None if it was not
-            at the head, or nothing is known of the steps.
+            at the head, or if there were too few steps yet to say.
     """
 
     reason: str

@@ -59,4 +59,6 @@ def _who(span: ExplainedSpan) -> str:
 
 
 def _estimate(span: ExplainedSpan) -> str:
-    return "" if span.estimate is None else f"; about {span.estimate:.2g} s"
+    if not span.is_head:
+        return ""
+    return "; for how long is not known yet" if span.estimate is None else f"; about {span.estimate:.2g} s"

@@ -42,11 +42,12 @@ class StepCost:
         return base, slope
 
     def seconds(self, num_tokens: int) -> float | None:
-        """Of a step with so many tokens; the mean of all steps while there is no line; None before the first one."""
+        """Of a step with so many tokens; the mean if all were alike; None before MIN_STEPS steps, since the first ones
+        are slower than what comes."""
         if (line := self.line()) is not None:
             base, per_token = line
             return base + per_token * num_tokens
-        return self._y / self._weight if self._count else None
+        return self._y / self._weight if self._count >= MIN_STEPS else None
 
 
 class StepTimer:

@@ -87,6 +87,8 @@ def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
         for wait in sequence["waits"]
         for span in wait["spans"]
     ]
-    if sequence["expected_wait"] is not None:
-        lines.append(f"{sequence['position']} before it, about {sequence['expected_wait']:.2g} s")
+    if sequence["position"] is not None:
+        expected = sequence["expected_wait"]
+        how_long = "for how long is not known yet" if expected is None else f"about {expected:.2g} s"
+        lines.append(f"{sequence['position']} before it, {how_long}")
     return lines + [way["text"] for way in sequence["would_have_let_in"]]
