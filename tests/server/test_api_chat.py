@@ -142,7 +142,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "assistant"}]}, "messages", "neither content nor tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
     ({"store": True}, "store", "got True"),
-    ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "valid boolean"),
+    ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
     ({"modalities": ["audio"]}, "modalities", "'text'"),
     ({"use_beam_search": True}, "use_beam_search", "got True"),
     ({"guided_json": {}}, "guided_json", "unknown or not supported"),

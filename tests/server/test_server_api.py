@@ -149,10 +149,10 @@ def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> No
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", r"temperature must be in \[0, 100\], got -1"),
-    ({"temperature": "hot"}, "temperature", "valid number, got 'hot'"),
+    ({"temperature": "hot"}, "temperature", "must be a number, got 'hot'"),
     ({"top_p": 0}, "top_p", r"top_p must be in \(0, 1\], got 0"),
     ({"n": 0}, "n", "n must be between 1 and 128, got 0"),
-    ({"stop": [1, 2]}, "stop", "stop.*valid string, got"),
+    ({"stop": [1, 2]}, "stop", "stop.*must be a string, got"),
     ({"stop": ""}, "stop", "empty string"),
     ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
     ({"max_tokens": 100_000}, "max_tokens", r"at most 3195 output tokens fit.*KV pool of 3200 slots"),
@@ -169,7 +169,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids, got 'x'"),
     ({"logprobs": 99}, "logprobs", "between 0 and 20, got 99"),
-    ({"seed": 1.5}, "seed", "valid integer, got 1.5"),
+    ({"seed": 1.5}, "seed", "must be an integer, got 1.5"),
     ({"min_tokens": 20, "max_tokens": 5}, "min_tokens", "at most max_tokens=5, got 20"),
 ]
 
