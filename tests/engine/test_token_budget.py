@@ -31,7 +31,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.sim.planner import Load, PlannedModel, make_plan
+from chairlift.planning.planner import Load, PlannedModel, make_plan
 from chairlift.workload.lengths import Fixed
 from native import needs_native
 

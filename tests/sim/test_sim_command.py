@@ -17,10 +17,10 @@ from chairlift.errors import ChairliftError
 from chairlift.events import read_events
 from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.run import summarize
+from chairlift.planning.memory import config_of
+from chairlift.planning.planner import PlannedModel, plan_memory
 from chairlift.sim.devices import find_device
 from chairlift.sim.model_shape import MODEL_SHAPES
-from chairlift.sim.plan_memory import config_of
-from chairlift.sim.planner import PlannedModel, plan_memory
 
 SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 

@@ -21,13 +21,13 @@ from chairlift.events import EngineStarted, Event, EventFan, EventSink, open_eve
 from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
+from chairlift.planning.engine import plan_pool, settle_max_model_len
+from chairlift.planning.memory import config_of
+from chairlift.planning.planner import PlannedModel, plan_memory
 from chairlift.sim.cost_model import CostModel
 from chairlift.sim.devices import DEVICES, Device, find_device
 from chairlift.sim.fitted import fit_cost_model
 from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
-from chairlift.sim.plan_engine import plan_pool, settle_max_model_len
-from chairlift.sim.plan_memory import config_of
-from chairlift.sim.planner import PlannedModel, plan_memory
 from chairlift.sim.presets.show import print_constants
 from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig, SimResult, simulate

@@ -15,8 +15,8 @@ from chairlift.errors import ConfigError
 if TYPE_CHECKING:
     from chairlift.loading.resolve import ModelFiles
     from chairlift.models.config import ModelConfig
+    from chairlift.planning.planner import Load, PlannedModel
     from chairlift.sim.devices import Device
-    from chairlift.sim.planner import Load, PlannedModel
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -75,8 +75,8 @@ def plan(
     config: EngineConfig,
 ) -> None:
     """Weights, KV blocks, requests at once under every policy, expected speed, and the command to serve with."""
-    from chairlift.sim.plan_show import print_plan
-    from chairlift.sim.planner import make_plan
+    from chairlift.planning.planner import make_plan
+    from chairlift.planning.show import print_plan
 
     kind, hardware = _device(device)
     config = replace(config, device=kind)
@@ -133,9 +133,9 @@ def _model(config: EngineConfig) -> PlannedModel:
     """
     from chairlift.loading.formats import matrix_formats
     from chairlift.loading.resolve import load_config, resolve_model
+    from chairlift.planning.memory import config_of
+    from chairlift.planning.planner import PlannedModel
     from chairlift.sim.model_shape import MODEL_SHAPES
-    from chairlift.sim.plan_memory import config_of
-    from chairlift.sim.planner import PlannedModel
 
     name = config.model
     if name in MODEL_SHAPES:
@@ -165,7 +165,7 @@ def _load(
     prompt_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
 ) -> Load:
     from chairlift.bench.load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPT_LEN
-    from chairlift.sim.planner import Load
+    from chairlift.planning.planner import Load
     from chairlift.workload.lengths import parse_lengths
 
     if max_tokens is not None and max_tokens.isdecimal():

@@ -22,10 +22,10 @@ from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes, multiplied_bytes
+from chairlift.planning.engine import plan_pool, planned_activations, settle_max_model_len, startup_lines
+from chairlift.planning.memory import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.request import Request
 from chairlift.sim.model_shape import ModelShape
-from chairlift.sim.plan_engine import plan_pool, planned_activations, settle_max_model_len, startup_lines
-from chairlift.sim.plan_memory import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner

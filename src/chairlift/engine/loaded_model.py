@@ -24,8 +24,8 @@ from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
-from chairlift.sim.plan_engine import planned_weights
-from chairlift.sim.plan_memory import Amount
+from chairlift.planning.engine import planned_weights
+from chairlift.planning.memory import Amount
 from chairlift.worker.kv_cache import KVCachePlan
 
 logger = logging.getLogger("chairlift")

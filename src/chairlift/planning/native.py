@@ -10,7 +10,7 @@ from typing import Final
 
 from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
 from chairlift.models.config import ModelConfig
-from chairlift.sim.plan_memory import (
+from chairlift.planning.memory import (
     OPT_POSITION_OFFSET,
     Amount,
     StepLimits,

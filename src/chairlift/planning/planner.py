@@ -18,19 +18,19 @@ from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConf
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.models.config import ModelConfig
-from chairlift.sim.devices import Device
-from chairlift.sim.model_shape import ModelShape
-from chairlift.sim.plan_engine import plan_pool, planned_activations, planned_weights, pool_of
-from chairlift.sim.plan_fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
-from chairlift.sim.plan_memory import (
+from chairlift.planning.engine import plan_pool, planned_activations, planned_weights, pool_of
+from chairlift.planning.fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
+from chairlift.planning.memory import (
     DTYPE_BYTES,
     Amount,
     StepLimits,
     kv_slot_bytes,
     total,
 )
-from chairlift.sim.plan_native import MatrixFormats, native_read_bytes
-from chairlift.sim.plan_speed import Speed, plan_speed, take_load
+from chairlift.planning.native import MatrixFormats, native_read_bytes
+from chairlift.planning.speed import Speed, plan_speed, take_load
+from chairlift.sim.devices import Device
+from chairlift.sim.model_shape import ModelShape
 from chairlift.sim.roofline import Roofline
 from chairlift.sim.simulator import SimConfig
 from chairlift.worker.kv_cache import KVCachePlan

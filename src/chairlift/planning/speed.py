@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from chairlift.metrics.run import RunMetrics, RunTally
+from chairlift.planning.fit import Lengths
 from chairlift.sim.cost_model import CostModel, StepShape
-from chairlift.sim.plan_fit import Lengths
 from chairlift.sim.simulator import SimConfig, simulate
 from chairlift.workload.arrivals import arrival_process
 from chairlift.workload.request import WorkloadRequest

@@ -25,13 +25,13 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.held_bytes import held_bytes
+from chairlift.planning.engine import planned_activations
+from chairlift.planning.fit import Fit, Lengths, Pool, count_fit
+from chairlift.planning.memory import StepLimits, plan_weights, total
+from chairlift.planning.native import native_read_bytes
+from chairlift.planning.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.request import Request
 from chairlift.sim.model_shape import ModelShape
-from chairlift.sim.plan_engine import planned_activations
-from chairlift.sim.plan_fit import Fit, Lengths, Pool, count_fit
-from chairlift.sim.plan_memory import StepLimits, plan_weights, total
-from chairlift.sim.plan_native import native_read_bytes
-from chairlift.sim.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.workload.lengths import Fixed
 from fakes import make_engine, make_request, run_to_end
 from native import needs_native

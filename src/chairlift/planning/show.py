@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.metrics.percentile import Summary
-from chairlift.sim.plan_explain import explain
-from chairlift.sim.plan_memory import total
-from chairlift.sim.plan_speed import Speed
-from chairlift.sim.planner import Plan, PolicyFit
+from chairlift.planning.explain import explain
+from chairlift.planning.memory import total
+from chairlift.planning.planner import Plan, PolicyFit
+from chairlift.planning.speed import Speed
 from chairlift.worker.memory import format_memory
 
 

@@ -12,9 +12,9 @@ from chairlift.core.kv_policies import max_request_slots
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
 from chairlift.models.config import ModelConfig
-from chairlift.sim.plan_fit import Lengths, Pool, count_fit
-from chairlift.sim.plan_memory import Amount, StepLimits, plan_activations, plan_weights, total
-from chairlift.sim.plan_native import MatrixFormats, plan_native_activations, plan_native_weights
+from chairlift.planning.fit import Lengths, Pool, count_fit
+from chairlift.planning.memory import Amount, StepLimits, plan_activations, plan_weights, total
+from chairlift.planning.native import MatrixFormats, plan_native_activations, plan_native_weights
 from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
 from chairlift.worker.memory import format_memory
 

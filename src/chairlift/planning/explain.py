@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chairlift.sim.plan_memory import INT8_SCALE_BYTES, KV_DTYPE_BYTES, Amount, total
-from chairlift.sim.planner import Plan
+from chairlift.planning.memory import INT8_SCALE_BYTES, KV_DTYPE_BYTES, Amount, total
+from chairlift.planning.planner import Plan
 from chairlift.worker.kv_cache import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 

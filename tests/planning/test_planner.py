@@ -14,12 +14,9 @@ from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_plan
 from chairlift.loading.formats import matrix_formats
-from chairlift.sim.cost_model import StepShape
-from chairlift.sim.devices import DEVICES
-from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
-from chairlift.sim.plan_explain import explain
-from chairlift.sim.plan_fit import Lengths, Pool, count_fit, draw_lengths
-from chairlift.sim.plan_memory import (
+from chairlift.planning.explain import explain
+from chairlift.planning.fit import Lengths, Pool, count_fit, draw_lengths
+from chairlift.planning.memory import (
     PROMPT_LOGPROB_ROWS,
     TILE_BYTES,
     Amount,
@@ -29,8 +26,11 @@ from chairlift.sim.plan_memory import (
     plan_weights,
     total,
 )
-from chairlift.sim.plan_native import plan_native_activations, plan_native_weights
-from chairlift.sim.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.planning.native import plan_native_activations, plan_native_weights
+from chairlift.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.sim.cost_model import StepShape
+from chairlift.sim.devices import DEVICES
+from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape
 from chairlift.sim.roofline import Roofline
 from chairlift.worker import model_runner
 from chairlift.workload.lengths import Fixed, Uniform, parse_lengths
@@ -269,5 +269,5 @@ def test_what_is_not_known_is_not_predicted() -> None:
 
 
 def test_planning_loads_no_torch() -> None:
-    code = "import sys, chairlift.sim.planner, chairlift.sim.plan_show; print('torch' in sys.modules)"
+    code = "import sys, chairlift.planning.planner, chairlift.planning.show; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
