@@ -23,6 +23,7 @@ from chairlift.server.http_protocol import uvicorn_config
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observe_options import ObserveOptions
+from plain_http import NO_TLS
 
 MODEL = "smollm2-135m-instruct"
 
@@ -38,11 +39,12 @@ class RunningServer:
     access_log: Path | None = None
 
     def client(self, api_key: str = "unused") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+        http = openai.DefaultHttpxClient(verify=NO_TLS)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60, http_client=http)
 
     def post(self, path: str, body: object, api_key: str = "unused") -> httpx.Response:
         headers = {"Authorization": f"Bearer {api_key}"}
-        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60, verify=NO_TLS)
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         """A plain connection."""

@@ -18,6 +18,7 @@ import pytest
 from served import COMMAND, Served, as_options, serve
 
 from chairlift.events import read_events
+from plain_http import NO_TLS
 from tiny_engine import tiny_options
 
 SMALL = {"num_kv_blocks": 24, "max_model_len": 128, "served_model_name": "tiny"}
@@ -33,7 +34,7 @@ def limited(kind: int, limit: int) -> Callable[[], None]:
 
 def answer(served: Served, max_tokens: int = 20) -> httpx.Response:
     body = {"prompt": [3, 4, 5], "max_tokens": max_tokens, "ignore_eos": True}
-    return httpx.post(f"{served.url}/v1/completions", json=body, timeout=30)
+    return httpx.post(f"{served.url}/v1/completions", json=body, timeout=30, verify=NO_TLS)
 
 
 def wait_for_word(served: Served, word: str) -> str:

@@ -19,6 +19,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.server.limits import ServerLimits
+from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
 
@@ -50,7 +51,9 @@ def test_a_signal_under_load_loses_no_call_that_was_taken_in(draining: RunningSe
 
     def stream() -> None:
         content = body(40, stream=True, logprobs=0)
-        with httpx.stream("POST", f"{draining.url}/v1/completions", json=content, timeout=30) as response:
+        with httpx.stream(
+            "POST", f"{draining.url}/v1/completions", json=content, timeout=30, verify=NO_TLS
+        ) as response:
             streamed.extend(line for line in response.iter_lines() if line)
 
     reader = threading.Thread(target=stream)
@@ -113,7 +116,7 @@ def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path],
 
     def call() -> None:
         try:
-            answers.append(httpx.post(f"{url}/v1/completions", json=body(250, prompt=[3]), timeout=30))
+            answers.append(httpx.post(f"{url}/v1/completions", json=body(250, prompt=[3]), timeout=30, verify=NO_TLS))
         except httpx.TransportError as error:
             too_late.append(error)
 

@@ -15,6 +15,7 @@ import pytest
 
 from chairlift import AsyncLLM
 from chairlift.events import from_json
+from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
 
@@ -49,7 +50,7 @@ def crowd(server: RunningServer, prefix: str, count: int = 4) -> list[str]:
 
 
 def get(server: RunningServer, path: str) -> Any:
-    answer = httpx.get(f"{server.url}{path}", timeout=20)
+    answer = httpx.get(f"{server.url}{path}", timeout=20, verify=NO_TLS)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
