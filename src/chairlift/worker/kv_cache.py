@@ -17,7 +17,7 @@ FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.9}
 machine; a GPU is the engine's own, and the rest is for activations."""
 
 SPARE_BLOCKS = 1
-"""Allocated besides the pool: where masked writes go (see `chairlift.kernels.backend.KVCache`)."""
+"""Allocated besides the pool: where masked writes go (see `chairlift.kernels.attention.KVCache`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""Docstrings describe parameters that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = sorted((Path(__file__).parent.parent / "src" / "chairlift").rglob("*.py"))
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[str, str, set[str]]]:
+    """(name, docstring, parameters) of every function, and of every class with an `__init__` of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, Function):
+            yield node.name, ast.get_docstring(node) or "", parameters(node)
+        elif isinstance(node, ast.ClassDef):
+            for made in node.body:
+                if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                    yield node.name, ast.get_docstring(node) or "", parameters(made)
+
+
+def parameters(function: Function) -> set[str]:
+    return {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+
+
+def described(docstring: str) -> set[str]:
+    """The names under `Args:`."""
+    section = re.search(r"^Args:\n((?:[ \t]*\n| +.*\n?)+)", docstring, re.MULTILINE)
+    lines = section[1].splitlines() if section else []
+    indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    heads = [re.match(rf" {{{indent}}}(\w+(?:, \w+)*):", line) for line in lines]
+    return {name for head in heads if head is not None for name in head[1].split(", ")}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_arguments_are_parameters(source: Path) -> None:
+    found = functions(ast.parse(source.read_text(encoding="utf-8")))
+    wrong = {name: extra for name, docstring, known in found if (extra := described(docstring) - known)}
+    assert wrong == {}
+
+
+def test_arguments_are_found() -> None:
+    trees = [ast.parse(source.read_text(encoding="utf-8")) for source in SOURCES]
+    assert sum(len(described(docstring)) for tree in trees for _, docstring, _ in functions(tree)) > 300
+    assert described("Do.\n\nArgs:\n    a, b: these.\n        more: of it\n    c: that.\n\nRaises:\n    Error: d") == {
+        "a",
+        "b",
+        "c",
+    }
