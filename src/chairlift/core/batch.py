@@ -16,7 +16,8 @@ from chairlift.request import Request, RequestStatus, WaitReason
 class Batch:
     """Who runs, who was removed since the last step, and the queue behind them.
 
-    `running` is in the policy's order, as it was when the step began.
+    `running` is in the policy's order, as it was when the step began; `preempted` are told with the next step that
+    computes anything.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Batch:
         self._waits = waits
         self._is_stale = False
         self._removed: list[str] = []
-        self._preempted: list[str] = []
+        self.preempted: list[str] = []
         self._refused_at: tuple[Request, int] | None = None
 
     @property
@@ -65,8 +66,8 @@ class Batch:
         """The executor learns with this plan who is gone."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
-        plan.preempted.extend(self._preempted)
-        self._preempted.clear()
+        plan.preempted.extend(self.preempted)
+        self.preempted.clear()
         self._policy.note_sampling(plan.sampling)
 
     def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
@@ -151,7 +152,7 @@ class Batch:
         self._take_memory(victim, plan.scheduled_time)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        self._preempted.append(victim.request_id)
+        self.preempted.append(victim.request_id)
         self.enqueue(victim)
         return victim
 
