@@ -23,6 +23,7 @@ from chairlift.server.call_log import CallListener, CallLogMiddleware, CallRecor
 from chairlift.server.keys import KeyInfo
 from chairlift.server.observatory import Observatory
 from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.tally import Tally
 from chairlift.server.tracing import CallTracer
 from running_server import RunningServer
 from tracked_crowds import Crowd
@@ -126,6 +127,28 @@ def test_an_answer_that_a_stop_string_ended_says_so(api_server: RunningServer, s
             break
         time.sleep(0.01)
     assert [line["finish_reason"] for line in lines[-2:]] == ["length", "stop"]
+
+
+def test_how_an_answer_ended_is_told_before_the_engine_has_heard_of_it(tmp_path: Path) -> None:
+    crowd = Crowd()
+    crowd.add([1, 2, 3], 9, tenant="ann")
+    crowd.steps(3)
+    hub = EventHub()
+    observatory = Observatory(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    hub.publish(crowd.log.events)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["tally"] = Tally(3, finish_reason="stop")
+        await answering(call_id="r1")(scope, receive, send)
+
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(observatory, exporter)
+    call(observatory, app, AccessLog("json", tmp_path / "log"), tracer)
+    tracer.close()
+    assert json.loads((tmp_path / "log").read_text())["finish_reason"] == "stop"
+    (sequence,) = (span for span in exporter.get_finished_spans() if span.name == "sequence")
+    assert sequence.attributes is not None
+    assert sequence.attributes["gen_ai.response.finish_reasons"] == ("stop",)
 
 
 def test_an_earlier_call_of_the_same_id_is_another_one(observatory: Observatory) -> None:

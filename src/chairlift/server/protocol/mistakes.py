@@ -110,7 +110,7 @@ def _sentence(path: Path, wanted: list[str], problem: ErrorDetails) -> str:
 
 
 def _wanted(problem: ErrorDetails) -> str:
-    kind, message = problem["type"], printable(problem["msg"])
+    kind, message = problem["type"], printable(problem["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
         return "unknown or not supported here; leave it out"
     if kind in ("missing", "union_tag_not_found"):
