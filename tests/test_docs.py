@@ -128,6 +128,20 @@ def test_options_are_there(document: Path) -> None:
     assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose(document))) - options()) == []
 
 
+@pytest.mark.parametrize("package", ["core", "engine", "worker"])
+def test_the_architecture_names_every_file(package: str) -> None:
+    text = prose(ROOT / "docs" / "architecture.md")
+    files = [path.name for path in (ROOT / "src" / "chairlift" / package).glob("[!_]*.py")]
+    assert [name for name in sorted(files) if f"`{name}`" not in text] == []
+
+
+def test_the_architecture_names_every_package() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", prose(ROOT / "docs" / "architecture.md"), re.MULTILINE)
+    named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/]+)`", row)}
+    packages = {path.parent.name for path in (ROOT / "src" / "chairlift").glob("*/__init__.py")}
+    assert packages - named == set()
+
+
 def test_there_is_something_to_check() -> None:
     guide, architecture = ROOT / "docs" / "guide.md", ROOT / "docs" / "architecture.md"
     assert len(list(commands(guide))) > 15
