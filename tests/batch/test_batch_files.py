@@ -92,6 +92,7 @@ def test_a_torn_last_line_is_cut_and_answered_again(tmp_path: Path, torn: bytes)
         (answer_line(None, error=LineError("x", "y", 9)), "line 1: answers line 9"),
         (answer_line("r0") * 2, "line 2: answers custom_id 'r0'"),
     ],
+    ids=["no answer", "stranger", "nothing", "line 9", "twice"],
 )
 def test_an_output_of_something_else_is_refused_and_left_alone(tmp_path: Path, line: bytes, problem: str) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
