@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -69,17 +69,7 @@ def create_app(
     admission = Admission(limits, keys, is_fair=is_fair)
     observatory = Observatory(llm)
     listeners = [] if observe is None else observe.listeners(observatory)
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        llm.open()
-        if on_ready is not None:
-            on_ready()
-        yield
-        await llm.aclose()
-        for listener in listeners:
-            listener.close()
-
+    lifespan = _lifespan(llm, on_ready, [listener.close for listener in listeners])
     app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
     app.state.admission = admission
     app.add_middleware(AdmissionMiddleware, admission=admission)
@@ -96,6 +86,22 @@ def create_app(
         app.include_router(module.router(observatory))
     app.include_router(health.router(llm, admission))
     return app
+
+
+def _lifespan(
+    llm: AsyncLLM, on_ready: Callable[[], None] | None, on_end: Iterable[Callable[[], None]]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        llm.open()
+        if on_ready is not None:
+            on_ready()
+        yield
+        await llm.aclose()
+        for close in on_end:
+            close()
+
+    return lifespan
 
 
 def _add_error_handlers(app: FastAPI) -> None:
