@@ -66,8 +66,11 @@ def test_a_secret_that_clients_cannot_send_is_refused(secret: str) -> None:
 
 
 def test_a_hash_may_be_of_any_bytes() -> None:
-    ring = KeyRing([Key(KeyInfo("a", "a", False), digest("schlüssel"))])
-    for value, status in (("schlüssel".encode(), 200), ("schlüssel".encode("latin-1"), 401)):
+    """The last byte of "à" is a space in Latin-1."""
+    ring = KeyRing(
+        [Key(KeyInfo(f"k{i}", f"k{i}", False), digest(secret)) for i, secret in enumerate(("schlüssel", "voilà"))]
+    )
+    for value, status in ((b"schl\xc3\xbcssel", 200), (b"schl\xfcssel", 401), (b"voil\xc3\xa0", 200), (b"voil", 401)):
         for headers in ({"authorization": b"Bearer " + value}, {"x-api-key": value}):
             assert asyncio.run(status_of(KeyMiddleware(answer_ok, ring), headers)) == status
 

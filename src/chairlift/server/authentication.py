@@ -43,8 +43,9 @@ def _secret(headers: Headers) -> str | None:
     """What the caller brought: `Authorization: Bearer ...`, as OpenAI's clients send it, or `x-api-key`, as Anthropic's
     do."""
     scheme, _space, secret = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and secret.strip():
-        return _as_hashed(secret.strip())
+    secret = secret.strip(" \t")  # and no more: to Latin-1 the bytes of some letters end in a space
+    if scheme.lower() == "bearer" and secret:
+        return _as_hashed(secret)
     other = headers.get("x-api-key")
     return None if other is None else _as_hashed(other)
 
