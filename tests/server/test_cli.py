@@ -106,7 +106,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
     ("arguments", "match"),
     [
         (["bench", "throughput", "--prompt-len", "zipf:3"], "zipf"),
-        (["serve", "no-such-model"], "no-such-model.*no such file or folder"),
+        (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
         (["serve", "--kv-cache-memory", "lots"], "memory must be a positive amount"),
         (["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "max_num_batched_tokens=8 is less than"),
         (["generate", "hi", "--device", "cuda"], "sees no CUDA device|device"),
