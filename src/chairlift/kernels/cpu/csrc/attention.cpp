@@ -15,7 +15,7 @@ namespace {
 constexpr int kTargetRows = 96;         // of a query block: what makes loading a tile of keys cheap
 constexpr int kItemsPerThread = 6;      // so that threads end together
 constexpr int64_t kTileLoadRows = 8;    // loading a tile costs as much as so many rows over it
-constexpr int64_t kPrepareFloats = 1 << 14;  // a task's share of norm and rotation
+constexpr int64_t kPrepareRows = 16;    // tokens of a prompt that one task puts into their slots
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("AttentionStep: ") + what);
@@ -87,45 +87,104 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
   plan.states.resize(static_cast<size_t>(num_states));
   plan.unfinished = std::make_unique<std::atomic<int32_t>[]>(plan.blocks.size());
   for (size_t i = 0; i < plan.blocks.size(); ++i) plan.unfinished[i] = plan.blocks[i].num_items;
+  plan.num_lanes = Pool::get().num_threads();
+  plan.lanes = std::make_unique<Lane[]>(static_cast<size_t>(plan.num_lanes));
 }
 
-QueryBlock query_block(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call,
-                       const BlockPlan& plan, int64_t window) {
-  QueryBlock block = seen_by(plan, window);
-  const int64_t first_head = static_cast<int64_t>(plan.first_kv_head) * shape.group() * shape.head_dim;
-  block.query = call.qkv + plan.first_row * shape.qkv_width() + first_head;
-  block.out = call.out + plan.first_row * shape.num_heads * shape.head_dim + first_head;
-  block.block_table = step.shape().block_tables.data() + plan.sequence * step.shape().max_blocks;
-  return block;
-}
+// A layer of a step at work.
+class Layer {
+ public:
+  Layer(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call, StepPlan& plan)
+      : shape_(shape), step_(step), call_(call), plan_(plan),
+        tokens_{call.qkv, step.shape().slot_mapping.data(), call.positions, call.cos_sin},
+        scratch_bytes_(attention_scratch_bytes(shape, plan.max_rows)) {}
 
-void run_item(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call, StepPlan& plan,
-              const ItemPlan& item, void* scratch) {
-  const AttentionTiles& tiles = isa().attention;
-  const auto index = static_cast<size_t>(item.block);
-  const BlockPlan& block = plan.blocks[index];
-  const QueryBlock queries = query_block(shape, step, call, block, plan.window);
-  if (block.num_items == 1) {
-    tiles.attend(shape, call.kv, queries, item.first_split, item.end_split, nullptr, scratch);
-    return;
+  void keep_prompts() const;
+  void attend_all() const;
+
+ private:
+  void work_through(int64_t lane, int worker) const;
+  int64_t take(int64_t lane) const;
+  int64_t take_any(int64_t lane) const;
+  SplitRange splits_of(int64_t item) const;
+  void merge(int32_t index, const QueryBlock& queries, void* scratch) const;
+
+  const AttentionShape& shape_;
+  const AttentionStep& step_;
+  const LayerCall& call_;
+  StepPlan& plan_;
+  TokenRows tokens_;
+  size_t scratch_bytes_;
+};
+
+void Layer::keep_prompts() const {
+  for (const auto& [first, end] : step_.prompt_rows()) {
+    const int64_t begin = first, count = end - first;
+    Pool::get().run((count + kPrepareRows - 1) / kPrepareRows, [&](int64_t task, int) {
+      const int64_t row = begin + task * kPrepareRows;
+      isa().attention.prepare(shape_, call_.kv, tokens_, row, std::min(begin + count, row + kPrepareRows));
+    });
   }
-  const int64_t size = state_floats(num_rows(block, shape), shape.row_stride());
-  float* states = plan.states.data() + block.states;
-  tiles.attend(shape, call.kv, queries, item.first_split, item.end_split,
-               states + (item.first_split - queries.first_split()) * size, scratch);
-  if (plan.unfinished[index].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  plan.unfinished[index].store(block.num_items, std::memory_order_relaxed);
-  tiles.merge(shape, queries, states, scratch);
 }
 
-void prepare_all(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call) {
-  const TokenRows tokens = {call.qkv, step.shape().slot_mapping.data(), call.positions, call.cos_sin};
-  const int64_t a_task = std::max<int64_t>(1, kPrepareFloats / shape.qkv_width());
-  const int64_t num_tasks = (step.num_tokens() + a_task - 1) / a_task;
-  Pool::get().run(num_tasks, [&](int64_t task, int) {
-    const int64_t end = std::min(step.num_tokens(), (task + 1) * a_task);
-    isa().attention.prepare(shape, call.kv, tokens, task * a_task, end);
-  });
+void Layer::attend_all() const {
+  for (int64_t lane = 0; lane < plan_.num_lanes; ++lane)
+    plan_.lanes[static_cast<size_t>(lane)].next.store(lane, std::memory_order_relaxed);
+  const int64_t num_items = static_cast<int64_t>(plan_.items.size());
+  Pool::get().run(std::min(num_items, plan_.num_lanes), [&](int64_t lane, int worker) { work_through(lane, worker); });
+}
+
+// The next item of a lane, or -1.
+int64_t Layer::take(int64_t lane) const {
+  const int64_t item = plan_.lanes[static_cast<size_t>(lane)].next.fetch_add(plan_.num_lanes, std::memory_order_relaxed);
+  return item < static_cast<int64_t>(plan_.items.size()) ? item : -1;
+}
+
+int64_t Layer::take_any(int64_t lane) const {
+  int64_t item = take(lane);
+  for (int64_t i = 1; item < 0 && i < plan_.num_lanes; ++i) item = take((lane + i) % plan_.num_lanes);
+  return item;
+}
+
+// The item that follows in the lane is what a thread is likely to do next: its first tile is fetched meanwhile.
+void Layer::work_through(int64_t lane, int worker) const {
+  const AttentionTiles& tiles = isa().attention;
+  void* const scratch = Pool::get().scratch(worker, scratch_bytes_);
+  const int64_t num_items = static_cast<int64_t>(plan_.items.size());
+  int64_t expected = -1;
+  for (int64_t item = take_any(lane); item >= 0; item = take_any(lane)) {
+    const SplitRange splits = splits_of(item);
+    if (item != expected) tiles.ask(shape_, call_.kv, splits);
+    expected = item + plan_.num_lanes;
+    const SplitRange next = expected < num_items ? splits_of(expected) : SplitRange{};
+    tiles.attend(shape_, call_.kv, tokens_, splits, expected < num_items ? &next : nullptr, scratch);
+    if (splits.states) merge(plan_.items[static_cast<size_t>(item)].block, splits.block, scratch);
+  }
+}
+
+SplitRange Layer::splits_of(int64_t index) const {
+  const ItemPlan& item = plan_.items[static_cast<size_t>(index)];
+  const BlockPlan& plan = plan_.blocks[static_cast<size_t>(item.block)];
+  QueryBlock block = seen_by(plan, plan_.window);
+  const int64_t first_head = static_cast<int64_t>(plan.first_kv_head) * shape_.group() * shape_.head_dim;
+  block.first_row = plan.first_row;
+  block.keeps = plan.keeps;
+  block.out = call_.out + plan.first_row * shape_.num_heads * shape_.head_dim + first_head;
+  block.block_table = step_.shape().block_tables.data() + plan.sequence * step_.shape().max_blocks;
+  float* states = nullptr;
+  if (plan.num_items > 1)
+    states = plan_.states.data() + plan.states +
+             (item.first_split - block.first_split()) * state_floats(num_rows(plan, shape_), shape_.row_stride());
+  return {block, item.first_split, item.end_split, states};
+}
+
+// Who finishes a block's last item merges its splits.
+void Layer::merge(int32_t index, const QueryBlock& queries, void* scratch) const {
+  const BlockPlan& block = plan_.blocks[static_cast<size_t>(index)];
+  std::atomic<int32_t>& unfinished = plan_.unfinished[static_cast<size_t>(index)];
+  if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  unfinished.store(block.num_items, std::memory_order_relaxed);
+  isa().attention.merge(shape_, queries, plan_.states.data() + block.states, scratch);
 }
 
 }  // namespace
@@ -151,12 +210,19 @@ AttentionStep::AttentionStep(StepShape shape) : shape_(std::move(shape)) {
     require(seq_len >= 0 && seq_len <= shape_.max_blocks * shape_.block_size, "a sequence fits its block table");
     longest_ = std::max(longest_, seq_len);
     if (end - first > seq_len) blind_rows_.emplace_back(first, end - seq_len);
+    if (end == first || is_decode(i)) continue;
+    if (prompt_rows_.empty() || prompt_rows_.back().second < first) prompt_rows_.emplace_back(first, end);
+    prompt_rows_.back().second = end;
   }
 }
 
 int64_t AttentionStep::num_queries(size_t sequence) const {
   const int64_t rows = shape_.query_start_loc[sequence + 1] - shape_.query_start_loc[sequence];
   return std::min<int64_t>(rows, shape_.seq_lens[sequence]);
+}
+
+bool AttentionStep::is_decode(size_t sequence) const {
+  return shape_.query_start_loc[sequence + 1] - shape_.query_start_loc[sequence] == 1 && num_queries(sequence) == 1;
 }
 
 // Kv heads that a block of one token has: more than one where enough blocks are left for all threads. What heads keep
@@ -186,6 +252,7 @@ void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) 
       block.first_position = seq_len - count + t;
       block.num_tokens = static_cast<int32_t>(std::min<int64_t>(a_block, count - t));
       block.num_kv_heads = count == 1 ? many_heads : 1;
+      block.keeps = is_decode(i);
       for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {
         block.first_kv_head = head;
         plan.blocks.push_back(block);
@@ -211,12 +278,9 @@ void attention_forward(const AttentionShape& shape, AttentionStep& step, const L
   const int64_t out_width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
   for (const auto& [first, end] : step.blind_rows())
     std::memset(call.out + first * out_width, 0, static_cast<size_t>((end - first) * out_width) * sizeof(float));
-  prepare_all(shape, step, call);
-  const size_t scratch_bytes = attention_scratch_bytes(shape, plan.max_rows);
-  Pool& pool = Pool::get();
-  pool.run(static_cast<int64_t>(plan.items.size()), [&](int64_t task, int worker) {
-    run_item(shape, step, call, plan, plan.items[static_cast<size_t>(task)], pool.scratch(worker, scratch_bytes));
-  });
+  const Layer layer(shape, step, call, plan);
+  layer.keep_prompts();
+  layer.attend_all();
 }
 
 }  // namespace chairlift

@@ -27,6 +27,7 @@ struct BlockPlan {
   int64_t first_position;
   int32_t sequence;
   int32_t num_tokens;
+  bool keeps;
   int32_t first_kv_head;
   int32_t num_kv_heads;
   int32_t num_items;
@@ -41,6 +42,11 @@ struct ItemPlan {
   int64_t cost;
 };
 
+// Items that one thread begins with: each num_lanes-th. Who is done with its own takes from the others'.
+struct alignas(64) Lane {
+  std::atomic<int64_t> next{0};
+};
+
 // How a step is cut for layers of one window. What is cut where never changes a result.
 struct StepPlan {
   int64_t window;
@@ -49,6 +55,8 @@ struct StepPlan {
   std::vector<ItemPlan> items;  // the most expensive first
   std::vector<float> states;
   std::unique_ptr<std::atomic<int32_t>[]> unfinished;  // items of each block; full again once a layer is done
+  int64_t num_lanes = 1;
+  std::unique_ptr<Lane[]> lanes;
 };
 
 class AttentionStep {
@@ -61,23 +69,27 @@ class AttentionStep {
   int64_t num_tokens() const { return static_cast<int64_t>(shape_.slot_mapping.size()); }
   // Rows that stand before their sequence and see nothing: pairs of first row and end.
   const std::vector<std::pair<int64_t, int64_t>>& blind_rows() const { return blind_rows_; }
+  // Rows whose K and V are kept before anything is attended, since other rows of the step may see them: likewise.
+  const std::vector<std::pair<int64_t, int64_t>>& prompt_rows() const { return prompt_rows_; }
   StepPlan& plan(const AttentionShape& attention, int64_t window);
 
  private:
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
   int heads_a_block(const AttentionShape& attention, int64_t window) const;
   int64_t num_queries(size_t sequence) const;
+  bool is_decode(size_t sequence) const;
 
   StepShape shape_;
   int64_t longest_ = 0;
   std::vector<std::pair<int64_t, int64_t>> blind_rows_;
+  std::vector<std::pair<int64_t, int64_t>> prompt_rows_;
   std::vector<std::unique_ptr<StepPlan>> plans_;
 };
 
 // What a layer brings.
 struct LayerCall {
   PagedKV kv;
-  float* qkv;  // changed in place
+  const float* qkv;
   const int64_t* positions;
   const float* cos_sin;  // null: no rotation
   int64_t window;        // 0: none

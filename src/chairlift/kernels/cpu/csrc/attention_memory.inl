@@ -4,66 +4,152 @@
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
-alignas(64) static const float kZeroRow[kMaxHeadDim] = {};
-
-// Where a tile is in KV memory, and the scales of an int8 one. Keys that the block does not see are rows of zeros.
+// Where the keys of a tile are in KV memory, at the block's first head. Keys that the block does not see are where the
+// first is that it sees: what comes of them is masked.
 struct TileRows {
-  const uint8_t* key[kKeyTile];
-  const uint8_t* value[kKeyTile];
-  alignas(64) float key_scale[kKeyTile];
-  alignas(64) float value_scale[kKeyTile];
-  int begin, end;  // the keys that the block sees, less the tile's first
+  int64_t at[kKeyTile];  // bytes from the first key, or the first value, of the memory
+  int begin, end;        // the keys that the block sees, less the tile's first
+};
+
+// A tile at one head.
+struct Tile {
+  const TileRows* rows;
+  const uint8_t* keys;
+  const uint8_t* values;
+  const uint8_t* key(int k) const { return keys + rows->at[k]; }
+  const uint8_t* value(int k) const { return values + rows->at[k]; }
+};
+
+// The factors of an int8 tile.
+struct TileScales {
+  alignas(64) float key[kKeyTile];
+  alignas(64) float value[kKeyTile];
 };
 
 static inline int within_tile(int64_t key) { return static_cast<int>(key < 0 ? 0 : key < kKeyTile ? key : kKeyTile); }
 
-static inline void hide_rows(TileRows& rows, int first, int end) {
-  for (int k = first; k < end; ++k) {
-    rows.key[k] = rows.value[k] = reinterpret_cast<const uint8_t*>(kZeroRow);
-    rows.key_scale[k] = rows.value_scale[k] = 0.0f;
+// Calls visit(key, count, row) for each run of consecutive rows of KV memory, at the block's first head.
+template <typename Visit>
+static CHAIRLIFT_INLINE void each_run(const QueryBlock& block, const AttentionShape& shape, int block_size,
+                                      int64_t tile_key, int begin, int end, Visit visit) {
+  int64_t column = (tile_key + begin) / block_size, offset = (tile_key + begin) % block_size;
+  for (int k = begin; k < end; ++column, offset = 0) {
+    const int64_t head = static_cast<int64_t>(block.block_table[column]) * shape.num_kv_heads + block.first_kv_head;
+    const int64_t left = block_size - offset;
+    const int count = left < end - k ? static_cast<int>(left) : end - k;
+    visit(k, count, head * block_size + offset);
+    k += count;
   }
 }
 
-// Head: of the block.
-template <KVType type>
-static inline void find_rows(const Work& work, int64_t tile_key, int head, TileRows& rows) {
-  const QueryBlock& block = work.block;
-  const PagedKV& kv = work.kv;
+static inline void find_rows(const QueryBlock& block, const AttentionShape& shape, const PagedKV& kv, int64_t row_bytes,
+                             int64_t tile_key, TileRows& rows) {
   rows.begin = within_tile(block.first_key(0) - tile_key);
   rows.end = within_tile(block.end_key(block.num_tokens - 1) - tile_key);
-  hide_rows(rows, 0, rows.begin);
-  hide_rows(rows, rows.end, kKeyTile);
-  const int64_t bytes = static_cast<int64_t>(work.shape.head_dim) * value_bytes(type);
-  int64_t column = (tile_key + rows.begin) / kv.block_size;
-  int offset = static_cast<int>((tile_key + rows.begin) % kv.block_size);
-  for (int k = rows.begin; k < rows.end; ++column, offset = 0) {
-    const int64_t first_head = static_cast<int64_t>(block.block_table[column]) * work.shape.num_kv_heads;
-    int64_t row = (first_head + block.first_kv_head + head) * kv.block_size + offset;
-    for (; k < rows.end && offset < kv.block_size; ++k, ++offset, ++row) {
-      rows.key[k] = static_cast<const uint8_t*>(kv.key) + row * bytes;
-      rows.value[k] = static_cast<const uint8_t*>(kv.value) + row * bytes;
-      if (type != KVType::int8) continue;
-      rows.key_scale[k] = kv.key_scale[row];
-      rows.value_scale[k] = kv.value_scale[row];
-    }
+  each_run(block, shape, kv.block_size, tile_key, rows.begin, rows.end, [&](int k, int count, int64_t row) {
+    int64_t at = row * row_bytes;
+    for (int i = 0; i < count; ++i, at += row_bytes) rows.at[k + i] = at;
+  });
+  const int64_t elsewhere = rows.begin < rows.end ? rows.at[rows.begin] : 0;
+  for (int k = 0; k < rows.begin; ++k) rows.at[k] = elsewhere;
+  for (int k = rows.end; k < kKeyTile; ++k) rows.at[k] = elsewhere;
+}
+
+// Of keys that the block does not see: 0.
+static inline void find_scales(const Work& work, int64_t tile_key, int head, const TileRows& rows, TileScales& scales) {
+  for (int k = 0; k < kKeyTile; ++k) scales.key[k] = scales.value[k] = 0.0f;
+  each_run(work.block, work.shape, work.kv.block_size, tile_key, rows.begin, rows.end,
+           [&](int k, int count, int64_t row) {
+             row += static_cast<int64_t>(head) * work.kv.block_size;
+             for (int i = 0; i < count; ++i) {
+               scales.key[k + i] = work.kv.key_scale[row + i];
+               scales.value[k + i] = work.kv.value_scale[row + i];
+             }
+           });
+}
+
+static inline Tile tile_at(const TileRows& rows, const PagedKV& kv, int64_t head_bytes, int head) {
+  return {&rows, static_cast<const uint8_t*>(kv.key) + head * head_bytes,
+          static_cast<const uint8_t*>(kv.value) + head * head_bytes};
+}
+
+// Asks for `bytes` from `data` on. Requests are spread over all that is computed: the CPU keeps only so many under way,
+// and stalls on more.
+template <int bytes>
+static CHAIRLIFT_INLINE void ask(const uint8_t* data) {
+#pragma GCC unroll 4
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
+}
+static CHAIRLIFT_INLINE void ask(const uint8_t* data, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
+}
+
+// Asks for one line of each 16 keys, a whole tile ahead: finding out where a page is takes longer than reading it.
+static CHAIRLIFT_INLINE void ask_pages(const PagedKV& kv, const TileRows& rows) {
+  for (int k = rows.begin; k < rows.end; k += 16) {
+    ask<64>(static_cast<const uint8_t*>(kv.key) + rows.at[k]);
+    ask<64>(static_cast<const uint8_t*>(kv.value) + rows.at[k]);
   }
 }
 
-// GCC deletes calls of functions that only prefetch, as without effect; what is inlined stays.
-#define CHAIRLIFT_INLINE inline __attribute__((always_inline))
-
-// Asks for bytes begin to end of a row of KV memory. Requests are spread over all that is computed: the CPU keeps only
-// so many under way, and stalls on more.
-static CHAIRLIFT_INLINE void ask(const uint8_t* row, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(row + i);
+// Asks for the factors of a tile, at all heads of the block.
+static inline void ask_scales(const QueryBlock& block, const AttentionShape& shape, const PagedKV& kv, int64_t tile_key,
+                              const TileRows& rows) {
+  const int64_t others = (block.num_kv_heads - 1) * static_cast<int64_t>(kv.block_size);
+  each_run(block, shape, kv.block_size, tile_key, rows.begin, rows.end, [&](int, int count, int64_t row) {
+    ask(reinterpret_cast<const uint8_t*>(kv.key_scale + row), (others + count) * 4);
+    ask(reinterpret_cast<const uint8_t*>(kv.value_scale + row), (others + count) * 4);
+  });
 }
 
-// Keys of a tile to [head_dim][kKeyTile]. Asks for the first line of its values meanwhile.
+// Words `word` to `word` + kWords of kLanes keys, transposed. Asks for the same of the next tile meanwhile. Of the last
+// words of a row there may be fewer: then zeros follow.
+template <bool whole>
+static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int first_key, int word, int num_words,
+                                        Words (&m)[kWords]) {
+  const int64_t byte = 4 * static_cast<int64_t>(word);
+  const int64_t row_bytes = 4 * static_cast<int64_t>(num_words);
+  for (int i = kLanes * word / num_words; i < kLanes * (word + kWords) / num_words && i < kLanes; ++i)
+    ask(next.key(first_key + i), row_bytes);
+  if (whole) {
+    load_transposed([&](int i) { return tile.key(first_key + i) + byte; }, m);
+    return;
+  }
+  alignas(64) uint8_t rows[kLanes][4 * kWords] = {};
+  for (int i = 0; i < kLanes; ++i)
+    std::memcpy(rows[i], tile.key(first_key + i) + byte, 4 * static_cast<size_t>(num_words - word));
+  load_transposed([&](int i) { return static_cast<const uint8_t*>(rows[i]); }, m);
+}
+
+// Words of kLanes keys to columns of kKeyTile.
+template <KVType type, bool whole>
+static void load_columns(const Work& work, const Tile& tile, const Tile& next, int first_key, int word,
+                         const Floats& scale) {
+  constexpr int kParts = values_a_word(type);
+  const int num_words = work.shape.head_dim / kParts;
+  Words m[kWords];
+  load_words<whole>(tile, next, first_key, word, num_words, m);
+  float* column = work.keys + first_key + static_cast<int64_t>(word) * kParts * kKeyTile;
+#pragma GCC unroll 8
+  for (int i = 0; i < kWords; ++i) {
+    if (!whole && word + i == num_words) break;
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part)
+      store(column + (i * kParts + part) * kKeyTile, unpack<type>(m[i], part, scale));
+  }
+}
+
+// Keys of a tile to [head_dim][kKeyTile]. Asks for those of the next one meanwhile.
 template <KVType type>
-static void load_keys(const Work& work, const TileRows& rows) {
-  for (int first = rows.begin / kLanes * kLanes; first < rows.end; first += kLanes)
-    transpose_rows<type>(rows.key + first, rows.value + first, rows.key_scale + first, work.shape.head_dim,
-                         work.keys + first);
+static void load_keys(const Work& work, const Tile& tile, const Tile& next, const TileScales& scales) {
+  const int num_words = work.shape.head_dim / values_a_word(type);
+  for (int first = tile.rows->begin / kLanes * kLanes; first < tile.rows->end; first += kLanes) {
+    Floats scale;
+    load_scale<type>(scales.key + first, scale);
+    int word = 0;
+    for (; word + kWords <= num_words; word += kWords) load_columns<type, true>(work, tile, next, first, word, scale);
+    if (word < num_words) load_columns<type, false>(work, tile, next, first, word, scale);
+  }
 }
 
 // Dimensions i to i + kLanes of a row of KV memory, or the first n of them.
@@ -80,14 +166,14 @@ static inline F load_values_n(const uint8_t* row, int i, float scale, int n) {
   return mul(load_s8_n(reinterpret_cast<const int8_t*>(row) + i, n), set1(scale));
 }
 
-// Values of the keys that the block sees, to [kKeyTile][stride]. Asks for the next tile's keys meanwhile.
+// Values of the keys that the block sees, to [kKeyTile][stride]. Asks for those of the next tile meanwhile.
 template <KVType type>
-static void load_values(const Work& work, const TileRows& rows, const TileRows& next) {
+static void load_values(const Work& work, const Tile& tile, const Tile& next, const TileScales& scales) {
   const int head_dim = work.shape.head_dim;
-  for (int k = rows.begin; k < rows.end; ++k) {
-    ask(next.key[k], 0, static_cast<int64_t>(head_dim) * value_bytes(type));
-    const uint8_t* row = rows.value[k];
-    const float scale = rows.value_scale[k];
+  for (int k = tile.rows->begin; k < tile.rows->end; ++k) {
+    ask(next.value(k), static_cast<int64_t>(head_dim) * value_bytes(type));
+    const uint8_t* row = tile.value(k);
+    const float scale = scales.value[k];
     float* to = work.values + k * work.stride;
     int i = 0;
     for (; i + kLanes <= head_dim; i += kLanes) store(to + i, load_values<type>(row, i, scale));

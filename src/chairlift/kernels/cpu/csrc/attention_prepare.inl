@@ -67,28 +67,46 @@ static inline void keep_head(const AttentionShape& shape, const float* x, void* 
   }
 }
 
+// The vectors of a query or key that are compared.
+static inline void turn_head(const AttentionShape& shape, const float* norm, const float* cos_sin, float* x) {
+  if (norm) norm_head(x, shape.head_dim, norm, shape.norm_eps);
+  if (cos_sin) rotate_head(x, shape.head_dim, cos_sin);
+}
+
+static inline const float* angles(const AttentionShape& shape, const TokenRows& tokens, int64_t token) {
+  return tokens.cos_sin ? tokens.cos_sin + tokens.positions[token] * shape.head_dim : nullptr;
+}
+
+static inline void copy_head(const float* from, int head_dim, float* to) {
+  for (int i = 0; i < head_dim; i += kLanes) {
+    const int n = lanes_left(i, head_dim);
+    store_n(to + i, load_n(from + i, n), n);
+  }
+}
+
+// K and V of one token, at some kv heads.
+static void keep_token(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t token,
+                       int first_head, int end_head) {
+  const int head_dim = shape.head_dim;
+  const int64_t slot = tokens.slots[token];
+  if (slot < 0) return;
+  const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
+  const float* keys = tokens.qkv + token * shape.qkv_width() + shape.num_heads * head_dim;
+  const float* values = keys + shape.num_kv_heads * head_dim;
+  const float* cos_sin = angles(shape, tokens, token);
+  for (int h = first_head; h < end_head; ++h) {
+    alignas(64) float key[kMaxHeadDim];
+    copy_head(keys + h * head_dim, head_dim, key);
+    turn_head(shape, shape.k_norm, cos_sin, key);
+    const int64_t row = (block * shape.num_kv_heads + h) * kv.block_size + offset;
+    keep_head(shape, key, kv.key, kv.key_scale, row);
+    keep_head(shape, values + h * head_dim, kv.value, kv.value_scale, row);
+  }
+}
+
 static void prepare(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t first_token,
                     int64_t end_token) {
-  const int head_dim = shape.head_dim, num_heads = shape.num_heads, num_kv_heads = shape.num_kv_heads;
-  for (int64_t t = first_token; t < end_token; ++t) {
-    float* x = tokens.qkv + t * shape.qkv_width();
-    const float* cos_sin = tokens.cos_sin ? tokens.cos_sin + tokens.positions[t] * head_dim : nullptr;
-    for (int h = 0; h < num_heads + num_kv_heads; ++h) {
-      float* head = x + h * head_dim;
-      if (shape.q_norm) norm_head(head, head_dim, h < num_heads ? shape.q_norm : shape.k_norm, shape.norm_eps);
-      if (cos_sin) rotate_head(head, head_dim, cos_sin);
-      if (h < num_heads) scale_head(head, head_dim, shape.scale);
-    }
-    const int64_t slot = tokens.slots[t];
-    if (slot < 0) continue;
-    const int64_t block = slot / kv.block_size, offset = slot % kv.block_size;
-    for (int h = 0; h < num_kv_heads; ++h) {
-      const int64_t row = (block * num_kv_heads + h) * kv.block_size + offset;
-      const float* key = x + (num_heads + h) * head_dim;
-      keep_head(shape, key, kv.key, kv.key_scale, row);
-      keep_head(shape, key + num_kv_heads * head_dim, kv.value, kv.value_scale, row);
-    }
-  }
+  for (int64_t t = first_token; t < end_token; ++t) keep_token(shape, kv, tokens, t, 0, shape.num_kv_heads);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention

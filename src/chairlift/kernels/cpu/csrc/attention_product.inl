@@ -14,26 +14,25 @@ struct Product {
   const float* factor;
 };
 
-// b in scratch memory. Asks for bytes 64 to `bytes` of some rows of KV memory meanwhile.
+// b in scratch memory.
 struct Scratch {
   const float* b;
   int64_t stride;
-  const uint8_t* const* rows;  // [kKeyTile]
-  int64_t bytes;
   F at(int k, int column) const { return load(b + k * stride + column); }
-  CHAIRLIFT_INLINE void meanwhile(int k, int column) const {
-    if (column == 0 && k < kKeyTile) ask(rows[k], 64, bytes);
-  }
+  CHAIRLIFT_INLINE void meanwhile(int, int) const {}
 };
 
-// b is values where they are in KV memory. Asks for the next tile's keys meanwhile.
+// b is values where they are in KV memory. Asks for those of the next tile meanwhile.
 template <KVType type>
 struct Values {
-  const TileRows& rows;
-  const TileRows& next;
-  F at(int k, int column) const { return load_values<type>(rows.value[k], column, rows.value_scale[k]); }
+  const Tile& tile;
+  const Tile& next;
+  const float* scales;
+  F at(int k, int column) const {
+    return load_values<type>(tile.value(k), column, type == KVType::int8 ? scales[k] : 0.0f);
+  }
   CHAIRLIFT_INLINE void meanwhile(int k, int column) const {
-    ask(next.key[k], column * value_bytes(type), (column + kBlockVectors * kLanes) * value_bytes(type));
+    ask<kBlockVectors * kLanes * value_bytes(type)>(next.value(k) + column * value_bytes(type));
   }
 };
 
@@ -89,6 +88,63 @@ static void multiply_scratch(const Product& p, const Scratch& b, int num_vectors
     if (count == 2) multiply<kRows, 2>(p, b, first * kLanes);
     if (kBlockVectors > 2 && count == 3) multiply<kRows, kBlockVectors - 1>(p, b, first * kLanes);
     if (kBlockVectors > 2 && count == 4) multiply<kRows, kBlockVectors>(p, b, first * kLanes);
+  }
+}
+
+// Words `word` and following of kGroups * kLanes keys, times kRows queries: on top of the scores from the words before.
+template <KVType type, int kRows, int kGroups, bool whole>
+static void multiply_words(const Work& work, const float* query, const Tile& tile, const Tile& next, int first_key,
+                           int word, const TileScales& scales, float* scores) {
+  constexpr int kParts = values_a_word(type);
+  const int num_words = work.shape.head_dim / kParts;
+  Words m[kGroups][kWords];
+  F c[kGroups][kRows];
+  Floats scale[kGroups];
+#pragma GCC unroll 2
+  for (int g = 0; g < kGroups; ++g) {
+    const int key = first_key + g * kLanes;
+    load_words<whole>(tile, next, key, word, num_words, m[g]);
+    load_scale<type>(scales.key + key, scale[g]);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) c[g][r] = word ? load(scores + r * kKeyTile + key) : zero();
+  }
+  const float* a = query + static_cast<int64_t>(word) * kParts;
+#pragma GCC unroll 8
+  for (int i = 0; i < kWords; ++i) {
+    if (!whole && word + i == num_words) break;
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      F b[kGroups];
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; ++g) b[g] = unpack<type>(m[g][i], part, scale[g]);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const F x = set1(a[r * work.stride + i * kParts + part]);
+#pragma GCC unroll 2
+        for (int g = 0; g < kGroups; ++g) c[g][r] = fma(x, b[g], c[g][r]);
+      }
+    }
+  }
+#pragma GCC unroll 2
+  for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) store(scores + r * kKeyTile + first_key + g * kLanes, c[g][r]);
+  }
+}
+
+// Scores [kRows][kKeyTile], with keys where they are in KV memory. Asks for those of the next tile meanwhile. Two
+// groups of keys at once, since one chain a row would wait for itself.
+template <KVType type, int kRows>
+static void score(const Work& work, const float* query, const Tile& tile, const Tile& next, const TileScales& scales,
+                  float* scores) {
+  constexpr int kGroups = kLanes == 16 && kRows <= 4 ? 2 : 1, kKeys = kGroups * kLanes;
+  const int num_words = work.shape.head_dim / values_a_word(type), end = tile.rows->end;
+  for (int key = tile.rows->begin / kKeys * kKeys; key < end; key += kKeys) {
+    int word = 0;
+    for (; word + kWords <= num_words; word += kWords)
+      multiply_words<type, kRows, kGroups, true>(work, query, tile, next, key, word, scales, scores);
+    if (word < num_words)
+      multiply_words<type, kRows, kGroups, false>(work, query, tile, next, key, word, scales, scores);
   }
 }
 

@@ -48,9 +48,9 @@ struct PagedKV {
   int block_size;
 };
 
-// The tokens of a step: qkv [tokens][qkv_width()], changed in place.
+// The tokens of a step: qkv [tokens][qkv_width()].
 struct TokenRows {
-  float* qkv;
+  const float* qkv;
   const int64_t* slots;      // -1: K and V are not kept
   const int64_t* positions;  // of the rotation
   const float* cos_sin;      // [max_position][head_dim]: cosines of the angles, then sines; null: no rotation
@@ -58,9 +58,10 @@ struct TokenRows {
 
 // Consecutive tokens of one sequence at consecutive kv heads. Its rows are (kv head, token, head of the group).
 struct QueryBlock {
-  const float* query;  // of the first token and head; tokens are qkv_width() apart
-  float* out;          // likewise, num_heads * head_dim apart
+  int64_t first_row;  // of its first token in the step
+  float* out;         // of the first token and head; tokens are num_heads * head_dim apart
   int num_tokens;
+  bool keeps;  // its one token's K and V are put into their slots by who attends the last split
   int64_t first_position;
   int64_t window;  // keys that a token sees, itself included; 0: all up to itself
   int first_kv_head;
@@ -76,17 +77,26 @@ struct QueryBlock {
   int end_split() const { return static_cast<int>((end_key(num_tokens - 1) - 1) / kSplit) + 1; }
 };
 
+// What one task computes: some splits of a block. Without `states` these are all of them, and the output is written;
+// else one state a split is.
+struct SplitRange {
+  QueryBlock block;
+  int first_split, end_split;
+  float* states;
+};
+
 // Softmax of each row over some keys: the largest score, the sum of exponentials less it, and the output times that
 // sum. In one piece of memory: max [rows], sum [rows], out [rows][row_stride()].
 constexpr int64_t state_floats(int64_t rows, int row_stride) { return (2 + row_stride) * ((rows + 15) / 16 * 16); }
 
 struct AttentionTiles {
-  // Norm, rotate and scale queries, norm and rotate keys, put K and V into their slots.
+  // Norm and rotate keys, put K and V into their slots.
   void (*prepare)(const AttentionShape&, const PagedKV&, const TokenRows&, int64_t first_token, int64_t end_token);
-  // Splits first_split to end_split of a block. Without `states` these are all of them, and the output is written;
-  // else one state a split is.
-  void (*attend)(const AttentionShape&, const PagedKV&, const QueryBlock&, int first_split, int end_split,
-                 float* states, void* scratch);
+  // Norm, rotate and scale queries, and attend. Asks for the first tile of `next` at the end; null: there is none.
+  void (*attend)(const AttentionShape&, const PagedKV&, const TokenRows&, const SplitRange&, const SplitRange* next,
+                 void* scratch);
+  // Asks for the first tile, where nobody has attended a task with this one as its next.
+  void (*ask)(const AttentionShape&, const PagedKV&, const SplitRange&);
   // The output, from the states of all splits of the block.
   void (*merge)(const AttentionShape&, const QueryBlock&, const float* states, void* scratch);
 };

@@ -32,12 +32,13 @@ static inline void weigh(float* scores, int num_vectors, float reference, float 
   store(lane_sums, fma(load(lane_sums), set1(factor), sum));
 }
 
-// What a tile is attended with: the rows of one head, and where the tile and the one after it are.
+// A tile at work: at one head of the block. What the next one needs is asked for meanwhile.
 struct TileWork {
   int64_t first_key;
   int head;
-  const TileRows& rows;
-  const TileRows& next;
+  Tile tile;
+  Tile next;
+  const TileScales& scales;
 };
 
 // Rows first to first + kRows of a head.
@@ -50,8 +51,11 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
   alignas(64) float scores[kRows * kKeyTile];
   const int num_vectors = (end + kLanes - 1) / kLanes;
   const float* query = work.query + first_row * work.stride;
-  multiply_scratch<kRows>({query, work.stride, 0, work.shape.head_dim, scores, kKeyTile, nullptr},
-                          {work.keys, kKeyTile, tile.rows.value, work.shape.head_dim * value_bytes(type)}, num_vectors);
+  if (work.keys)
+    multiply_scratch<kRows>({query, work.stride, 0, work.shape.head_dim, scores, kKeyTile, nullptr},
+                            {work.keys, kKeyTile}, num_vectors);
+  else
+    score<type, kRows>(work, query, tile.tile, tile.next, tile.scales, scores);
 
   alignas(64) float largest[16], reference[16], factor[16];
   for (int r = 0; r < kRows; ++r) {
@@ -76,15 +80,19 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
   const Product product = {scores, kKeyTile, begin, end, out, work.stride, factor};
   if (work.values) {
     const int out_vectors = (work.shape.head_dim + kLanes - 1) / kLanes;
-    multiply_scratch<kRows>(product, {work.values, work.stride, tile.rows.value, 0}, out_vectors);
+    multiply_scratch<kRows>(product, {work.values, work.stride}, out_vectors);
   } else {
     for (int column = 0; column < work.shape.head_dim; column += kBlockVectors * kLanes)
-      multiply<kRows, kBlockVectors>(product, Values<type>{tile.rows, tile.next}, column);
+      multiply<kRows, kBlockVectors>(product, Values<type>{tile.tile, tile.next, tile.scales.value}, column);
   }
 }
 
 template <KVType type>
 static void attend_tile(const Work& work, const State& state, const TileWork& tile) {
+  if (work.keys) {
+    load_keys<type>(work, tile.tile, tile.next, tile.scales);
+    load_values<type>(work, tile.tile, tile.next, tile.scales);
+  }
   const int pieces = (work.rows_a_head + kBlockRows - 1) / kBlockRows;
   for (int piece = 0; piece < pieces; ++piece) {
     const int first = work.rows_a_head * piece / pieces;
@@ -100,36 +108,75 @@ static void attend_tile(const Work& work, const State& state, const TileWork& ti
   }
 }
 
-// The tiles of a split, at all heads of the block: tile after tile, and head after head in each.
-template <KVType type>
-static void attend_tiles(const Work& work, const State& state, int64_t first_key, int64_t end_key) {
-  const int64_t bytes = static_cast<int64_t>(work.shape.head_dim) * value_bytes(type);
-  TileRows found[2];
-  TileRows *rows = &found[0], *next = &found[1];
-  find_rows<type>(work, first_key, 0, *rows);
-  for (int k = rows->begin; k < rows->end; ++k) ask(rows->key[k], 0, bytes);
-  for (int64_t tile_key = first_key; tile_key < end_key; tile_key += kKeyTile)
-    for (int head = 0; head < work.block.num_kv_heads; ++head) {
-      const bool is_last = head + 1 == work.block.num_kv_heads;
-      find_rows<type>(work, is_last ? tile_key + kKeyTile : tile_key, is_last ? 0 : head + 1, *next);
-      load_keys<type>(work, *rows);
-      if (work.values) load_values<type>(work, *rows, *next);
-      attend_tile<type>(work, state, {tile_key, head, *rows, *next});
-      TileRows* const done = rows;
-      rows = next;
-      next = done;
-    }
+// Asks for what a whole tile has and the one before it has not: it asked for the rows that it loaded.
+static CHAIRLIFT_INLINE void ask_rest(const Tile& next, const TileRows& done, int64_t row_bytes) {
+  for (int k = next.rows->begin; k < next.rows->end; ++k) {
+    if (k >= done.begin && k < done.end) continue;
+    ask(next.key(k), row_bytes);
+    ask(next.value(k), row_bytes);
+  }
+}
+
+// Where a walk over tiles is: head after head, tile after tile, and then on to the first tile of the next task.
+struct Walk {
+  TileRows rows[2];
+  TileRows* here = &rows[0];
+  TileRows* there = &rows[1];
+};
+
+static inline int64_t first_tile(const QueryBlock& block, int split) {
+  const int64_t first_key = block.first_key(0) / kKeyTile * kKeyTile, split_key = static_cast<int64_t>(split) * kSplit;
+  return split_key > first_key ? split_key : first_key;
+}
+
+static inline int64_t end_key(const QueryBlock& block, int split) {
+  const int64_t end = block.end_key(block.num_tokens - 1), split_end = static_cast<int64_t>(split + 1) * kSplit;
+  return split_end < end ? split_end : end;
 }
 
 template <KVType type>
-static void attend_split(const Work& work, const State& state, int split) {
+static inline void find_tile(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, int64_t tile_key,
+                             TileRows& rows) {
+  find_rows(block, shape, kv, static_cast<int64_t>(shape.head_dim) * value_bytes(type), tile_key, rows);
+  ask_pages(kv, rows);
+  if (type == KVType::int8) ask_scales(block, shape, kv, tile_key, rows);
+}
+
+// The tiles of a split, at all heads of the block: tile after tile, and head after head in each. `walk.here` is the
+// first; afterwards it is the first tile of `next`, if there is one.
+template <KVType type>
+static void attend_tiles(const Work& work, const State& state, int split, const QueryBlock* next, int64_t next_key,
+                         Walk& walk) {
+  const int num_heads = work.block.num_kv_heads;
+  const int64_t row_bytes = static_cast<int64_t>(work.shape.head_dim) * value_bytes(type);
+  const int64_t head_bytes = work.kv.block_size * row_bytes, end = end_key(work.block, split);
+  TileScales scales;
+  for (int64_t tile_key = first_tile(work.block, split); tile_key < end; tile_key += kKeyTile) {
+    const bool is_last = tile_key + kKeyTile >= end;
+    if (!is_last) find_tile<type>(work.shape, work.kv, work.block, tile_key + kKeyTile, *walk.there);
+    else if (next) find_tile<type>(work.shape, work.kv, *next, next_key, *walk.there);
+    else *walk.there = *walk.here;
+    for (int head = 0; head < num_heads; ++head) {
+      const bool turns = head + 1 == num_heads;
+      const Tile tile = tile_at(*walk.here, work.kv, head_bytes, head);
+      const Tile ahead = turns ? tile_at(*walk.there, work.kv, head_bytes, 0)
+                               : tile_at(*walk.here, work.kv, head_bytes, head + 1);
+      if (type == KVType::int8) find_scales(work, tile_key, head, *walk.here, scales);
+      attend_tile<type>(work, state, {tile_key, head, tile, ahead, scales});
+      if (turns) ask_rest(ahead, *walk.here, row_bytes);
+    }
+    TileRows* const done = walk.here;
+    walk.here = walk.there;
+    walk.there = done;
+  }
+}
+
+template <KVType type>
+static void attend_split(const Work& work, const State& state, int split, const QueryBlock* next, int64_t next_key,
+                         Walk& walk) {
   clear_state(state, work.num_rows, work.stride);
   for (int i = 0; i < work.num_rows * 16; i += kLanes) store(work.lane_sums + i, zero());
-  const int64_t first_key = work.block.first_key(0) / kKeyTile * kKeyTile;
-  const int64_t end_key = work.block.end_key(work.block.num_tokens - 1);
-  const int64_t split_key = static_cast<int64_t>(split) * kSplit;
-  attend_tiles<type>(work, state, split_key > first_key ? split_key : first_key,
-                     split_key + kSplit < end_key ? split_key + kSplit : end_key);
+  attend_tiles<type>(work, state, split, next, next_key, walk);
   for (int r = 0; r < work.num_rows; ++r) state.sum[r] = reduce_add(load(work.lane_sums + r * 16));
 }
 
@@ -147,30 +194,48 @@ static void write_out(const AttentionShape& shape, const QueryBlock& block, cons
 }
 
 template <KVType type>
-static void attend_splits(const Work& work, int first_split, int end_split, float* states) {
+static void attend_splits(const Work& work, const SplitRange& splits, const SplitRange* next) {
   const int num_rows = work.num_rows, stride = work.stride;
-  if (states) {
-    const int64_t size = state_floats(num_rows, stride);
-    for (int split = first_split; split < end_split; ++split, states += size)
-      attend_split<type>(work, state_at(states, num_rows), split);
-    return;
-  }
   const State running = state_at(work.running, num_rows), total = state_at(work.total, num_rows);
-  clear_state(total, num_rows, stride);
-  for (int split = first_split; split < end_split; ++split) {
-    attend_split<type>(work, running, split);
-    merge_state(total, running, num_rows, stride);
+  float* states = splits.states;
+  if (!states) clear_state(total, num_rows, stride);
+  Walk walk;
+  find_tile<type>(work.shape, work.kv, work.block, first_tile(work.block, splits.first_split), *walk.here);
+  for (int split = splits.first_split; split < splits.end_split; ++split) {
+    const bool is_last = split + 1 == splits.end_split;
+    const QueryBlock* const block = !is_last ? &work.block : next ? &next->block : nullptr;
+    const int64_t next_key = block ? first_tile(*block, is_last ? next->first_split : split + 1) : 0;
+    attend_split<type>(work, states ? state_at(states, num_rows) : running, split, block, next_key, walk);
+    if (states) states += state_floats(num_rows, stride);
+    else merge_state(total, running, num_rows, stride);
   }
-  write_out(work.shape, work.block, total);
+  if (!states) write_out(work.shape, work.block, total);
 }
 
-static void attend(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, int first_split,
-                   int end_split, float* states, void* scratch) {
+static void attend(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, const SplitRange& splits,
+                   const SplitRange* next, void* scratch) {
+  const QueryBlock& block = splits.block;
   const Work work = lay_out(shape, kv, block, scratch);
-  gather_queries(work);
-  if (shape.kv_type == KVType::f32) attend_splits<KVType::f32>(work, first_split, end_split, states);
-  if (shape.kv_type == KVType::bf16) attend_splits<KVType::bf16>(work, first_split, end_split, states);
-  if (shape.kv_type == KVType::int8) attend_splits<KVType::int8>(work, first_split, end_split, states);
+  gather_queries(work, tokens);
+  if (block.keeps && splits.end_split == block.end_split())
+    keep_token(shape, kv, tokens, block.first_row, block.first_kv_head, block.first_kv_head + block.num_kv_heads);
+  if (shape.kv_type == KVType::f32) attend_splits<KVType::f32>(work, splits, next);
+  if (shape.kv_type == KVType::bf16) attend_splits<KVType::bf16>(work, splits, next);
+  if (shape.kv_type == KVType::int8) attend_splits<KVType::int8>(work, splits, next);
+}
+
+template <KVType type>
+static void ask_first(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {
+  const int64_t row_bytes = static_cast<int64_t>(shape.head_dim) * value_bytes(type);
+  TileRows rows;
+  find_tile<type>(shape, kv, splits.block, first_tile(splits.block, splits.first_split), rows);
+  ask_rest(tile_at(rows, kv, 0, 0), {{}, 0, 0}, row_bytes);
+}
+
+static void ask(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {
+  if (shape.kv_type == KVType::f32) ask_first<KVType::f32>(shape, kv, splits);
+  if (shape.kv_type == KVType::bf16) ask_first<KVType::bf16>(shape, kv, splits);
+  if (shape.kv_type == KVType::int8) ask_first<KVType::int8>(shape, kv, splits);
 }
 
 static void merge(const AttentionShape& shape, const QueryBlock& block, const float* states, void* scratch) {
@@ -190,6 +255,6 @@ static void merge(const AttentionShape& shape, const QueryBlock& block, const fl
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-static AttentionTiles attention_tiles() { return {&attention::prepare, &attention::attend, &attention::merge}; }
+static AttentionTiles attention_tiles() { return {&attention::prepare, &attention::attend, &attention::ask, &attention::merge}; }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -47,8 +47,8 @@ struct Work {
   const QueryBlock& block;
   int group, rows_a_head, num_rows, stride;
   float* query;        // [rows][stride]
-  float* keys;         // [head_dim][kKeyTile]
-  float* values;       // [kKeyTile][stride]; null: few rows, which read values where they are
+  float* keys;         // [head_dim][kKeyTile]; null: few rows, which read keys and values where they are
+  float* values;       // [kKeyTile][stride]; likewise
   float* lane_sums;    // [rows][16], of the running split
   float* running;      // state of one split
   float* total;        // state of all splits so far
@@ -68,9 +68,10 @@ static Work lay_out(const AttentionShape& shape, const PagedKV& kv, const QueryB
   float* memory = static_cast<float*>(scratch);
   Work work = {shape, kv, block, group, rows_a_head, num_rows, stride, {}, {}, {}, {}, {}, {}, {}, {}};
   work.query = take(memory, static_cast<int64_t>(num_rows) * stride);
-  work.keys = take(memory, static_cast<int64_t>(shape.head_dim) * kKeyTile);
-  if (rows_a_head > kBlockRows || shape.head_dim % (kBlockVectors * kLanes) != 0)
+  if (rows_a_head > kBlockRows || shape.head_dim % (kBlockVectors * kLanes) != 0) {
+    work.keys = take(memory, static_cast<int64_t>(shape.head_dim) * kKeyTile);
     work.values = take(memory, static_cast<int64_t>(kKeyTile) * stride);
+  }
   work.lane_sums = take(memory, static_cast<int64_t>(num_rows) * 16);
   work.running = take(memory, state_floats(num_rows, stride));
   work.total = take(memory, state_floats(num_rows, stride));
@@ -85,16 +86,17 @@ static inline int64_t head_offset(const AttentionShape& shape, int rows_a_head, 
   return static_cast<int64_t>(row / rows_a_head * group + row % group) * shape.head_dim;
 }
 
-static void gather_queries(const Work& work) {
-  const int head_dim = work.shape.head_dim;
+static void gather_queries(const Work& work, const TokenRows& tokens) {
+  const AttentionShape& shape = work.shape;
+  const int64_t first_head = static_cast<int64_t>(work.block.first_kv_head) * work.group * shape.head_dim;
   for (int r = 0; r < work.num_rows; ++r) {
     const int token = r % work.rows_a_head / work.group;
-    const float* from =
-        work.block.query + token * work.shape.qkv_width() + head_offset(work.shape, work.rows_a_head, r);
-    for (int i = 0; i < head_dim; i += kLanes) {
-      const int n = lanes_left(i, head_dim);
-      store_n(work.query + r * work.stride + i, load_n(from + i, n), n);
-    }
+    const int64_t step_row = work.block.first_row + token;
+    float* query = work.query + r * work.stride;
+    copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_a_head, r),
+              shape.head_dim, query);
+    turn_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);
+    scale_head(query, shape.head_dim, shape.scale);
     if (r >= work.rows_a_head) continue;
     work.first_key[r] = work.block.first_key(token);
     work.end_key[r] = work.block.end_key(token);
