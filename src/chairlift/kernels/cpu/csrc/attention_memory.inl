@@ -112,13 +112,13 @@ static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int 
   for (int i = kLanes * word / num_words; i < kLanes * (word + kWords) / num_words && i < kLanes; ++i)
     ask(next.key(first_key + i), row_bytes);
   if (whole) {
-    load_transposed([&](int i) { return tile.key(first_key + i) + byte; }, m);
+    load_transposed([&](int i) CHAIRLIFT_ALWAYS { return tile.key(first_key + i) + byte; }, m);
     return;
   }
   alignas(64) uint8_t rows[kLanes][4 * kWords] = {};
   for (int i = 0; i < kLanes; ++i)
     std::memcpy(rows[i], tile.key(first_key + i) + byte, 4 * static_cast<size_t>(num_words - word));
-  load_transposed([&](int i) { return static_cast<const uint8_t*>(rows[i]); }, m);
+  load_transposed([&](int i) CHAIRLIFT_ALWAYS { return static_cast<const uint8_t*>(rows[i]); }, m);
 }
 
 // Words of kLanes keys to columns of kKeyTile.

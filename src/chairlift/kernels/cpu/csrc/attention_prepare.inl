@@ -5,18 +5,25 @@ namespace chairlift::CHAIRLIFT_ISA::attention {
 
 static inline int lanes_left(int i, int end) { return end - i < kLanes ? end - i : kLanes; }
 
+// The first n lanes. Whole vectors without a mask: what a masked store wrote is not forwarded to a load that follows.
+static inline F load_some(const float* p, int n) { return n == kLanes ? load(p) : load_n(p, n); }
+static inline void store_some(float* p, F x, int n) {
+  if (n == kLanes) store(p, x);
+  else store_n(p, x, n);
+}
+
 // RMSNorm of one head, in place (Zhang and Sennrich, 2019).
 static inline void norm_head(float* x, int head_dim, const float* weight, float eps) {
   F squares = zero();
   for (int i = 0; i < head_dim; i += kLanes) {
-    const F v = load_n(x + i, lanes_left(i, head_dim));
+    const F v = load_some(x + i, lanes_left(i, head_dim));
     squares = fma(v, v, squares);
   }
   const F mean = set1(reduce_add(squares) / static_cast<float>(head_dim) + eps);
   const F factor = div(set1(1.0f), sqrt(mean));
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = lanes_left(i, head_dim);
-    store_n(x + i, mul(mul(load_n(x + i, n), factor), load_n(weight + i, n)), n);
+    store_some(x + i, mul(mul(load_some(x + i, n), factor), load_some(weight + i, n)), n);
   }
 }
 
@@ -25,29 +32,31 @@ static inline void rotate_head(float* x, int head_dim, const float* cos_sin) {
   const int half = head_dim / 2;
   for (int i = 0; i < half; i += kLanes) {
     const int n = lanes_left(i, half);
-    const F a = load_n(x + i, n), b = load_n(x + half + i, n);
-    const F c = load_n(cos_sin + i, n), s = load_n(cos_sin + half + i, n);
-    store_n(x + i, fma(a, c, neg(mul(b, s))), n);
-    store_n(x + half + i, fma(b, c, mul(a, s)), n);
+    const F a = load_some(x + i, n), b = load_some(x + half + i, n);
+    const F c = load_some(cos_sin + i, n), s = load_some(cos_sin + half + i, n);
+    store_some(x + i, fma(a, c, neg(mul(b, s))), n);
+    store_some(x + half + i, fma(b, c, mul(a, s)), n);
   }
 }
 
 static inline void scale_head(float* x, int head_dim, float scale) {
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = lanes_left(i, head_dim);
-    store_n(x + i, mul(load_n(x + i, n), set1(scale)), n);
+    store_some(x + i, mul(load_some(x + i, n), set1(scale)), n);
   }
 }
 
 // Symmetric, the largest magnitude is 127. Returns what one step of the int8 is worth.
 static inline float quantize_head(const float* x, int head_dim, int8_t* out) {
   F largest = zero();
-  for (int i = 0; i < head_dim; i += kLanes) largest = max(largest, abs(load_n(x + i, lanes_left(i, head_dim))));
+  for (int i = 0; i < head_dim; i += kLanes) largest = max(largest, abs(load_some(x + i, lanes_left(i, head_dim))));
   const float scale = reduce_max(largest) / 127.0f;
   const F divisor = set1(scale > 0.0f ? scale : 1.0f), limit = set1(127.0f);
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = lanes_left(i, head_dim);
-    store_s8_n(out + i, to_int(max(min(div(load_n(x + i, n), divisor), limit), neg(limit))), n);
+    const I rounded = to_int(max(min(div(load_some(x + i, n), divisor), limit), neg(limit)));
+    if (n == kLanes) store_s8(out + i, rounded);
+    else store_s8_n(out + i, rounded, n);
   }
   return scale;
 }
@@ -62,8 +71,11 @@ static inline void keep_head(const AttentionShape& shape, const float* x, void* 
   }
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = lanes_left(i, head_dim);
-    if (shape.kv_type == KVType::f32) store_n(static_cast<float*>(memory) + first + i, load_n(x + i, n), n);
-    if (shape.kv_type == KVType::bf16) store_bf16_n(static_cast<uint16_t*>(memory) + first + i, load_n(x + i, n), n);
+    const F v = load_some(x + i, n);
+    uint16_t* const brain = static_cast<uint16_t*>(memory) + first + i;
+    if (shape.kv_type == KVType::f32) store_some(static_cast<float*>(memory) + first + i, v, n);
+    else if (n == kLanes) store_bf16(brain, v);
+    else store_bf16_n(brain, v, n);
   }
 }
 
@@ -80,7 +92,7 @@ static inline const float* angles(const AttentionShape& shape, const TokenRows& 
 static inline void copy_head(const float* from, int head_dim, float* to) {
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = lanes_left(i, head_dim);
-    store_n(to + i, load_n(from + i, n), n);
+    store_some(to + i, load_some(from + i, n), n);
   }
 }
 

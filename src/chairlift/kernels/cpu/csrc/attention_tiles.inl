@@ -188,7 +188,7 @@ static void write_out(const AttentionShape& shape, const QueryBlock& block, cons
     const F sum = set1(state.sum[r]);
     for (int i = 0; i < head_dim; i += kLanes) {
       const int n = lanes_left(i, head_dim);
-      store_n(to + i, div(load_n(state.out + r * stride + i, n), sum), n);
+      store_some(to + i, div(load_some(state.out + r * stride + i, n), sum), n);
     }
   }
 }
@@ -250,6 +250,7 @@ static void merge(const AttentionShape& shape, const QueryBlock& block, const fl
 }
 
 #undef CHAIRLIFT_INLINE
+#undef CHAIRLIFT_ALWAYS
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention
 

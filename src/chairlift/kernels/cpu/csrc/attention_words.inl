@@ -11,7 +11,8 @@
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 // GCC deletes calls of functions that only prefetch, as without effect; what is inlined stays.
-#define CHAIRLIFT_INLINE inline __attribute__((always_inline))
+#define CHAIRLIFT_ALWAYS __attribute__((always_inline))
+#define CHAIRLIFT_INLINE inline CHAIRLIFT_ALWAYS
 
 typedef int32_t Words __attribute__((vector_size(4 * kLanes)));
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
