@@ -123,8 +123,7 @@ static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int 
 
 // Words of kLanes keys to columns of kKeyTile.
 template <KVType type, bool whole>
-static void load_columns(const Work& work, const Tile& tile, const Tile& next, int first_key, int word,
-                         const Floats& scale) {
+static void load_columns(const Work& work, const Tile& tile, const Tile& next, int first_key, int word) {
   constexpr int kParts = values_a_word(type);
   const int num_words = work.shape.head_dim / kParts;
   Words m[kWords];
@@ -135,49 +134,46 @@ static void load_columns(const Work& work, const Tile& tile, const Tile& next, i
     if (!whole && word + i == num_words) break;
 #pragma GCC unroll 4
     for (int part = 0; part < kParts; ++part)
-      store(column + (i * kParts + part) * kKeyTile, unpack<type>(m[i], part, scale));
+      store(column + (i * kParts + part) * kKeyTile, unpack<type>(m[i], part));
   }
 }
 
 // Keys of a tile to [head_dim][kKeyTile]. Asks for those of the next one meanwhile.
 template <KVType type>
-static void load_keys(const Work& work, const Tile& tile, const Tile& next, const TileScales& scales) {
+static void load_keys(const Work& work, const Tile& tile, const Tile& next) {
   const int num_words = work.shape.head_dim / values_a_word(type);
   for (int first = tile.rows->begin / kLanes * kLanes; first < tile.rows->end; first += kLanes) {
-    Floats scale;
-    load_scale<type>(scales.key + first, scale);
     int word = 0;
-    for (; word + kWords <= num_words; word += kWords) load_columns<type, true>(work, tile, next, first, word, scale);
-    if (word < num_words) load_columns<type, false>(work, tile, next, first, word, scale);
+    for (; word + kWords <= num_words; word += kWords) load_columns<type, true>(work, tile, next, first, word);
+    if (word < num_words) load_columns<type, false>(work, tile, next, first, word);
   }
 }
 
-// Dimensions i to i + kLanes of a row of KV memory, or the first n of them.
+// Dimensions i to i + kLanes of a row of KV memory, or the first n of them; of an int8 without their factor.
 template <KVType type>
-static inline F load_values(const uint8_t* row, int i, float scale) {
+static inline F load_values(const uint8_t* row, int i) {
   if (type == KVType::f32) return load(reinterpret_cast<const float*>(row) + i);
   if (type == KVType::bf16) return load_bf16(reinterpret_cast<const uint16_t*>(row) + i);
-  return mul(load_s8(reinterpret_cast<const int8_t*>(row) + i), set1(scale));
+  return load_s8(reinterpret_cast<const int8_t*>(row) + i);
 }
 template <KVType type>
-static inline F load_values_n(const uint8_t* row, int i, float scale, int n) {
+static inline F load_values_n(const uint8_t* row, int i, int n) {
   if (type == KVType::f32) return load_n(reinterpret_cast<const float*>(row) + i, n);
   if (type == KVType::bf16) return load_bf16_n(reinterpret_cast<const uint16_t*>(row) + i, n);
-  return mul(load_s8_n(reinterpret_cast<const int8_t*>(row) + i, n), set1(scale));
+  return load_s8_n(reinterpret_cast<const int8_t*>(row) + i, n);
 }
 
 // Values of the keys that the block sees, to [kKeyTile][stride]. Asks for those of the next tile meanwhile.
 template <KVType type>
-static void load_values(const Work& work, const Tile& tile, const Tile& next, const TileScales& scales) {
+static void load_values(const Work& work, const Tile& tile, const Tile& next) {
   const int head_dim = work.shape.head_dim;
   for (int k = tile.rows->begin; k < tile.rows->end; ++k) {
     ask(next.value(k), static_cast<int64_t>(head_dim) * value_bytes(type));
     const uint8_t* row = tile.value(k);
-    const float scale = scales.value[k];
     float* to = work.values + k * work.stride;
     int i = 0;
-    for (; i + kLanes <= head_dim; i += kLanes) store(to + i, load_values<type>(row, i, scale));
-    if (i < head_dim) store(to + i, load_values_n<type>(row, i, scale, head_dim - i));
+    for (; i + kLanes <= head_dim; i += kLanes) store(to + i, load_values<type>(row, i));
+    if (i < head_dim) store(to + i, load_values_n<type>(row, i, head_dim - i));
   }
 }
 

@@ -27,10 +27,7 @@ template <KVType type>
 struct Values {
   const Tile& tile;
   const Tile& next;
-  const float* scales;
-  F at(int k, int column) const {
-    return load_values<type>(tile.value(k), column, type == KVType::int8 ? scales[k] : 0.0f);
-  }
+  F at(int k, int column) const { return load_values<type>(tile.value(k), column); }
   CHAIRLIFT_INLINE void meanwhile(int k, int column) const {
     ask<kBlockVectors * kLanes * value_bytes(type)>(next.value(k) + column * value_bytes(type));
   }
@@ -94,17 +91,15 @@ static void multiply_scratch(const Product& p, const Scratch& b, int num_vectors
 // Words `word` and following of kGroups * kLanes keys, times kRows queries: on top of the scores from the words before.
 template <KVType type, int kRows, int kGroups, bool whole>
 static void multiply_words(const Work& work, const float* query, const Tile& tile, const Tile& next, int first_key,
-                           int word, const TileScales& scales, float* scores) {
+                           int word, float* scores) {
   constexpr int kParts = values_a_word(type);
   const int num_words = work.shape.head_dim / kParts;
   Words m[kGroups][kWords];
   F c[kGroups][kRows];
-  Floats scale[kGroups];
 #pragma GCC unroll 2
   for (int g = 0; g < kGroups; ++g) {
     const int key = first_key + g * kLanes;
     load_words<whole>(tile, next, key, word, num_words, m[g]);
-    load_scale<type>(scales.key + key, scale[g]);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) c[g][r] = word ? load(scores + r * kKeyTile + key) : zero();
   }
@@ -116,7 +111,7 @@ static void multiply_words(const Work& work, const float* query, const Tile& til
     for (int part = 0; part < kParts; ++part) {
       F b[kGroups];
 #pragma GCC unroll 2
-      for (int g = 0; g < kGroups; ++g) b[g] = unpack<type>(m[g][i], part, scale[g]);
+      for (int g = 0; g < kGroups; ++g) b[g] = unpack<type>(m[g][i], part);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const F x = set1(a[r * work.stride + i * kParts + part]);
@@ -135,16 +130,15 @@ static void multiply_words(const Work& work, const float* query, const Tile& til
 // Scores [kRows][kKeyTile], with keys where they are in KV memory. Asks for those of the next tile meanwhile. Two
 // groups of keys at once, since one chain a row would wait for itself.
 template <KVType type, int kRows>
-static void score(const Work& work, const float* query, const Tile& tile, const Tile& next, const TileScales& scales,
-                  float* scores) {
+static void score(const Work& work, const float* query, const Tile& tile, const Tile& next, float* scores) {
   constexpr int kGroups = kLanes == 16 && kRows <= 4 ? 2 : 1, kKeys = kGroups * kLanes;
   const int num_words = work.shape.head_dim / values_a_word(type), end = tile.rows->end;
   for (int key = tile.rows->begin / kKeys * kKeys; key < end; key += kKeys) {
     int word = 0;
     for (; word + kWords <= num_words; word += kWords)
-      multiply_words<type, kRows, kGroups, true>(work, query, tile, next, key, word, scales, scores);
+      multiply_words<type, kRows, kGroups, true>(work, query, tile, next, key, word, scores);
     if (word < num_words)
-      multiply_words<type, kRows, kGroups, false>(work, query, tile, next, key, word, scales, scores);
+      multiply_words<type, kRows, kGroups, false>(work, query, tile, next, key, word, scores);
   }
 }
 

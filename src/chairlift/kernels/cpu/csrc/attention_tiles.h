@@ -3,9 +3,9 @@
 // A sequence's keys are cut at absolute positions into tiles of kKeyTile, and into splits of kSplit. Whoever computes
 // a query row, alone or in a crowd, in a chunk or not, does the same operations in the same order:
 //
-//   score of a key         one chain of fma over head_dim, ascending
+//   score of a key         one chain of fma over head_dim, ascending; times the factor of an int8 key
 //   softmax in a split     online, tile after tile (Milakov and Gimelshein, 2018)
-//   output in a split      one chain of fma over keys, ascending
+//   output in a split      one chain of fma over keys, ascending; weights times the factors of int8 values first
 //   splits                 merged ascending (as in Flash-Decoding: Dao et al., 2023)
 //
 // What a row must not see has the weight 0 exactly, and a tile without a visible key changes nothing.

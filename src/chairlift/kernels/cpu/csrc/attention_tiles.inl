@@ -32,6 +32,18 @@ static inline void weigh(float* scores, int num_vectors, float reference, float 
   store(lane_sums, fma(load(lane_sums), set1(factor), sum));
 }
 
+// The factors of int8 keys and values are the same in all dimensions: scores and weights take them, not each value.
+template <int kRows>
+static inline void scale_rows(float* scores, const float* scales, int num_vectors) {
+  for (int v = 0; v < num_vectors; ++v) {
+    const F scale = load(scales + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      float* const score = scores + r * kKeyTile + v * kLanes;
+      store(score, mul(load(score), scale));
+    }
+  }
+}
+
 // A tile at work: at one head of the block. What the next one needs is asked for meanwhile.
 struct TileWork {
   int64_t first_key;
@@ -55,7 +67,8 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
     multiply_scratch<kRows>({query, work.stride, 0, work.shape.head_dim, scores, kKeyTile, nullptr},
                             {work.keys, kKeyTile}, num_vectors);
   else
-    score<type, kRows>(work, query, tile.tile, tile.next, tile.scales, scores);
+    score<type, kRows>(work, query, tile.tile, tile.next, scores);
+  if (type == KVType::int8) scale_rows<kRows>(scores, tile.scales.key, num_vectors);
 
   alignas(64) float largest[16], reference[16], factor[16];
   for (int r = 0; r < kRows; ++r) {
@@ -75,6 +88,7 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
   }
   for (int r = 0; r < kRows; ++r)
     weigh(scores + r * kKeyTile, num_vectors, reference[r], factor[r], work.lane_sums + (first_row + r) * 16);
+  if (type == KVType::int8) scale_rows<kRows>(scores, tile.scales.value, num_vectors);
 
   float* const out = state.out + first_row * work.stride;
   const Product product = {scores, kKeyTile, begin, end, out, work.stride, factor};
@@ -83,15 +97,15 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
     multiply_scratch<kRows>(product, {work.values, work.stride}, out_vectors);
   } else {
     for (int column = 0; column < work.shape.head_dim; column += kBlockVectors * kLanes)
-      multiply<kRows, kBlockVectors>(product, Values<type>{tile.tile, tile.next, tile.scales.value}, column);
+      multiply<kRows, kBlockVectors>(product, Values<type>{tile.tile, tile.next}, column);
   }
 }
 
 template <KVType type>
 static void attend_tile(const Work& work, const State& state, const TileWork& tile) {
   if (work.keys) {
-    load_keys<type>(work, tile.tile, tile.next, tile.scales);
-    load_values<type>(work, tile.tile, tile.next, tile.scales);
+    load_keys<type>(work, tile.tile, tile.next);
+    load_values<type>(work, tile.tile, tile.next);
   }
   const int pieces = (work.rows_a_head + kBlockRows - 1) / kBlockRows;
   for (int piece = 0; piece < pieces; ++piece) {

@@ -79,21 +79,16 @@ static CHAIRLIFT_INLINE void load_transposed(RowOf row_of, Words (&m)[kWords]) {
   }
 }
 
-// The dimension `part` of each word, scaled if it is an int8.
+// The dimension `part` of each word; of an int8 without its factor.
 template <KVType type>
-static CHAIRLIFT_INLINE F unpack(const Words& words, int part, const Floats& scale) {
+static CHAIRLIFT_INLINE F unpack(const Words& words, int part) {
   Floats x;
   if (type == KVType::f32) x = reinterpret_cast<const Floats&>(words);
   if (type == KVType::bf16) x = reinterpret_cast<Floats>(part == 0 ? words << 16 : words & -65536);
-  if (type == KVType::int8) x = __builtin_convertvector((words << (24 - 8 * part)) >> 24, Floats) * scale;
+  if (type == KVType::int8) x = __builtin_convertvector((words << (24 - 8 * part)) >> 24, Floats);
   F y;
   std::memcpy(&y, &x, sizeof y);
   return y;
-}
-
-template <KVType type>
-static CHAIRLIFT_INLINE void load_scale(const float* scales, Floats& scale) {
-  if (type == KVType::int8) std::memcpy(&scale, scales, sizeof scale);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention
