@@ -136,7 +136,8 @@ void Layer::attend_all() const {
 
 // The next item of a lane, or -1.
 int64_t Layer::take(int64_t lane) const {
-  const int64_t item = plan_.lanes[static_cast<size_t>(lane)].next.fetch_add(plan_.num_lanes, std::memory_order_relaxed);
+  std::atomic<int64_t>& next = plan_.lanes[static_cast<size_t>(lane)].next;
+  const int64_t item = next.fetch_add(plan_.num_lanes, std::memory_order_relaxed);
   return item < static_cast<int64_t>(plan_.items.size()) ? item : -1;
 }
 

@@ -270,6 +270,8 @@ static void merge(const AttentionShape& shape, const QueryBlock& block, const fl
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-static AttentionTiles attention_tiles() { return {&attention::prepare, &attention::attend, &attention::ask, &attention::merge}; }
+static AttentionTiles attention_tiles() {
+  return {&attention::prepare, &attention::attend, &attention::ask, &attention::merge};
+}
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -1,7 +1,7 @@
 // Rows of KV memory to columns of floats, so that keys become lanes.
 //
-// Rows are read as 32-bit words and the words transposed, eight of kLanes keys at once. A word holds one float, two bf16
-// or four int8 of consecutive dimensions, which come apart only then: the narrower the type, the fewer shuffles.
+// Rows are read as 32-bit words and the words transposed, eight of kLanes keys at once. A word holds one float, two
+// bf16 or four int8 of consecutive dimensions, which come apart only then: the narrower the type, the fewer shuffles.
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -24,7 +24,8 @@ constexpr int value_bytes(KVType type) { return 4 / values_a_word(type); }
 
 // In each 128 bits: pairs of `width` words of a and b, from the lower half or the upper.
 template <int width, int upper, int... i>
-static CHAIRLIFT_INLINE void unpack_words(const Words& a, const Words& b, Words& out, std::integer_sequence<int, i...>) {
+static CHAIRLIFT_INLINE void unpack_words(const Words& a, const Words& b, Words& out,
+                                          std::integer_sequence<int, i...>) {
   out = __builtin_shufflevector(
       a, b, (i / 4 * 4 + upper * 2 + (width == 1 ? i % 4 / 2 : i % 2) + (width == 1 ? i % 2 : i % 4 / 2) * kLanes)...);
 }
