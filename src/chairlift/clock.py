@@ -6,6 +6,13 @@ import time
 from typing import Protocol
 
 
+def in_words(seconds: float) -> str:
+    """A time with its first digits: 0.04 -> "40 ms"."""
+    if seconds >= 0.95:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.0095 else f"{seconds * 1e3:.2g} ms"
+
+
 class Clock(Protocol):
     """Seconds on a scale that only moves forward."""
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chairlift.clock import in_words
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.admission import Admission, Permit
 from chairlift.server.keys import ANYBODY, Key, KeyInfo, KeyLimits, KeyRing
 from chairlift.server.limits import ServerLimits
-from chairlift.server.pace import in_words
 from chairlift.server.rate_limits import TokenBucket
 
 PARAMS = SamplingParams(max_tokens=10)

@@ -178,4 +178,5 @@ def test_how_long_a_wait_will_be_is_said_or_said_to_be_unknown() -> None:
     waiting = {"waits": [], "would_have_let_in": [], "position": 2, "expected_wait": None}
     assert explained_lines(waiting) == ["2 before it, for how long is not known yet"]
     assert explained_lines({**waiting, "expected_wait": 1.25}) == ["2 before it, about 1.2 s"]
+    assert explained_lines({**waiting, "expected_wait": 130.0}) == ["2 before it, about 130.0 s"]
     assert explained_lines({**waiting, "position": None}) == []

@@ -128,7 +128,7 @@ def timed_out(request: Request) -> EngineCoreOutput:
         [],
         finish_reason=FinishReason.TIMEOUT.value,
         num_preemptions=request.num_preemptions,
-        error=f"the timeout of {seconds:.3g} s passed when {num_output_tokens} output tokens were computed: "
+        error=f"the timeout of {round(seconds, 3):g} s passed when {num_output_tokens} output tokens were computed: "
         f"allow more time, or ask for fewer tokens",
         error_param="timeout",
     )

@@ -333,7 +333,7 @@ class ProcessClient:
             silence = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
             self._unstick(self._loop, silence)
         if self._start_watchdog.is_stuck(self.state == "restarting" and not is_ending and not self._child.is_closed):
-            self._unstick(self._loop, f"not ready {self._start_watchdog.timeout:.3g} s after it was started")
+            self._unstick(self._loop, f"not ready {round(self._start_watchdog.timeout, 1):g} s after it was started")
         self._loop.call_later(self._watchdog.interval, self._look)
 
     def _unstick(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chairlift.clock import in_words
+
 if TYPE_CHECKING:
     from chairlift.engine.explain import ExplainedSpan
 
@@ -61,4 +63,4 @@ def _who(span: ExplainedSpan) -> str:
 def _estimate(span: ExplainedSpan) -> str:
     if not span.is_head:
         return ""
-    return "; for how long is not known yet" if span.estimate is None else f"; about {span.estimate:.2g} s"
+    return "; for how long is not known yet" if span.estimate is None else f"; about {in_words(span.estimate)}"

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from chairlift.clock import in_words
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.keys import KeyInfo, KeyLimits, KeyRing
 from chairlift.server.limits import ServerLimits
-from chairlift.server.pace import Pace, in_words
+from chairlift.server.pace import Pace
 from chairlift.server.rate_limits import KeyMeter
 
 SILENCE_SECONDS = 1.0

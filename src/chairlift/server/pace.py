@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 
-def in_words(seconds: float) -> str:
-    """A time with its first digits: 0.04 -> "40 ms"."""
-    if seconds >= 0.95:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.0095 else f"{seconds * 1e3:.2g} ms"
-
-
 class Pace:
     """Requests and prompt tokens that got their first token, by the second of time in which anybody waited for one.
 

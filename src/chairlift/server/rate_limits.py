@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from chairlift.clock import in_words
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.server.keys import KeyLimits
-from chairlift.server.pace import in_words
 
 
 class TokenBucket:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from chairlift.clock import in_words
 from chairlift.errors import ConfigError
 
 TIMEOUT_SECONDS = 5.0
@@ -89,6 +90,6 @@ def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
     ]
     if sequence["position"] is not None:
         expected = sequence["expected_wait"]
-        how_long = "for how long is not known yet" if expected is None else f"about {expected:.2g} s"
+        how_long = "for how long is not known yet" if expected is None else f"about {in_words(expected)}"
         lines.append(f"{sequence['position']} before it, {how_long}")
     return lines + [way["text"] for way in sequence["would_have_let_in"]]
