@@ -183,6 +183,21 @@ def test_a_reused_id_never_shares_the_blocks_of_its_earlier_owner() -> None:
     assert run_to_end(core)["sibling"] == expected_tokens(list(range(18)), 3)
 
 
+def test_a_block_that_one_token_filled_is_found_in_the_next_step() -> None:
+    """Kernels write what one row computes while other rows of the step read."""
+    core, _, executor, _ = make_engine(max_num_batched_tokens=11)
+    prompt = list(range(12))
+    core.add(make_request("a", prompt, max_tokens=3))
+    core.step()
+    same_step, next_step = make_request("b", [*prompt, 50, 51]), make_request("c", [*prompt, 60, 61])
+    core.add(same_step)
+    core.step()
+    assert executor.outputs[1].num_scheduled_tokens == {"a": 1, "b": 6}
+    core.add(next_step)
+    run_to_end(core)
+    assert (same_step.num_cached_tokens, next_step.num_cached_tokens) == (8, 12)
+
+
 @pytest.mark.parametrize("caching", [True, False])
 def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: bool) -> None:
     core, manager, executor, events = make_engine(max_num_batched_tokens=8, enable_prefix_caching=caching)

@@ -82,7 +82,8 @@ class Batch:
             request.num_recomputed_tokens += again
             plan.num_recomputed += again
         if start < request.num_prompt_tokens:
-            self.kv.commit(request)
+            if count > 1:  # what one row alone computes is written while other rows of the step read
+                self.kv.commit(request)
             if end >= request.num_prompt_tokens:
                 plan.prefilled.append(request)
         if end == request.num_tokens:

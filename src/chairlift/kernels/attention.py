@@ -42,6 +42,7 @@ class AttentionMetadata:
 
     Sequence i owns query rows `query_start_loc[i]:query_start_loc[i+1]`; they are its last tokens, so row j of them
     stands at position `seq_lens[i] - query_len + j` and sees keys 0..position (less what a sliding window hides).
+    Others of the step may read what a sequence with several rows puts into memory, and none what a single row does.
 
     Attributes:
         query_start_loc: int32 [B + 1], ascending from 0 to T.
