@@ -55,7 +55,8 @@ def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32)
     magnitudes = groups.abs()
     is_outlier = magnitudes > (magnitudes.sum(-1) * (outlier_after / lengths)).unsqueeze(-1)
     top = magnitudes.masked_fill(is_outlier, 0).amax(-1, keepdim=True)
-    steps = torch.round(groups * torch.where(top > 1e-30, 127 / top, 0.0))
+    inverse = torch.tensor(127.0, device=x.device) / top  # not 127 / top, which is 127 times the rounded 1 / top
+    steps = torch.round(groups * torch.where(top > 1e-30, inverse, 0.0))
     seen = torch.where(is_outlier, groups.double(), steps.double() * (top / 127).double())
     return seen.view(num_rows, -1)[:, :size]
 
