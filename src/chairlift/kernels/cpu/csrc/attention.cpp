@@ -150,16 +150,18 @@ int64_t Layer::take_any(int64_t lane) const {
 // The item that follows in the lane is what a thread is likely to do next: its first tile is fetched meanwhile.
 void Layer::work_through(int64_t lane, int worker) const {
   const AttentionTiles& tiles = isa().attention;
-  void* const scratch = Pool::get().scratch(worker, scratch_bytes_);
+  Pool& pool = Pool::get();
+  void* const scratch = pool.scratch(worker, scratch_bytes_);
   const int64_t num_items = static_cast<int64_t>(plan_.items.size());
   int64_t expected = -1;
   for (int64_t item = take_any(lane); item >= 0; item = take_any(lane)) {
-    const SplitRange splits = splits_of(item);
+    const int64_t place = pool.place_of(item, num_items);
+    const SplitRange splits = splits_of(place);
     if (item != expected) tiles.ask(shape_, call_.kv, splits);
     expected = item + plan_.num_lanes;
-    const SplitRange next = expected < num_items ? splits_of(expected) : SplitRange{};
+    const SplitRange next = expected < num_items ? splits_of(pool.place_of(expected, num_items)) : SplitRange{};
     tiles.attend(shape_, call_.kv, tokens_, splits, expected < num_items ? &next : nullptr, scratch);
-    if (splits.states) merge(plan_.items[static_cast<size_t>(item)].block, splits.block, scratch);
+    if (splits.states) merge(plan_.items[static_cast<size_t>(place)].block, splits.block, scratch);
   }
 }
 
