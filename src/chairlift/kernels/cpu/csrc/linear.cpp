@@ -11,7 +11,6 @@
 
 namespace chairlift {
 
-
 // What a product is asked for.
 struct Linear::Call {
   const float* x;
@@ -165,7 +164,7 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t b
 namespace {
 
 // What a thread multiplies first comes while rows are prepared.
-void prefetch_first(const uint8_t* weights, int64_t num_bytes) {
+inline __attribute__((always_inline)) void prefetch_first(const uint8_t* weights, int64_t num_bytes) {
   constexpr int64_t kMost = 64 << 10;
   for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(weights + i);
 }
@@ -233,9 +232,10 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   Ranges tiles(pool, tiling.num_tiles);
   std::atomic<int64_t> next_block{0}, prepared{0};
   pool.run(tiles.count(), [&](int64_t range, int worker) {
+    auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));  // may throw: others wait later
     prefetch_first(matrix_->stripe(tiling.first_stripe(tiles.first(range))), tile_bytes);
     for (int64_t block; (block = next_block.fetch_add(1)) < activations.num_blocks; prepared.fetch_add(1))
-      prepare(call, activations, block, static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes)));
+      prepare(call, activations, block, scratch);
     spin_until([&] { return prepared.load(std::memory_order_acquire) >= activations.num_blocks; });
     tiles.take(range, [&](int64_t tile) { multiply(call, activations, tiling, tile); });
   });

@@ -25,7 +25,7 @@ static inline I broadcast4(const int8_t* p) {
 struct Ahead {
   explicit Ahead(const StripeTask& task) : at(task.ahead), end(at + task.ahead_bytes) {
     const int64_t parts = task.padded_inputs / kGroup * (kStripe / kLanes);
-    step = (task.ahead_bytes / parts + 64) / 64 * 64;
+    step = ((task.ahead_bytes + parts - 1) / parts + 63) / 64 * 64;
   }
 
   inline void fetch_part() {

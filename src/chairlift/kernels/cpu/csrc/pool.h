@@ -22,7 +22,7 @@ class Pool {
 
   // Threads that work, the caller included; 1 to kMaxThreads.
   void set_num_threads(int num_threads);
-  int num_threads() const { return num_threads_; }
+  int num_threads() const { return num_threads_.load(std::memory_order_relaxed); }
 
   // For tests: hand tasks out in another order. 0: ascending.
   void set_tile_order(uint64_t seed) { order_seed_ = seed; }
@@ -73,7 +73,7 @@ class Pool {
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
   std::vector<KeptMemory> scratch_;
-  int num_threads_ = 1;
+  std::atomic<int> num_threads_{1};
 };
 
 // Tasks that read memory in order: a range of neighbours for each thread, and what is left of the others' at the end, so

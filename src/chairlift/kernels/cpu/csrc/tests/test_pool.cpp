@@ -32,9 +32,19 @@ void check_ranges(int64_t num_tasks) {
   Ranges ranges(pool, num_tasks);
   CHECK(ranges.count() == std::min<int64_t>(num_tasks, pool.num_threads()));
   pool.run(ranges.count(), [&](int64_t range, int) {
-    if (range == 0) std::this_thread::yield();
     ranges.take(range, [&](int64_t task) { ++done[static_cast<size_t>(task)]; });
   });
+  for (const int times : done) CHECK(times == 1);
+}
+
+// One thread does the work of all where the others never come.
+void check_late_threads() {
+  subject() = "ranges of threads that are late";
+  Pool& pool = Pool::get();
+  pool.set_num_threads(4);
+  std::vector<int> done(10, 0);
+  Ranges ranges(pool, 10);
+  pool.run(1, [&](int64_t range, int) { ranges.take(range, [&](int64_t task) { ++done[static_cast<size_t>(task)]; }); });
   for (const int times : done) CHECK(times == 1);
 }
 
@@ -117,6 +127,7 @@ void check_fork() {
 
 void test_pool() {
   check_all_sizes();
+  check_late_threads();
   check_parked_workers();
   check_scratch();
   check_many_callers();
