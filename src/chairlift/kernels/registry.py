@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,10 +12,20 @@ import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops
-from chairlift.kernels.backend import AttentionBackend, AttentionShape, ReferenceAttention
+from chairlift.kernels.backend import AttentionBackend, AttentionShape, ReferenceAttention, RotaryStep
 from chairlift.kernels.linear import ComposedLinear, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.weights import MatrixParts, Weights, load_tensor
+
+Layer = Callable[[torch.Tensor, RotaryStep, Any], torch.Tensor]
+"""x [T, hidden_size], given up, and the step's rotation and plan -> [T, hidden_size]."""
+
+
+def in_turn(layers: Sequence[Layer], x: torch.Tensor, rotary: RotaryStep, plan: Any) -> torch.Tensor:
+    """x through all layers."""
+    for layer in layers:
+        x = layer(x, rotary, plan)
+    return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,7 @@ class Kernels:
         make_prologue: a prologue by itself, where no product follows.
         attention: makes the attention backend of a model.
         notes: what there is to say once a model is loaded.
+        run_layers: `in_turn`, of layers that only call functions of this set.
     """
 
     name: str
@@ -41,6 +52,7 @@ class Kernels:
     make_prologue: Callable[[Prologue], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
+    run_layers: Callable[[Sequence[Layer], torch.Tensor, RotaryStep, Any], torch.Tensor] = in_turn
 
 
 def _reference_embedding(table: torch.Tensor) -> RowKernel:

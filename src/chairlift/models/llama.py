@@ -65,6 +65,7 @@ class LlamaModel(Model):
         size, vocab = config.hidden_size, config.vocab_size
         self.embedding = Embedding(kernels, weights, "model.embed_tokens", vocab, size)
         self.rotary = make_rotary(config.rope, config.head_dim, config.max_position_embeddings, backend.shape.device)
+        self._run_layers = kernels.run_layers
         self.layers = [LlamaLayer(kernels, backend, config, weights, i) for i in range(config.num_layers)]
         norm = rms_norm(weights, "model.norm", size, config.norm_eps)
         tied_to = self.embedding if config.tie_word_embeddings else None
@@ -76,10 +77,7 @@ class LlamaModel(Model):
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
         rotary = self.rotary.at(positions)
-        x = self.embedding(token_ids)
-        for layer in self.layers:
-            x = layer(x, rotary, plan)
-        return x
+        return self._run_layers(self.layers, self.embedding(token_ids), rotary, plan)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)

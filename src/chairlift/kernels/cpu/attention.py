@@ -30,11 +30,13 @@ class NativePlan:
         step: the extension's `AttentionStep`, which cuts the work when a layer of a new window first asks.
         num_tokens: T.
         out: float32 [T, num_heads * head_dim], the same memory for all layers.
+        moves: how often the backend had allocated KV memory.
     """
 
     step: Any
     num_tokens: int
     out: torch.Tensor
+    moves: int
 
 
 class NativeAttention:
@@ -52,8 +54,10 @@ class NativeAttention:
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, KV_DTYPES[shape.kv_dtype]
         )
         self._buffers = RowBuffers()
+        self._moves = 0
 
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
+        self._moves += 1
         return allocate_kv_cache(self.shape, num_blocks, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> NativePlan:
@@ -66,7 +70,7 @@ class NativeAttention:
         )
         num_tokens = len(metadata.slot_mapping)
         width = self.shape.num_heads * self.shape.head_dim
-        return NativePlan(step, num_tokens, self._buffers.rows(("attention", width), num_tokens))
+        return NativePlan(step, num_tokens, self._buffers.rows(("attention", width), num_tokens), self._moves)
 
     def forward(
         self,

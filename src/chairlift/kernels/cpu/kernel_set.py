@@ -18,6 +18,7 @@ from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import common_format
 from chairlift.kernels.cpu.repacking import Repacked, describe, is_exact, measure, pack
 from chairlift.kernels.cpu.row_buffers import RowBuffers
+from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.linear import LinearKernel, Prologue, RowKernel
 from chairlift.kernels.registry import Kernels
 from chairlift.kernels.weights import MatrixParts, Weights
@@ -49,6 +50,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         make_prologue=torch_ops.make_prologue,
         attention=NativeAttention,
         notes=loader.notes,
+        run_layers=RecordedLayers(native, buffers),
     )
 
 

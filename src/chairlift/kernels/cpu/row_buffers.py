@@ -6,9 +6,14 @@ import torch
 
 
 class RowBuffers:
-    """Memory for the rows that kernels put out, one piece a purpose, shared by all layers and steps."""
+    """Memory for the rows that kernels put out, one piece a purpose, shared by all layers and steps.
+
+    Attributes:
+        moves: how often rows got other memory than before.
+    """
 
     def __init__(self) -> None:
+        self.moves = 0
         self._whole: dict[tuple[str, int], torch.Tensor] = {}
         self._rows: dict[tuple[str, int], torch.Tensor] = {}
 
@@ -23,4 +28,5 @@ class RowBuffers:
         whole = self._whole.get(key)
         if whole is None or whole.shape[0] < num_rows:
             whole = self._whole[key] = torch.empty((num_rows, key[1]))
+            self.moves += 1
         return whole[:num_rows]

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "linear.h"
+#include "tape.h"
 
 namespace nb = nanobind;
 
@@ -63,6 +64,15 @@ Prologue parse_prologue(const std::string& name) {
   throw nb::value_error("prologue must be one of none, rms_norm, layer_norm, silu_and_mul, relu");
 }
 
+void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
+          bool add) {
+  const auto multiply = [&linear, x = reinterpret_cast<const float*>(x), x_stride, rows,
+                         out = reinterpret_cast<float*>(out), out_stride,
+                         add](const Tape::Step&) { linear(x, x_stride, rows, out, out_stride, add); };
+  multiply({});
+  if (Tape* tape = Tape::recording()) tape->add(multiply);
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -100,11 +110,7 @@ void bind_linear(nb::module_& m) {
            },
            nb::arg("matrix"), nb::arg("bias").none() = nb::none(), nb::arg("prologue") = "none",
            nb::arg("norm_weight").none() = nb::none(), nb::arg("norm_bias").none() = nb::none(), nb::arg("eps") = 0.0f)
-      .def("__call__",
-           [](const Linear& self, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
-              bool add) {
-             self(reinterpret_cast<const float*>(x), x_stride, rows, reinterpret_cast<float*>(out), out_stride, add);
-           },
+      .def("__call__", &call,
            nb::arg("x"), nb::arg("x_stride"), nb::arg("rows"), nb::arg("out"), nb::arg("out_stride"), nb::arg("add"),
            nb::call_guard<nb::gil_scoped_release>(), "Addresses of the first rows; strides in floats.");
 }

@@ -13,6 +13,7 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_ceilings(nb::module_& m);
+void bind_tape(nb::module_& m);
 
 static void set_num_threads(int num_threads) {
   if (num_threads < 1 || num_threads > Pool::kMaxThreads)
@@ -40,4 +41,5 @@ NB_MODULE(_native, m) {
   chairlift::bind_attention(m);
   chairlift::bind_sampling(m);
   chairlift::bind_ceilings(m);
+  chairlift::bind_tape(m);
 }

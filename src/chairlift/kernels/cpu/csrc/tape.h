@@ -1,0 +1,40 @@
+// Calls that were made in one order, to be made again in one go.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace chairlift {
+
+class AttentionStep;
+
+// What the layers of a model call, of steps with as many rows in the same memory. Between two calls from Python pass
+// microseconds, in which no weights are read. What a call points to must outlive the tape.
+class Tape {
+ public:
+  // What differs from step to step.
+  struct Step {
+    AttentionStep* attention;
+    const int64_t* positions;
+  };
+  using Call = std::function<void(const Step&)>;
+
+  // The tape that this thread records on, or null.
+  static Tape*& recording() {
+    thread_local Tape* tape = nullptr;
+    return tape;
+  }
+
+  void add(Call call) { calls_.push_back(std::move(call)); }
+  size_t size() const { return calls_.size(); }
+  void replay(const Step& step) const {
+    for (const Call& call : calls_) call(step);
+  }
+
+ private:
+  std::vector<Call> calls_;
+};
+
+}  // namespace chairlift

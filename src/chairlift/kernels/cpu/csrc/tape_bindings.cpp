@@ -1,0 +1,24 @@
+#include <nanobind/nanobind.h>
+
+#include "attention.h"
+#include "tape.h"
+
+namespace nb = nanobind;
+
+namespace chairlift {
+
+void bind_tape(nb::module_& m) {
+  nb::class_<Tape>(m, "Tape", "Calls of Linear and Attention.forward, which see the same memory in every step.")
+      .def(nb::init<>())
+      .def("start", [](Tape& self) { Tape::recording() = &self; }, "Record what this thread calls from now on.")
+      .def_static("stop", [] { Tape::recording() = nullptr; })
+      .def("__len__", &Tape::size)
+      .def("replay",
+           [](const Tape& self, AttentionStep& step, uintptr_t positions) {
+             self.replay({&step, reinterpret_cast<const int64_t*>(positions)});
+           },
+           nb::arg("step"), nb::arg("positions"), nb::call_guard<nb::gil_scoped_release>(),
+           "Make the calls again, in their order, with this step and the address of its positions.");
+}
+
+}  // namespace chairlift

@@ -1,0 +1,58 @@
+"""Layers that call nothing but the extension, called from Python once and from then on in one native call.
+
+A decode step of a small model reads its weights in three milliseconds, and 150 calls from Python take another one. The
+first step of so many rows is recorded (as CUDA graphs are captured), and steps of as many rows repeat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from chairlift.kernels.backend import RotaryStep
+from chairlift.kernels.cpu.attention import NativePlan
+from chairlift.kernels.cpu.row_buffers import RowBuffers
+from chairlift.kernels.registry import Layer, in_turn
+
+MAX_ROWS = 64
+"""Of steps that are recorded: beyond, calls cost little beside what they do."""
+
+
+class RecordedLayers:
+    """Runs layers one after the other. All that they do must be calls of `NativeLinear` and `NativeAttention`.
+
+    A tape holds addresses: of `buffers`, of KV memory and of the plan's output. It is dropped when any of them moves.
+    """
+
+    def __init__(self, native: Any, buffers: RowBuffers) -> None:
+        self._native = native
+        self._buffers = buffers
+        self._place: object = None
+        self._tapes: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def __call__(self, layers: Sequence[Layer], x: torch.Tensor, rotary: RotaryStep, plan: NativePlan) -> torch.Tensor:
+        """x [T, hidden_size] of the embedding through all layers, to [T, hidden_size]."""
+        num_rows = len(x)
+        if num_rows > MAX_ROWS:
+            return in_turn(layers, x, rotary, plan)
+        tape, out = self._tape(num_rows, x, plan)
+        if tape is not None:
+            tape.replay(plan.step, rotary.positions.data_ptr())
+            return out
+        tape = self._native.Tape()
+        tape.start()
+        try:
+            out = in_turn(layers, x, rotary, plan)
+        finally:
+            tape.stop()
+        self._tapes[num_rows] = tape, out
+        return out
+
+    def _tape(self, num_rows: int, x: torch.Tensor, plan: NativePlan) -> tuple[Any, torch.Tensor]:
+        place = (self._buffers.moves, plan.moves, x.data_ptr(), plan.out.data_ptr())
+        if place != self._place:
+            self._tapes.clear()
+            self._place = place
+        return self._tapes.get(num_rows, (None, x))
