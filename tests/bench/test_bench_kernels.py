@@ -23,6 +23,7 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import matrix_bytes
+from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.kernels.registry import get_kernels
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, resolve_model
@@ -115,10 +116,12 @@ def test_linear_layers_are_those_of_the_model(tiny_model_dir: TinyModel, arch: s
 @needs_native
 def test_a_pass_counts_every_weight_once(tiny_model_dir: TinyModel) -> None:
     config = model_config(tiny_model_dir("llama"))
-    layers = LinearPass(load(), config, lambda layer: "q8_0" if layer.kernel == LM_HEAD else "q4_0", 4)
+    layers = LinearPass(load(), config, lambda layer: "q8_0" if layer.kernel == LM_HEAD else "q4_0", MAX_ROWS + 1)
     seconds = layers(3)
     assert list(seconds) == layers.kernels == [LAYERS, "qkv", "output", "gate_up", "down", LM_HEAD]
-    assert seconds[LAYERS] == pytest.approx(sum(seconds.values()) - seconds[LAYERS] - seconds[LM_HEAD])
+    assert all(value > 0 for value in seconds.values())
+    by_calls = layers(MAX_ROWS + 1)
+    assert by_calls[LAYERS] == pytest.approx(sum(by_calls.values()) - by_calls[LAYERS] - by_calls[LM_HEAD])
     assert layers.formats_of(LAYERS) == "q4_0"
     assert layers.formats_of(LM_HEAD) == "q8_0"
     one_layer = [(128, 64), (64, 64), (192, 64), (64, 96)]
@@ -190,7 +193,7 @@ def test_as_the_file_has_it(tiny_model_dir: TinyModel) -> None:
     assert all(time.share is None for time in result.sampling)
     first = record["linear"][0]
     assert first["operations_per_s"] == pytest.approx(2 * 2 * 30720 / first["seconds"]["median"])
-    assert 0 < first["share"] < 1
+    assert first["share"] > 0  # more than 1 where all weights fit the caches
     assert first["seconds"]["min"] <= first["seconds"]["median"] <= first["seconds"]["max"]
     assert record["ceilings"]["num_threads"] == record["machine"]["num_threads"] == 1
     for label in ("ceilings", "gate_up", "1 x 64", "greedy", "reading memory"):

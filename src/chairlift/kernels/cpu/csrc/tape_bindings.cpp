@@ -14,11 +14,12 @@ void bind_tape(nb::module_& m) {
       .def_static("stop", [] { Tape::recording() = nullptr; })
       .def("__len__", &Tape::size)
       .def("replay",
-           [](const Tape& self, AttentionStep& step, uintptr_t positions) {
-             self.replay({&step, reinterpret_cast<const int64_t*>(positions)});
+           [](const Tape& self, AttentionStep* step, uintptr_t positions) {
+             self.replay({step, reinterpret_cast<const int64_t*>(positions)});
            },
-           nb::arg("step"), nb::arg("positions"), nb::call_guard<nb::gil_scoped_release>(),
-           "Make the calls again, in their order, with this step and the address of its positions.");
+           nb::arg("step").none(), nb::arg("positions"), nb::call_guard<nb::gil_scoped_release>(),
+           "Make the calls again, in their order, with this step and the address of its positions. None: no attention "
+           "is on the tape.");
 }
 
 }  // namespace chairlift
