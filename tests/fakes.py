@@ -30,8 +30,9 @@ def next_token(token_ids: list[int], vocab_size: int = 1000) -> int:
 class CheckingExecutor:
     """Keeps a mirror of the tables from the deltas, and KV memory as prefix digests by slot.
 
-    Every step first writes its slots, then reads all slots of every scheduled request back, as attention does. Tokens
-    are sampled from what was read, so a wrong table gives wrong tokens, or an assertion.
+    Every step writes the slots of its chunks, then reads what each scheduled request has in memory, as attention does,
+    and only then writes what requests compute one token of: native attention does that meanwhile. Tokens are sampled
+    from what was read, so a wrong table gives wrong tokens, or an assertion.
     """
 
     def __init__(self, block_size: int, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
@@ -60,8 +61,15 @@ class CheckingExecutor:
         for request_id, block_ids in output.new_block_ids.items():
             assert block_ids
             self.tables[request_id] += block_ids
-        for request_id, count in output.num_scheduled_tokens.items():
-            if count or request_id not in output.num_padding_tokens:
+        scheduled = output.num_scheduled_tokens.items()
+        work = [(rid, count) for rid, count in scheduled if count or rid not in output.num_padding_tokens]
+        for request_id, count in work:
+            if count > 1:
+                self._write(request_id, count)
+        for request_id, _ in work:
+            self._check(request_id)
+        for request_id, count in work:
+            if count <= 1:
                 self._write(request_id, count)
         return ModelRunnerOutput(output.step, dict(self._sample(output)))
 
@@ -87,16 +95,18 @@ class CheckingExecutor:
             self.memory[self._slot(request_id, position)] = prefix_key(tokens[: position + 1])
         self.computed[request_id] = start + count
 
+    def _check(self, request_id: str) -> None:
+        tokens = self.tokens[request_id]
+        for position in range(self.computed[request_id]):
+            expected = prefix_key(tokens[: position + 1])
+            assert self.memory.get(self._slot(request_id, position)) == expected, (request_id, position)
+
     def _sample(self, output: SchedulerOutput) -> Iterable[tuple[str, list[int]]]:
         for request_id, count in output.num_scheduled_tokens.items():
             if not count:
                 continue
             tokens = self.tokens[request_id]
-            computed = self.computed[request_id]
-            for position in range(computed):
-                expected = prefix_key(tokens[: position + 1])
-                assert self.memory.get(self._slot(request_id, position)) == expected, (request_id, position)
-            if computed == len(tokens):
+            if self.computed[request_id] == len(tokens):
                 token = next_token(tokens)
                 tokens.append(token)
                 yield request_id, [token]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from chairlift.kernels.backend import RotaryStep
-from chairlift.kernels.cpu import tape
+from chairlift.kernels.cpu import load, tape
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.llama import LlamaLayer, LlamaModel
 from chairlift.models.registry import build_model
@@ -20,11 +21,14 @@ from packed_steps import Tables, pack
 pytestmark = needs_native
 
 CPU = torch.device("cpu")
-# (sequence, first token, end) of each step: prompts, decodes of three and two rows in turns, a prompt that needs larger
-# buffers than all before, and the same decodes again.
+# (sequence, first token, end) of each step: prompts, decodes of three rows, other steps of three rows, decodes of two,
+# a prompt that needs larger buffers than all before, and the same decodes again.
 STEPS = [
     [(0, 0, 20), (1, 0, 1), (2, 0, 9)],
     *([(0, 20 + i, 21 + i), (1, 1 + i, 2 + i), (2, 9 + i, 10 + i)] for i in range(4)),
+    [(4, 0, 3)],
+    [(5, 0, 2), (1, 5, 6)],
+    [(1, 6, 7), (4, 3, 4), (5, 2, 3)],
     *([(0, 24 + i, 25 + i), (2, 13 + i, 14 + i)] for i in range(3)),
     [(3, 0, 90)],
     *([(0, 27 + i, 28 + i), (2, 16 + i, 17 + i)] for i in range(3)),
@@ -50,17 +54,28 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> LlamaModel:
     return model
 
 
-@torch.inference_mode()
-def run(model: LlamaModel) -> Iterator[torch.Tensor]:
-    """The logits of each step, from fresh KV memory on."""
-    draw, tables = random.Random(0), Tables(64, 8)
-    model.allocate_kv_cache(64, 8)
-    for work in STEPS:
-        step = pack(tables, work)
-        ids = torch.tensor(
-            [draw.randrange(model.config.vocab_size) for _, start, stop in work for _ in range(start, stop)]
-        )
-        yield model.logits(model.forward(ids, step.positions, model.plan(step.metadata))).clone()
+class Run:
+    """Steps of a model, from fresh KV memory on."""
+
+    def __init__(self, model: LlamaModel) -> None:
+        self._model, self._draw, self._tables = model, random.Random(0), Tables(64, 8)
+        model.allocate_kv_cache(64, 8)
+
+    @torch.inference_mode()
+    def step(self, work: list[tuple[int, int, int]]) -> torch.Tensor:
+        """Logits of all rows. Tokens are the next ones that are drawn."""
+        model, step = self._model, pack(self._tables, work)
+        tokens = [self._draw.randrange(model.config.vocab_size) for _, start, stop in work for _ in range(start, stop)]
+        hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
+        return model.logits(hidden).clone()
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    before = load().num_threads()
+    yield
+    load().set_num_threads(before)
+    load().set_tile_order(0)
 
 
 @pytest.fixture
@@ -89,30 +104,43 @@ def test_a_tape_gives_the_bits_of_calls(
     folder = tiny_model_dir(arch)
     with monkeypatch.context() as patch:
         patch.setattr(tape, "MAX_ROWS", 0)
-        expected = list(run(make(folder, kv_cache_dtype)))
+        plain = Run(make(folder, kv_cache_dtype))
+        expected = [plain.step(work) for work in STEPS]
     calls.clear()
     model = make(folder, kv_cache_dtype)
     for _ in range(2):  # the second time in other KV memory
-        for ours, theirs in zip(run(model), expected, strict=True):
-            assert torch.equal(ours, theirs)
+        run = Run(model)
+        for index, work in enumerate(STEPS):
+            load().set_num_threads(1 + index % 2)
+            load().set_tile_order(index)
+            assert torch.equal(run.step(work), expected[index])
     # Recorded: once for each number of rows, again where buffers have moved, and again in other KV memory.
-    once = len(model.layers)
-    assert calls == [rows for rows in RECORDED for _ in range(once)]
+    assert calls == [rows for rows in RECORDED for _ in model.layers]
 
 
 def test_a_step_that_fails_is_not_repeated(
-    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model_dir: Callable[..., Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = (make(tiny_model_dir("llama"), torch.bfloat16) for _ in range(2))
-    plain = LlamaLayer.__call__
+    run, plain = Run(model), Run(other)
+    for work in STEPS[:2]:
+        assert torch.equal(run.step(work), plain.step(work))
+    through = LlamaLayer.__call__
 
     def fail(self: LlamaLayer, x: torch.Tensor, rotary: RotaryStep, plan: object) -> torch.Tensor:
         if self is model.layers[-1]:
             raise RuntimeError("no")
-        return plain(self, x, rotary, plan)
+        return through(self, x, rotary, plan)
 
+    two = [(0, 21, 22), (2, 10, 11)]
     with monkeypatch.context() as patch:
         patch.setattr(LlamaLayer, "__call__", fail)
-        with pytest.raises(RuntimeError, match="no"):
-            next(run(model))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(run(model), run(other), strict=True))
+        for each in (run, plain):
+            with pytest.raises(RuntimeError, match="no") if each is run else nullcontext():
+                each.step(two)
+    calls.clear()
+    assert torch.equal(run.step(two), plain.step(two))
+    assert calls == [2] * len(model.layers), "the failed step left no tape"
+    calls.clear()
+    assert torch.equal(run.step(two), plain.step(two))
+    assert not calls

@@ -24,7 +24,7 @@ from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.sampling import NativeSampling
-from chairlift.kernels.cpu.tape import MAX_ROWS
+from chairlift.kernels.cpu.tape import MAX_ROWS, recorded
 from chairlift.kernels.linear import LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.models.config import ModelConfig
@@ -111,16 +111,15 @@ class LinearPass:
         kernel(self._inputs[layer.input_width][:rows], self._residual[:rows] if layer.adds else None)
 
     def _time_tape(self, rows: int) -> float:
-        tape = self._tapes.get(rows)
-        if tape is None:
-            tape = self._tapes[rows] = self._native.Tape()
-            tape.start()
-            for layer, kernel in self._calls:
-                if layer.kernel != LM_HEAD:
-                    self._multiply(layer, kernel, rows)
-            tape.stop()
+        if rows not in self._tapes:
+            tape = self._native.Tape()
+            with recorded(tape):
+                for layer, kernel in self._calls:
+                    if layer.kernel != LM_HEAD:
+                        self._multiply(layer, kernel, rows)
+            self._tapes[rows] = tape
         start = perf_counter()
-        tape.replay(None, 0)
+        self._tapes[rows].replay(None, 0)
         return perf_counter() - start
 
     @property

@@ -66,8 +66,8 @@ def linear_table(result: KernelResult) -> Table:
     """Every linear layer, by rows."""
     table = _table(
         f"{result.model}: linear layers",
-        "All layers of the model, one after the other. The ceiling is the vector units (c) or reading memory (m), "
-        "whichever takes longer.",
+        "All layers of the model, one after the other; together in one call up to 64 rows, as in a step. The ceiling "
+        "is the vector units (c) or reading memory (m), whichever takes longer.",
     )
     table.add_column("rows", justify="right")
     table.add_column("kernel", no_wrap=True)

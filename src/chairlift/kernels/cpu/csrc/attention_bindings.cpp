@@ -52,14 +52,15 @@ void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step
   shape.norm_eps = norm_eps;
   const PagedKV kv = {pointer<void>(key), pointer<void>(value), pointer<float>(key_scale), pointer<float>(value_scale),
                       step.shape().block_size};
-  const LayerCall call = {kv, pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache), window, pointer<float>(out)};
+  const LayerCall call = {kv,     pointer<float>(qkv), nullptr, pointer<const float>(cos_sin_cache),
+                          window, pointer<float>(out)};
   const auto attend = [shape, call, has_positions = positions != 0](const Tape::Step& now) {
     LayerCall layer = call;
     if (has_positions) layer.positions = now.positions;
     attention_forward(shape, *now.attention, layer);
   };
   attend({&step, pointer<const int64_t>(positions)});
-  if (Tape* tape = Tape::recording()) tape->add(attend);
+  if (Tape* tape = Tape::recording()) tape->add_attention(attend);
 }
 
 }  // namespace

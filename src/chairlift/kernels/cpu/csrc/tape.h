@@ -21,6 +21,13 @@ class Tape {
   };
   using Call = std::function<void(const Step&)>;
 
+  Tape() = default;
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+  ~Tape() {
+    if (recording() == this) recording() = nullptr;
+  }
+
   // The tape that this thread records on, or null.
   static Tape*& recording() {
     thread_local Tape* tape = nullptr;
@@ -28,6 +35,11 @@ class Tape {
   }
 
   void add(Call call) { calls_.push_back(std::move(call)); }
+  void add_attention(Call call) {
+    needs_step_ = true;
+    add(std::move(call));
+  }
+  bool needs_step() const { return needs_step_; }
   size_t size() const { return calls_.size(); }
   void replay(const Step& step) const {
     for (const Call& call : calls_) call(step);
@@ -35,6 +47,7 @@ class Tape {
 
  private:
   std::vector<Call> calls_;
+  bool needs_step_ = false;
 };
 
 }  // namespace chairlift

@@ -15,9 +15,11 @@ void bind_tape(nb::module_& m) {
       .def("__len__", &Tape::size)
       .def("replay",
            [](const Tape& self, AttentionStep* step, uintptr_t positions) {
+             if (!step && self.needs_step()) throw nb::value_error("there is attention on the tape: give its step");
+             const nb::gil_scoped_release release;
              self.replay({step, reinterpret_cast<const int64_t*>(positions)});
            },
-           nb::arg("step").none(), nb::arg("positions"), nb::call_guard<nb::gil_scoped_release>(),
+           nb::arg("step").none(), nb::arg("positions"),
            "Make the calls again, in their order, with this step and the address of its positions. None: no attention "
            "is on the tape.");
 }
