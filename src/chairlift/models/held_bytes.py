@@ -10,6 +10,7 @@ import torch
 
 from chairlift.kernels.attention import KVCache
 from chairlift.kernels.cpu.row_buffers import RowBuffers
+from chairlift.kernels.cpu.tape import RecordedLayers
 
 
 def held_bytes(model: object) -> int:
@@ -41,7 +42,7 @@ def _objects(model: object) -> Iterator[Any]:
     to_visit = [model]
     while to_visit:
         item = to_visit.pop()
-        if id(item) in seen or isinstance(item, KVCache | RowBuffers):
+        if id(item) in seen or isinstance(item, KVCache | RowBuffers | RecordedLayers):
             continue
         seen.add(id(item))
         yield item
