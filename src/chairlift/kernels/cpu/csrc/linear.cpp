@@ -161,15 +161,29 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t b
   gather_outliers(scratch, padded, tiles.block_rows, to);
 }
 
-namespace {
+// Packed weights that are wanted soon.
+struct Linear::Weights {
+  const uint8_t* at = nullptr;
+  int64_t num_bytes = 0;
 
-// What a thread multiplies first comes while rows are prepared.
-inline __attribute__((always_inline)) void prefetch_first(const uint8_t* weights, int64_t num_bytes) {
-  constexpr int64_t kMost = 64 << 10;
-  for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(weights + i);
-}
+  // Those of a tile.
+  static Weights from(const PackedMatrix& matrix, int64_t first_stripe, int64_t num_stripes) {
+    const int64_t stripes = std::clamp<int64_t>(matrix.num_stripes() - first_stripe, 0, num_stripes);
+    return {matrix.stripe(first_stripe), stripes * matrix.stripe_bytes()};
+  }
 
-}  // namespace
+  // What a thread multiplies first, where all rows are in one tile.
+  static Weights first(const PackedMatrix& matrix, int64_t range, int64_t num_ranges) {
+    const int64_t at_once = isa().linear.tile_stripes, tiles = (matrix.num_stripes() + at_once - 1) / at_once;
+    return from(matrix, tiles * range / num_ranges * at_once, at_once);
+  }
+
+  // Inline, since a call that only prefetches is dropped as one without effect.
+  inline __attribute__((always_inline)) void prefetch() const {
+    constexpr int64_t kMost = 64 << 10;
+    for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(at + i);
+  }
+};
 
 // A product in tiles: as many stripes as the kernel takes at once, times as many blocks of rows as stay in the
 // second-level cache. Neighbouring tiles have neighbouring stripes.
@@ -190,28 +204,31 @@ struct Linear::Tiling {
 
   int64_t first_stripe(int64_t tile) const { return tile % stripe_tiles * stripes_at_once; }
   int64_t first_block(int64_t tile) const { return tile / stripe_tiles * blocks_at_once; }
+  Weights weights_after(const PackedMatrix& matrix, int64_t tile) const {
+    return Weights::from(matrix, first_stripe(tile) + stripes_at_once, stripes_at_once);
+  }
 
   int64_t stripes_at_once, blocks_at_once, stripe_tiles, num_tiles;
 };
 
-// While a tile is computed the weights of the next come, a share with each block, so that a product takes as long as
-// reading or as computing, whichever is longer, and not both.
-void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile) const {
+// While a tile is computed the weights come that its thread multiplies next, a share with each block, so that a product
+// takes as long as reading or as computing, whichever is longer, and not both.
+void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
+                      const Weights& next) const {
   const auto multiply = activations.tiles.multiply[static_cast<int>(matrix_->format())];
   const int64_t stripes = matrix_->num_stripes(), at_once = tiling.stripes_at_once;
   const int64_t first_stripe = tiling.first_stripe(tile), last_stripe = std::min(first_stripe + at_once, stripes);
   const int64_t first_block = tiling.first_block(tile), block_rows = activations.tiles.block_rows;
   const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
-  const int64_t ahead_bytes = std::clamp<int64_t>(stripes - last_stripe, 0, at_once) * matrix_->stripe_bytes();
-  const int64_t share = round_up((ahead_bytes + last_block - first_block - 1) / (last_block - first_block), 64);
+  const int64_t share = round_up((next.num_bytes + last_block - first_block - 1) / (last_block - first_block), 64);
   const int64_t step = last_stripe - first_stripe < at_once ? 1 : at_once;
   for (int64_t stripe = first_stripe; stripe < last_stripe; stripe += step) {
     const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix_->out_features() - column);
     const float* const bias = bias_.empty() ? nullptr : bias_.data() + column;
     for (int64_t block = first_block, ahead = 0; block < last_block; ++block, ahead += share) {
-      const int64_t row = block * block_rows, left = std::max<int64_t>(ahead_bytes - ahead, 0);
+      const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
       multiply({matrix_->stripe(stripe), matrix_->stripe_bytes(), static_cast<int>(step),
-                matrix_->stripe(last_stripe) + std::min(ahead, ahead_bytes), std::min(share, left),
+                next.at + std::min(ahead, next.num_bytes), std::min(share, left),
                 matrix_->padded_inputs(), activations.block(block),
                 static_cast<int>(std::min(block_rows, call.rows - row)), bias,
                 call.out + row * call.out_stride + column, call.out_stride, static_cast<int>(columns), call.add});
@@ -219,25 +236,28 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   }
 }
 
-void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride,
-                        bool add) const {
+void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
+                        const Linear* next) const {
   if (rows <= 0) return;
   const Call call = {x, x_stride, rows, out, out_stride, add};
   const Activations activations(*matrix_, rows);
   const Tiling tiling(*matrix_, activations);
   const size_t scratch_bytes = PrepareScratch::num_bytes(round_up(matrix_->padded_inputs(), activations.group),
                                                          activations.tiles.block_rows);
-  const int64_t tile_bytes = matrix_->stripe_bytes() * tiling.stripes_at_once;
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
   std::atomic<int64_t> next_block{0}, prepared{0};
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));  // may throw: others wait later
-    prefetch_first(matrix_->stripe(tiling.first_stripe(tiles.first(range))), tile_bytes);
+    Weights::first(*matrix_, range, tiles.count()).prefetch();
     for (int64_t block; (block = next_block.fetch_add(1)) < activations.num_blocks; prepared.fetch_add(1))
       prepare(call, activations, block, scratch);
     spin_until([&] { return prepared.load(std::memory_order_acquire) >= activations.num_blocks; });
-    tiles.take(range, [&](int64_t tile) { multiply(call, activations, tiling, tile); });
+    tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
+      Weights ahead = is_last ? Weights{} : tiling.weights_after(*matrix_, tile);
+      if (is_last && next) ahead = Weights::first(*next->matrix_, its_range, tiles.count());
+      multiply(call, activations, tiling, tile, ahead);
+    });
   });
 }
 

@@ -18,7 +18,9 @@ class Linear {
          std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
 
   // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features]. Strides in floats.
-  void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add) const;
+  // `next`: what is multiplied after this, or null; a thread that is done fetches what it will read there first.
+  void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
+                  const Linear* next = nullptr) const;
 
   const PackedMatrix& matrix() const { return *matrix_; }
 
@@ -26,8 +28,10 @@ class Linear {
   struct Activations;
   struct Call;
   struct Tiling;
+  struct Weights;
   void prepare(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
-  void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile) const;
+  void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
+                const Weights& next) const;
 
   std::shared_ptr<const PackedMatrix> matrix_;
   std::vector<float> bias_;

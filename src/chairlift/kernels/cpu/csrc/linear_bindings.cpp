@@ -68,9 +68,9 @@ void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uin
           bool add) {
   const auto multiply = [&linear, x = reinterpret_cast<const float*>(x), x_stride, rows,
                          out = reinterpret_cast<float*>(out), out_stride,
-                         add](const Tape::Step&) { linear(x, x_stride, rows, out, out_stride, add); };
-  multiply({});
-  if (Tape* tape = Tape::recording()) tape->add(multiply);
+                         add](const Linear* next) { linear(x, x_stride, rows, out, out_stride, add, next); };
+  multiply(nullptr);
+  if (Tape* tape = Tape::recording()) tape->add_linear(linear, multiply);
 }
 
 }  // namespace

@@ -88,12 +88,13 @@ class Ranges {
   int64_t count() const { return count_; }
   int64_t first(int64_t range) const { return num_tasks_ * range / count_; }
 
-  // body(task) for each task of the range that nobody has taken, then for those of the others.
+  // body(task, its range, whether it is the last there) for each task of the range that nobody has taken, then for those
+  // of the others.
   template <typename Body>
   void take(int64_t range, const Body& body) {
     for (int64_t i = 0; i < count_; ++i, range = (range + 1) % count_)
       for (int64_t task; (task = next_[range].task.fetch_add(1, std::memory_order_relaxed)) < first(range + 1);)
-        body(pool_.place_of(task, num_tasks_));
+        body(pool_.place_of(task, num_tasks_), range, task + 1 == first(range + 1));
   }
 
  private:

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
 namespace chairlift {
 
 class AttentionStep;
+class Linear;
 
 // What the layers of a model call, of steps with as many rows in the same memory. Between two calls from Python pass
 // microseconds, in which no weights are read. What a call points to must outlive the tape.
@@ -35,6 +37,13 @@ class Tape {
   }
 
   void add(Call call) { calls_.push_back(std::move(call)); }
+  // multiply(next), `next` being the linear layer that is added after this one, or null.
+  template <typename Multiply>
+  void add_linear(const Linear& linear, Multiply multiply) {
+    if (last_) *last_ = &linear;
+    last_ = std::make_shared<const Linear*>(nullptr);
+    add([multiply, next = last_](const Step&) { multiply(*next); });
+  }
   void add_attention(Call call) {
     needs_step_ = true;
     add(std::move(call));
@@ -47,6 +56,7 @@ class Tape {
 
  private:
   std::vector<Call> calls_;
+  std::shared_ptr<const Linear*> last_;  // where the last linear layer looks for the next
   bool needs_step_ = false;
 };
 

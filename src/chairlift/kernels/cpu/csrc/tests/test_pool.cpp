@@ -32,7 +32,7 @@ void check_ranges(int64_t num_tasks) {
   Ranges ranges(pool, num_tasks);
   CHECK(ranges.count() == std::min<int64_t>(num_tasks, pool.num_threads()));
   pool.run(ranges.count(), [&](int64_t range, int) {
-    ranges.take(range, [&](int64_t task) { ++done[static_cast<size_t>(task)]; });
+    ranges.take(range, [&](int64_t task, int64_t, bool) { ++done[static_cast<size_t>(task)]; });
   });
   for (const int times : done) CHECK(times == 1);
 }
@@ -44,7 +44,7 @@ void check_late_threads() {
   pool.set_num_threads(4);
   std::vector<int> done(10, 0);
   Ranges ranges(pool, 10);
-  pool.run(1, [&](int64_t range, int) { ranges.take(range, [&](int64_t task) { ++done[static_cast<size_t>(task)]; }); });
+  pool.run(1, [&](int64_t range, int) { ranges.take(range, [&](int64_t task, int64_t, bool) { ++done[static_cast<size_t>(task)]; }); });
   for (const int times : done) CHECK(times == 1);
 }
 
