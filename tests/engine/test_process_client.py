@@ -233,6 +233,37 @@ def test_what_keeps_it_from_starting_is_raised_as_it_was(tiny_model_dir: ModelDi
         started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", "raise SystemExit(3)"))
 
 
+def test_a_first_start_that_hangs_ends_with_an_error_that_says_where(
+    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process_client, "FIRST_START_SECONDS", 2.0)
+    code = """
+import threading
+from chairlift.engine import engine_process
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+engine_process._build = lambda *_: threading.Event().wait()
+engine_process.main()
+"""
+    with pytest.raises(EngineDeadError, match=r"not ready 2 s .* it was in run \(engine_process.py:\d+\)") as raised:
+        started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", code), watchdog_timeout=1.0)
+    assert "--watchdog-timeout" in str(raised.value)
+    (dump,) = tmp_path.iterdir()
+    assert str(dump) in str(raised.value)
+    state = json.loads(dump.read_text())
+    assert state["engine"] is None
+    assert sum("most recent call first" in line for line in state["stacks"]) >= 2
+
+
+def test_a_start_has_no_limit_where_the_watchdog_has_none(
+    tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "FIRST_START_SECONDS", 0.1)
+    with pytest.raises(EngineDeadError, match=r"hangs: not ready 0\.1 s"):
+        started(tiny_config(tiny_model_dir("llama")), watchdog_timeout=0.05)
+    started(tiny_config(tiny_model_dir("llama")), watchdog_timeout=0.0).close()
+
+
 def test_a_front_end_that_is_killed_takes_its_engine_along(tiny_model_dir: ModelDir) -> None:
     code = """
 import sys, time

@@ -19,7 +19,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.in_flight import InFlight
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer
 from chairlift.engine.remote_engine import RemoteEngine, settled
-from chairlift.engine.watchdog import Watchdog, write_state_dump
+from chairlift.engine.watchdog import Watchdog, main_frame, write_state_dump
 from chairlift.engine.wire import (
     Began,
     CannotStart,
@@ -48,6 +48,9 @@ STABLE_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 0.05
 """From the end of a process until its last words have come through the socket."""
 
+FIRST_START_SECONDS: Final = 1800.0
+"""The first start may take so long: minutes for a large model off a slow disk are usual, half an hour is not."""
+
 START_FACTOR: Final = 4.0
 """Times what the first start took: so long may another one take, and at least as long as the watchdog's timeout."""
 
@@ -69,7 +72,8 @@ class ProcessClient:
     Args:
         config: of the engine.
         watchdog_timeout: seconds that the engine may be silent while it has work; then its state is written to a file,
-            and it is started again. So it is if it does not get ready, see START_FACTOR. 0: it may take any time.
+            and it is started again. So it is if it does not get ready, see START_FACTOR. 0: it may take any time, the
+            first start too, which has FIRST_START_SECONDS otherwise, or the timeout if that is longer.
         command: runs `engine_process.main`.
 
     Raises:
@@ -95,7 +99,8 @@ class ProcessClient:
         self._last_events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._num_uncredited = 0
         self._watchdog = Watchdog(watchdog_timeout)
-        self._start_watchdog = Watchdog(0.0)  # nobody knows yet how long a start takes
+        limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
+        self._start_watchdog = Watchdog(limit, GRACE_SECONDS)
         self._last_words = ""
         self._num_failures = 0
         self._created = self._ready_time = self._last_step = self.now()
@@ -125,7 +130,7 @@ class ProcessClient:
 
         Raises:
             ModelLoadError, ConfigError: as `build_engine`.
-            EngineDeadError: the process ended for another reason.
+            EngineDeadError: the process ended for another reason, or did not get ready in time.
         """
         try:
             tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else load_tokenizer(self._files)
@@ -152,8 +157,27 @@ class ProcessClient:
                     raise _as_raised(kind, text)
                 case Said():
                     _log(message)
-                case None if not self._child.link.wait(GRACE_SECONDS) and self._child.has_ended:
-                    raise EngineDeadError(f"the engine process ended while it started ({self._child.why_ended()})")
+                case None if not self._child.link.wait(GRACE_SECONDS):
+                    self._check_start()
+
+    def _check_start(self) -> None:
+        """The process has been silent for GRACE_SECONDS and is not ready."""
+        if self._child.has_ended:
+            raise EngineDeadError(f"the engine process ended while it started ({self._child.why_ended()})")
+        if not self._start_watchdog.is_stuck(True):
+            return
+        self._child.ask_for_stacks()
+        time.sleep(STACKS_SECONDS)
+        stacks, limit = self._child.stacks(), self._start_watchdog.timeout
+        reason = f"not ready {limit:g} s after it was started"
+        try:
+            where = f"all its threads are in {write_state_dump(reason, None, self._in_flight, [], stacks)}"
+        except OSError as error:
+            where = f"its state cannot be written: {error}"
+        raise EngineDeadError(
+            f"the engine hangs: {reason}, it was {main_frame(stacks)}; {where}. If it only needs longer, give it "
+            f"--watchdog-timeout with more seconds, or 0 for no limit"
+        )
 
     def open(self, on_outputs: OnOutputs, on_lost: OnLost) -> None:
         self._loop = asyncio.get_running_loop()

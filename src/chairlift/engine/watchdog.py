@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chairlift.engine.in_flight import InFlight
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.events import EngineStarted, Event, Step
+
+PACKAGE: Final = Path(__file__).parents[1]
 
 
 class Watchdog:
@@ -48,17 +51,17 @@ class Watchdog:
 
 
 def write_state_dump(
-    reason: str, started: EngineStarted, in_flight: InFlight, events: Sequence[Event], stacks: str
+    reason: str, started: EngineStarted | None, in_flight: InFlight, events: Sequence[Event], stacks: str
 ) -> Path:
     """A JSON file in the folder for temporary files: an engine's limits, what it had to do, its last events, its
-    threads.
+    threads. It has no limits yet while it starts.
 
     Holds ids and numbers only, nothing of any prompt or answer.
     """
     steps = [event for event in events if isinstance(event, Step)]
     state = {
         "reason": reason,
-        "engine": asdict(started),
+        "engine": None if started is None else asdict(started),
         "running": [_shown(request) for request in in_flight.begun],
         "waiting": [_shown(request) for request in in_flight.waiting],
         "last_step": asdict(steps[-1]) if steps else None,
@@ -69,6 +72,16 @@ def write_state_dump(
     with os.fdopen(number, "w", encoding="utf-8") as file:
         json.dump(state, file, indent=1)
     return Path(path)
+
+
+def main_frame(stacks: str) -> str:
+    """Where the main thread is in Chairlift's own code, out of what faulthandler wrote, as "in name (file:line)"."""
+    main_thread = stacks.rpartition("(most recent call first)")[2]  # threads come youngest first
+    frames = re.findall(r'File "(.*)", line (\d+) in (.*)', main_thread)
+    own = [frame for frame in frames if Path(frame[0]).is_relative_to(PACKAGE)]
+    for path, line, name in own or frames:
+        return f"in {name} ({Path(path).name}:{line})"
+    return "not far enough to say where"
 
 
 def _shown(request: EngineRequest) -> dict[str, Any]:
