@@ -122,6 +122,45 @@ def test_calls_at_once_are_counted_until_they_end() -> None:
     enter(door, info("a"))
 
 
+def test_token_counts_take_requests_and_no_tokens() -> None:
+    clock = Clock()
+    door = admission(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=60, max_concurrent=1))
+    permit = enter(door, info("a"), prompt_len=60)
+    permit.follow(60).note(output(30))
+    with pytest.raises(OverloadedError, match="max_concurrent"), door.counted(info("a")):
+        pass
+    permit.close()
+    with pytest.raises(OverloadedError, match="tokens_per_minute=60, and 0 are left"):
+        enter(door, info("a"), prompt_len=1)
+    for _ in range(2):
+        with door.counted(info("a")):
+            assert door.num_calls == 1
+    with pytest.raises(OverloadedError, match="requests_per_minute=3"), door.counted(info("a")):
+        pass
+    clock.now += 31.0
+    enter(door, info("a"), prompt_len=1)
+
+
+def test_a_question_about_calls_is_a_request_but_not_one_at_once() -> None:
+    clock = Clock()
+    door = admission(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=10, max_concurrent=1))
+    enter(door, info("a"), prompt_len=10)
+    door.is_draining = True
+    door.ask(info("a"))
+    door.ask(info("a"))
+    with pytest.raises(OverloadedError, match=r"requests_per_minute=3, and 0 are left: try again in 20\.0 s"):
+        door.ask(info("a"))
+    clock.now += 20.0
+    door.ask(info("a"))
+
+
+def test_an_admin_may_always_ask() -> None:
+    door = admission(Clock(), a=KeyLimits(requests_per_minute=1))
+    for _ in range(5):
+        door.ask(KeyInfo("a", "a", True))
+    enter(door, info("a"))
+
+
 def test_a_refused_call_costs_its_key_nothing() -> None:
     clock = Clock()
     door = admission(clock, a=KeyLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=9))

@@ -26,6 +26,7 @@ KEYS = KeyRing(
         Key(KeyInfo("alice", "alice", False), digest("alice-secret"), KeyLimits(max_concurrent=2)),
         Key(KeyInfo("bob", "bob", False), digest("bob-secret"), KeyLimits(requests_per_minute=3)),
         Key(KeyInfo("carol", "carol", False), digest("carol-secret"), KeyLimits(requests_per_minute=3)),
+        Key(KeyInfo("dave", "dave", False), digest("dave-secret"), KeyLimits(requests_per_minute=3)),
     ]
 )
 QUICK = ServerLimits(
@@ -118,6 +119,18 @@ def test_what_asks_nothing_of_the_engine_is_counted_too(server: RunningServer) -
         answer = server.post(path, body, "carol-secret")
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_explanations_are_requests_of_their_key_and_not_of_an_admins(server: RunningServer) -> None:
+    call_id = server.post("/v1/completions", body(2), "dave-secret").json()["id"]
+
+    def explain(secret: str) -> httpx.Response:
+        path = f"{server.url}/v1/requests/{call_id}/explain"
+        return httpx.get(path, headers={"Authorization": f"Bearer {secret}"})
+
+    assert [explain("dave-secret").status_code for _ in range(3)] == [200, 200, 429]
+    assert "requests_per_minute=3" in explain("dave-secret").json()["error"]["message"]
+    assert [explain("ops-secret").status_code for _ in range(4)] == [200] * 4
 
 
 def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> None:

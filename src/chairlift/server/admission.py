@@ -108,20 +108,34 @@ class Admission:
 
     @contextlib.contextmanager
     def counted(self, key: KeyInfo) -> Iterator[None]:
-        """A call that asks nothing of the engine, such as for token counts: one of the key's requests all the same.
+        """A call that asks nothing of the engine, such as for token counts: one of the key's requests all the same. A
+        key that has no tokens left may make it.
 
         Raises:
             OverloadedError: as `enter`.
         """
-        self.check(key)
-        meter = self._meter(key, self.clock())
-        meter.begin(0, self.clock())
+        self._check_draining()
+        now = self.clock()
+        meter = self._meter(key, now)
+        meter.check_call(now)
+        meter.begin(0, now)
         self.num_calls += 1
         try:
             yield
         finally:
             meter.end()
             self.num_calls -= 1
+
+    def ask(self, key: KeyInfo) -> None:
+        """A question about other calls, such as why they wait, which takes time to answer. Who is at the limit of calls
+        at once may ask it, and so may anybody while the server drains: it is what they would want to know then.
+
+        Raises:
+            OverloadedError: the key has had its requests for now; an admin's key always may.
+        """
+        if not key.is_admin:
+            now = self.clock()
+            self._meter(key, now).ask(now)
 
     def _check_draining(self) -> None:
         if self.is_draining:

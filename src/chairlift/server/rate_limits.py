@@ -50,13 +50,38 @@ class KeyMeter:
             OverloadedError: it may later, and says when.
             RequestError: it never may: its prompts alone are more than a minute's tokens.
         """
+        self.check_call(now)
+        if self._tokens is not None:
+            self._check(self._tokens, num_prompt_tokens, "tokens", now)
+
+    def check_call(self, now: float) -> None:
+        """Raise if no call may begin now, be it one that asks the engine for nothing.
+
+        Raises:
+            OverloadedError: it may later, and says when.
+        """
         limit = self._limits.max_concurrent
         if limit is not None and self.num_concurrent >= limit:
             message = f"{limit} calls of API key {self._name!r} are being answered, its max_concurrent: wait for one"
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
-        for bucket, needed, unit in ((self._requests, 1.0, "requests"), (self._tokens, num_prompt_tokens, "tokens")):
-            if bucket is not None:
-                self._check(bucket, needed, unit, now)
+        self._check_request(now)
+
+    def ask(self, now: float) -> None:
+        """A question about other calls: one of a minute's requests, and never one too many at once.
+
+        Raises:
+            OverloadedError: it may be asked later, and says when.
+        """
+        self._check_request(now)
+        self._take_request(now)
+
+    def _check_request(self, now: float) -> None:
+        if self._requests is not None:
+            self._check(self._requests, 1.0, "requests", now)
+
+    def _take_request(self, now: float) -> None:
+        if self._requests is not None:
+            self._requests.take(1.0, now)
 
     def _check(self, bucket: TokenBucket, needed: float, unit: str, now: float) -> None:
         allowed = f"API key {self._name!r} has {unit}_per_minute={bucket.per_minute:g}"
@@ -69,8 +94,7 @@ class KeyMeter:
     def begin(self, num_prompt_tokens: int, now: float) -> None:
         """A call that was checked begins."""
         self.num_concurrent += 1
-        if self._requests is not None:
-            self._requests.take(1.0, now)
+        self._take_request(now)
         self.take_tokens(num_prompt_tokens, now)
 
     def take_tokens(self, num_tokens: int, now: float) -> None:

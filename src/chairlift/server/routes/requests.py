@@ -40,8 +40,10 @@ def router(observatory: Observatory) -> APIRouter:
         found = _find(observatory, request_id, request)
         return RequestView(id=request_id, sequences=[_view(observatory, entry) for entry in found])
 
-    @routes.get("/v1/requests/{request_id}/explain", responses=UNKNOWN)
+    @routes.get("/v1/requests/{request_id}/explain", responses={**UNKNOWN, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
+        """Counts as one of a minute's requests of its key: what would have let a request in takes time to find."""
+        request.state.admission.ask(request.state.key)
         found = _find(observatory, request_id, request)
         explainer, viewer = observatory.explainer, observatory.viewer(request)
         refusals = [explainer.refusal(entry) for entry in found]
