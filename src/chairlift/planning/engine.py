@@ -38,7 +38,7 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
         context=context,
         block_size=config.block_size,
         memory_bytes=config.kv_cache_memory or memory_bytes,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_running,
         max_model_len=config.max_model_len,
         rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded,
     )

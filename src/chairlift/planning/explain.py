@@ -62,7 +62,7 @@ def _blocks(plan: Plan) -> list[str]:
     if pool.limited_by == "demand":
         longest = config.max_model_len or plan.model.config.max_position_embeddings
         lines.append(
-            f"  more than can be used: {config.max_num_seqs} requests x ceil({longest:,} / {pool.block_size}) = "
+            f"  more than can be used: {config.max_num_running} requests x ceil({longest:,} / {pool.block_size}) = "
             f"{pool.num_blocks:,} blocks"
         )
     lines.append(
