@@ -52,6 +52,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "structured_outputs.whitespace_pattern",
         "contradicts",
     ),
+    "not a record": ({"regex": "a", "reasoning": "<think>"}, "structured_outputs.reasoning", "a Reasoning record"),
     "not a flag": ({"json_object": 1}, "structured_outputs.json_object", "true or false"),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from chairlift.errors import RequestError
@@ -18,6 +18,21 @@ MAX_CHOICES_BYTES: Final = 64 * 1024
 
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 """Of these exactly one is given."""
+
+WHITESPACE: Final = ("disable_any_whitespace", "whitespace_pattern")
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What stands around the thoughts that an answer may begin with.
+
+    Attributes:
+        is_inside: the prompt has begun them, so the answer ends them; else it may do without.
+    """
+
+    opening: str
+    closing: str
+    is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,8 @@ class StructuredOutputs:
         disable_any_whitespace: of JSON: none between the tokens of it, where by default one space may follow a colon
             or a comma.
         whitespace_pattern: of JSON: what may stand between the tokens of it instead, as a regular expression.
+        reasoning: the answer may think first, as it likes; the constraint holds behind that, from the first character
+            that is no new line. None: it holds from the beginning.
 
     Raises:
         RequestError: naming the field, the value and the limit.
@@ -46,6 +63,7 @@ class StructuredOutputs:
     json_object: bool = False
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
@@ -65,6 +83,8 @@ class StructuredOutputs:
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
         self._check_whitespace(given[0])
+        if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
+            _refuse("reasoning", f"must be a Reasoning record, got {self.reasoning!r:.100}")
 
     @property
     def kind(self) -> str:
@@ -76,9 +96,9 @@ class StructuredOutputs:
             _check_text("whitespace_pattern", self.whitespace_pattern, MAX_REGEX_BYTES)
             if self.disable_any_whitespace:
                 _refuse("whitespace_pattern", "contradicts disable_any_whitespace: give one of them")
-        for field in fields(self)[len(KINDS) :]:
-            if getattr(self, field.name) != field.default and kind not in ("json", "json_object"):
-                _refuse(field.name, f"has no effect on {kind}: it is for json and json_object. Leave it out.")
+        for name in WHITESPACE:
+            if getattr(self, name) and kind not in ("json", "json_object"):
+                _refuse(name, f"has no effect on {kind}: it is for json and json_object. Leave it out.")
 
 
 def _refuse(name: str, why: str) -> NoReturn:

@@ -17,7 +17,7 @@ from chairlift.events import EVENT_TYPES, Event, RequestRefused, Step
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTimes, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
-from chairlift.structured_outputs import StructuredOutputs
+from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 FULL_OUTPUT = EngineCoreOutput(
     "a~1",
@@ -32,7 +32,11 @@ FULL_OUTPUT = EngineCoreOutput(
     RequestStats({"seats": 3}, 1, 2, 3.5, 2.5),
 )
 PARAMS = SamplingParams(
-    stop=["a", "b"], logit_bias={5: -1.0}, seed=-3, stop_token_ids=[7], structured_outputs=StructuredOutputs(regex="a+")
+    stop=["a", "b"],
+    logit_bias={5: -1.0},
+    seed=-3,
+    stop_token_ids=[7],
+    structured_outputs=StructuredOutputs(regex="a+", reasoning=Reasoning("<t>", "</t>")),
 )
 
 

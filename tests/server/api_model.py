@@ -18,7 +18,12 @@ CHAT_TEMPLATE: Final = """\
 {%- for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}
 {%- for c in m.tool_calls or [] %} {{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{{ '\\n' }}
 {%- endfor %}
-{%- if add_generation_prompt %}assistant: {% if enable_thinking %}{{ '<think>\\n' }}{% endif %}{% endif %}"""
+{%- if add_generation_prompt %}assistant: {% if enable_thinking %}{{ '<think>\\n' -}}
+{% elif enable_thinking is false %}{{ '<think></think>' }}{% endif %}{% endif %}"""
+
+NO_THOUGHTS: Final = {"chat_template_kwargs": {"enable_thinking": False}}
+"""For answers with a structure: left to itself, the random model begins to think and goes on till the end."""
+
 
 EXTENSIONS: Final = {
     "stop_reason",

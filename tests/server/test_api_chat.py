@@ -8,6 +8,7 @@ from typing import Any
 import llguidance
 import pytest
 from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, WEATHER
+from api_model import NO_THOUGHTS
 
 from chairlift.server.protocol import FunctionTool
 from chairlift.server.tools.families import FORMATS
@@ -37,7 +38,7 @@ def refusal(server: RunningServer, **fields: Any) -> tuple[str, str]:
 
 
 def test_a_call_is_parted_from_the_content(api_server: RunningServer) -> None:
-    choice = chat(api_server, tools=TOOLS, structured_outputs={"regex": CALL_REGEX})
+    choice = chat(api_server, tools=TOOLS, structured_outputs={"regex": CALL_REGEX}, **NO_THOUGHTS)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Well."
     (call,) = choice["message"]["tool_calls"]
@@ -46,7 +47,7 @@ def test_a_call_is_parted_from_the_content(api_server: RunningServer) -> None:
 
 
 def test_required_calls_follow_the_schemas(api_server: RunningServer) -> None:
-    choice = chat(api_server, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False)
+    choice = chat(api_server, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False, **NO_THOUGHTS)
     (call,) = choice["message"]["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
     assert arguments["city"] in WEATHER["properties"]["city"]["enum"]
@@ -55,7 +56,7 @@ def test_required_calls_follow_the_schemas(api_server: RunningServer) -> None:
 
 
 def test_a_named_tool_is_called(api_server: RunningServer) -> None:
-    choice = chat(api_server, tools=TOOLS, tool_choice=NAMED)
+    choice = chat(api_server, tools=TOOLS, tool_choice=NAMED, **NO_THOUGHTS)
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert set(json.loads(call["function"]["arguments"])) == {"city", "unit"}
@@ -64,7 +65,7 @@ def test_a_named_tool_is_called(api_server: RunningServer) -> None:
 
 def test_what_is_not_to_be_called_is_not_told(api_server: RunningServer) -> None:
     regex = {"regex": CALL_REGEX}
-    choice = chat(api_server, tools=TOOLS, tool_choice="none", structured_outputs=regex)
+    choice = chat(api_server, tools=TOOLS, tool_choice="none", structured_outputs=regex, **NO_THOUGHTS)
     assert "<tool_call>" in choice["message"]["content"]
     assert "tool_calls" not in choice["message"]
 

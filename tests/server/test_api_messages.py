@@ -90,6 +90,7 @@ def test_a_tool_is_used(api_server: RunningServer) -> None:
         messages=[{"role": "user", "content": "Hello"}],
         tools=CLAUDE_TOOLS,
         tool_choice={"type": "tool", "name": "add"},
+        thinking={"type": "disabled"},
     )
     (block,) = message.content
     assert block.type == "tool_use"

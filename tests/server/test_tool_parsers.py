@@ -15,9 +15,9 @@ from chairlift.server.conversation import PlainText
 from chairlift.server.tools.families import FORCED, FORMATS, tool_call_format
 from chairlift.server.tools.forced import ForcedCallParser
 from chairlift.server.tools.pieces import Parser
-from chairlift.server.tools.reasoning import FORMATS as REASONING
 from chairlift.server.tools.reasoning import ReasoningParser
 from chairlift.server.tools.tool_parser import ToolParser
+from chairlift.structured_outputs import Reasoning
 
 NAMES = frozenset({"get_weather", "f"})
 Read = tuple[str, str, list[tuple[str, str]]]
@@ -118,8 +118,8 @@ texts = st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], Parser]] = {
     **{family: tool_parser(family) for family in (*FORMATS, "forced")},
     "named": lambda: ForcedCallParser("f", None),
-    "thinks": lambda: ReasoningParser(REASONING["qwen3"], tool_parser("hermes")(), is_inside=False),
-    "inside": lambda: ReasoningParser(REASONING["qwen3"], PlainText(), is_inside=True),
+    "thinks": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")()),
+    "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainText()),
 }
 
 
@@ -161,7 +161,7 @@ def test_what_a_template_writes_is_read_back(arguments: list[dict[str, str]]) ->
     ],
 )
 def test_reasoning_is_parted_from_the_answer(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
-    parser = ReasoningParser(REASONING["qwen3"], PlainText(), is_inside)
+    parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainText())
     assert read(parser, [text])[:2] == expected
 
 

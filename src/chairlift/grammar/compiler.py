@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
+from chairlift.grammar.reasoning import after_reasoning
 from chairlift.grammar.source import grammar_text, refuse
 from chairlift.grammar.vocabulary import Vocabulary
 from chairlift.loading.tokenizer import Tokenizer
@@ -177,6 +178,8 @@ class GrammarCompiler:
             raise
         except ValueError as error:
             refuse(constraint, f"cannot be honoured: {_shortened(str(error))}")
+        if constraint.reasoning is not None:
+            text = after_reasoning(constraint, text, self._source())
         if self.is_checking and not self._checker().ends_in_time(text):
             self._refuse_slow(constraint)
         from llguidance import LLMatcher, LLParserLimits
@@ -203,6 +206,9 @@ class GrammarCompiler:
         too complex mostly is so from the beginning."""
         import numpy as np
 
+        if (reasoning := constraint.reasoning) is not None:
+            thoughts = reasoning.closing if reasoning.is_inside else reasoning.opening + reasoning.closing
+            matcher.advance(self._source().encode(thoughts, add_special_tokens=False))
         bits: Bits = np.zeros(num_words(self.vocab_size), np.uint32)
         for step in range(PROBE_STEPS):
             matcher.fill(bits)

@@ -24,7 +24,7 @@ from chairlift.server.tools.pieces import Parser, Piece
 from chairlift.server.tools.prompting import told_in_words
 from chairlift.server.tools.reasoning import ReasoningParser, reasoning_format
 from chairlift.server.tools.tool_parser import CallFormat, ToolParser
-from chairlift.structured_outputs import StructuredOutputs
+from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,12 @@ class Conversations:
     def plan(self, body: ChatCompletionRequest) -> ChatPlan:
         """What to ask of the engine; raises RequestError."""
         tools = self._tools(body)
+        text = self._render(body, tools)
+        reasoning = self._reasoning_in(text)
         source = "tools" if tools.constraint(self._calls) is not None else body.constraint_field
         with blaming(source):
-            params = self._params(body, tools)
+            params = self._params(body, tools, reasoning)
             self._engine.input_processor.prepare(params)
-        text = self._render(body, tools)
         token_ids = self._engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
@@ -116,7 +117,7 @@ class Conversations:
         return ChatPlan(
             [(text, token_ids)],
             params,
-            new_parser=self._new_parser(tools, body, text),
+            new_parser=self._new_parser(tools, reasoning),
             echoed=last["content"] if echoes else "",
             calls_end_it=tools.mode in ("auto", "required"),
         )
@@ -147,17 +148,20 @@ class Conversations:
         is_text = not any(map(self._engine.tokenizer.is_special, form.markers))
         return len(form.openings) == 1 and form.closing is not None and is_text
 
-    def _params(self, body: ChatCompletionRequest, tools: _Tools) -> SamplingParams:
+    def _params(self, body: ChatCompletionRequest, tools: _Tools, reasoning: Reasoning | None) -> SamplingParams:
         more: dict[str, Any] = {"max_tokens": body.limit(), "logprobs": body.num_logprobs()}
-        constraint = tools.constraint(self._calls)
-        if constraint is not None:
-            if body.constraint() is not None:
-                raise RequestError(
-                    "tools or tool_choice say what the answer looks like, and so does response_format or "
-                    "structured_outputs: keep one",
-                    "tool_choice",
-                )
-            more["structured_outputs"] = constraint
+        constraint, wanted = tools.constraint(self._calls), body.constraint()
+        if constraint is not None and wanted is not None:
+            raise RequestError(
+                "tools or tool_choice say what the answer looks like, and so does response_format or "
+                "structured_outputs: keep one",
+                "tool_choice",
+            )
+        if wanted is not None or tools.is_forced:
+            constraint = constraint or wanted
+            assert constraint is not None, "forced calls are constrained"
+            constraint = replace(constraint, reasoning=reasoning)
+        more["structured_outputs"] = constraint
         if self._needs_special_tokens(tools):
             more["skip_special_tokens"] = False
         return body.sampling_params(**more)
@@ -169,12 +173,17 @@ class Conversations:
             markers += (self._reasoning.opening, self._reasoning.closing)
         return any(map(self._engine.tokenizer.is_special, markers))
 
-    def _new_parser(self, tools: _Tools, body: ChatCompletionRequest, prompt: str) -> Callable[[], Parser] | None:
+    def _reasoning_in(self, prompt: str) -> Reasoning | None:
+        """How an answer to this prompt may think; None where it does not, or the prompt has ended its thoughts."""
+        form, end = self._reasoning, prompt.rstrip()
+        if form is None or end.endswith(form.closing):
+            return None
+        return Reasoning(form.opening, form.closing, is_inside=form.is_implied or end.endswith(form.opening))
+
+    def _new_parser(self, tools: _Tools, reasoning: Reasoning | None) -> Callable[[], Parser] | None:
         rest = tools.new_parser(self._calls)
-        form = self._reasoning
-        if form is not None and not tools.is_forced and body.constraint() is None:
-            is_inside = prompt.rstrip().endswith(form.opening)
-            return lambda: ReasoningParser(form, rest(), is_inside)
+        if reasoning is not None:
+            return lambda: ReasoningParser(reasoning, rest())
         return None if tools.mode == "none" else rest
 
     def _render(self, body: ChatCompletionRequest, tools: _Tools) -> str:

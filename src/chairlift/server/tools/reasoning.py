@@ -8,6 +8,7 @@ from typing import Final
 
 from chairlift.errors import ConfigError
 from chairlift.server.tools.pieces import Parser, Piece, overlap
+from chairlift.structured_outputs import Reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ class ReasoningParser:
     """Reasoning first, then whatever the parser of the rest makes of the rest.
 
     Args:
-        is_inside: the prompt has opened the reasoning already.
+        form: how this answer may think.
+        rest: reads what is left.
     """
 
-    def __init__(self, form: ReasoningFormat, rest: Parser, is_inside: bool) -> None:
+    def __init__(self, form: Reasoning, rest: Parser) -> None:
         self._form = form
         self._rest = rest
-        self._where = _In.REASONING if is_inside or form.is_implied else _In.START
+        self._where = _In.REASONING if form.is_inside else _In.START
         self._is_first = True
         self._may_open = self._where is _In.REASONING
         self._held = ""
