@@ -130,8 +130,8 @@ class Step:
         num_recomputed: scheduled tokens that had K and V before a preemption.
         admitted, preempted: by the schedule of this step; finished: by its result.
         new_blocks: block ids that each request received; the whole table when it is admitted.
-        num_running, num_waiting, free_blocks, evictable_blocks: after its schedule; num_standing: of those that run,
-            how many it computes nothing for because all seats are taken.
+        num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
+        standing: of those that run, whom it computes nothing for because all seats are taken, in the order of seating.
         token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
             `core.accounting`; reserved and internal are split by `max_tokens`, since nobody knows yet what will come.
         shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
@@ -165,7 +165,7 @@ class Step:
     saved: int = 0
     wait_reason: str | None = None
     head_id: str | None = None
-    num_standing: int = 0
+    standing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {e.request_id: e.steps_waited for e in events if isinstance(e, RequestFinished)} == self.waited
         assert Counter({e.request_id: e.steps_stood for e in events if isinstance(e, RequestFinished)}) == self.stood
         log = [e for e in events if isinstance(e, Step)]
-        assert sum(e.num_standing for e in log) == self.stood.total()
+        assert Counter(name for e in log for name in e.standing) == self.stood
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is told with the next step that computes anything; aborts may leave none.
         assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._batch.preempted) == counted

@@ -106,6 +106,21 @@ def test_gauges_show_the_moment() -> None:
     assert found["chairlift:kv_slots", "free"] == 40
 
 
+def test_who_stands_is_counted_by_the_step_and_shown_at_the_moment() -> None:
+    crowd = Crowd(max_num_seqs=1, prefill_ahead=2)
+    for start in range(4):
+        crowd.add([start, 5, 6], 9)
+    crowd.steps(3)
+    found = exposed(crowd.log, crowd)
+    assert (found["vllm:num_requests_running", ""], found["vllm:num_requests_waiting", ""]) == (3, 1)
+    assert (found["chairlift:num_requests_standing", ""], found["chairlift:standing_steps_total", ""]) == (2, 4)
+    crowd.to_end()
+    found = exposed(crowd.log, crowd)
+    assert found["chairlift:num_requests_standing", ""] == 0
+    ended = [event for event in crowd.log.events if isinstance(event, RequestFinished)]
+    assert found["chairlift:standing_steps_total", ""] == sum(event.steps_stood for event in ended) > 24
+
+
 def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
     crowd = busy_crowd(batching="static", num_blocks=32)
     found = exposed(crowd.log, crowd)

@@ -15,7 +15,7 @@ from chairlift.events import RequestArrived, Step
 from chairlift.metrics import tracker as tracker_module
 from chairlift.metrics.tracker import RequestTracker
 from chairlift.request import WaitReason
-from tracked_crowds import Crowd, check_waits
+from tracked_crowds import Crowd, check_waits, without_static_ahead
 
 LONG = [*range(1, 13)]
 
@@ -114,6 +114,7 @@ ENGINES = st.fixed_dictionaries(
         "num_blocks": st.integers(6, 24),
         "block_size": st.sampled_from([1, 2, 4]),
         "max_num_seqs": st.integers(1, 4),
+        "prefill_ahead": st.integers(0, 5),
         "max_num_batched_tokens": st.integers(4, 12),
         "max_model_len": st.just(24),
         "scheduling_policy": st.sampled_from(["fcfs", "priority", "fair"]),
@@ -123,7 +124,7 @@ ENGINES = st.fixed_dictionaries(
         "arena": st.sampled_from(KV_ARENAS),
         "batching": st.sampled_from(["continuous", "continuous", "static"]),
     }
-)
+).map(without_static_ahead)
 
 
 def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None:

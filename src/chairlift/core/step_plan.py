@@ -56,7 +56,7 @@ class StepPlan:
             evictable_blocks=self.evictable_blocks,
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
             num_recomputed=self.num_recomputed,
-            num_standing=len(self.standing),
+            standing=[request.request_id for request in self.standing],
             new_blocks={new.request_id: new.block_ids for new in output.new_requests} | output.new_block_ids,
             token_states=memory.token_states,
             reserved=memory.reserved,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
-from chairlift.engine.forecast import Member, Next, steps_until_admitted
+from chairlift.engine.forecast import Member, Next, steps_until_admitted, steps_until_seated
 from chairlift.engine.what_if import Ask, Refusal, WhatIf, what_ifs
 from chairlift.metrics.queue_timeline import Holder, Stretch
 from chairlift.metrics.tracked_request import Span, TrackedRequest
@@ -52,7 +53,7 @@ class ExplainedSpan:
         num_steps: steps that were planned without it.
         head: who stood at the head of the queue at first, itself perhaps; None outside of the queue.
         needed_blocks, largest_free_piece: of that one's refusal; free_blocks, evictable_blocks: of the pool.
-        num_running, num_waiting: then.
+        num_running, num_waiting: then; num_ahead: of those that ran, how many had no seat yet.
         behind: who held the most memory then.
         estimate: seconds that were to be expected then, had those in the batch run to their limits; None if it was not
             at the head, or if there were too few steps yet to say.
@@ -69,6 +70,7 @@ class ExplainedSpan:
     evictable_blocks: int | None = None
     largest_free_piece: int | None = None
     num_running: int | None = None
+    num_ahead: int | None = None
     num_waiting: int | None = None
     behind: tuple[BatchMember, ...] = ()
     estimate: float | None = None
@@ -81,6 +83,25 @@ class ExplainedWait:
     cause: str
     seconds: float
     spans: tuple[ExplainedSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedStand:
+    """It ran ahead of a seat, and stood in steps that computed nothing for it.
+
+    Attributes:
+        seconds, num_steps: in all, up to now.
+        has_token: it got its first token ahead of a seat, or before it lost it.
+        is_standing: it still does; then position: how many are to have a seat before it; expected_wait: seconds until
+            it has one, if everybody runs to the limit. None where that cannot be said.
+    """
+
+    seconds: float
+    num_steps: int
+    has_token: bool
+    is_standing: bool
+    position: int | None = None
+    expected_wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +132,7 @@ class Explanation:
         queue_time: None while it waits for the first time.
         position: how many are to be admitted before it, and expected_wait: seconds until it is, if everybody runs to
             the limit; None unless it waits, or if that cannot be said.
+        standing: None if it never stood.
         would_have_let_in: when it was first left waiting.
     """
 
@@ -123,6 +145,7 @@ class Explanation:
     position: int | None = None
     expected_wait: float | None = None
     refusal: str | None = None
+    standing: ExplainedStand | None = None
 
 
 class Explainer:
@@ -157,6 +180,7 @@ class Explainer:
             position=position,
             expected_wait=expected,
             refusal=request.refusal_message,
+            standing=self._stand(request, now) if request.steps_stood else None,
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------
@@ -186,6 +210,7 @@ class Explainer:
             evictable_blocks=evictable,
             largest_free_piece=largest,
             num_running=stretch.num_running,
+            num_ahead=self._num_ahead(stretch.num_running),
             num_waiting=stretch.num_waiting,
             behind=tuple(
                 BatchMember(viewer.name(holder.request_id, holder.tenant), holder.num_blocks)
@@ -196,13 +221,21 @@ class Explainer:
 
     def _estimate(self, stretch: Stretch) -> float | None:
         needed, free, _, _ = _arithmetic(stretch)
+        free_blocks = stretch.free_blocks if free is None else free
+        return self._seconds_until_admitted([Next(needed or 0, 1)], stretch.holders, free_blocks, stretch.num_running)
+
+    def _seconds_until_admitted(
+        self, queue: Sequence[Next], holders: Sequence[Holder], free_blocks: int, num_running: int
+    ) -> float | None:
         steps = steps_until_admitted(
-            self._members(stretch.holders),
-            [Next(needed or 0, 1)],
-            stretch.free_blocks if free is None else free,
-            self._free_seats(stretch.num_running),
+            self._members([holder for holder in holders if not holder.is_standing]),
+            queue,
+            free_blocks,
+            self._free_seats(num_running),
+            self._members([holder for holder in holders if holder.is_standing]),
+            self._free_ahead(num_running),
         )
-        return self._seconds(steps, stretch.num_running)
+        return self._seconds(steps, num_running)
 
     # -- what is to come -----------------------------------------------------------------------------------------
 
@@ -212,9 +245,35 @@ class Explainer:
             return None, None
         ahead = [other for other in self._tracker.waiting() if other is not request and self._precedes(other, request)]
         queue = [Next(self._needed(entry), 1 + entry.limit - entry.num_output_tokens) for entry in (*ahead, request)]
-        members = self._members(self._tracker.holders())
-        steps = steps_until_admitted(members, queue, last.free_blocks, self._free_seats(last.num_running))
-        return len(ahead), self._seconds(steps, last.num_running)
+        holders = self._tracker.holders()
+        return len(ahead), self._seconds_until_admitted(queue, holders, last.free_blocks, last.num_running)
+
+    def _stand(self, request: TrackedRequest, now: float) -> ExplainedStand:
+        stand = ExplainedStand(
+            seconds=request.stood_until(now),
+            num_steps=request.steps_stood,
+            has_token=request.num_output_tokens > 0,
+            is_standing=request.is_standing,
+        )
+        last = self._tracker.last_step
+        if not request.is_standing or last is None:
+            return stand
+        position = last.standing.index(request.request_id)
+        return replace(stand, position=position, expected_wait=self._seconds_until_seated(request, last.standing))
+
+    def _seconds_until_seated(self, request: TrackedRequest, standing: Sequence[str]) -> float | None:
+        """Under the fair policy seats change hands with every token, so nobody can say."""
+        started = self._tracker.started
+        if started is None or started.scheduling_policy == "fair":
+            return None
+        holders = {holder.request_id: holder for holder in self._tracker.holders()}
+        seated = [other for other in self._tracker.batch() if self._precedes(other, request) and not other.is_standing]
+        first = takewhile(lambda name: name != request.request_id, standing)
+        steps = steps_until_seated(
+            self._members([holders[other.request_id] for other in seated]),
+            self._members([holders[name] for name in (*first, request.request_id) if name in holders]),
+        )
+        return self._seconds(steps, len(holders))
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
         """In the order of the queue; under the fair policy, among those of one tenant."""
@@ -249,8 +308,17 @@ class Explainer:
         if started is None:
             return 0
         if started.static_batch_size is None:
-            return started.max_num_seqs - num_running
+            return max(0, started.max_num_seqs - num_running)
         return 0 if num_running else started.static_batch_size
+
+    def _num_ahead(self, num_running: int) -> int:
+        """Of so many that run, those without a seat."""
+        started = self._tracker.started
+        return 0 if started is None else max(0, num_running - started.max_num_seqs)
+
+    def _free_ahead(self, num_running: int) -> int:
+        started = self._tracker.started
+        return 0 if started is None else started.prefill_ahead - self._num_ahead(num_running)
 
     def _seconds(self, steps: int | None, num_running: int) -> float | None:
         seconds = self._tracker.cost.seconds(num_running)

@@ -54,6 +54,7 @@ class RequestTracker:
         self._unfinished: dict[str, TrackedRequest] = {}
         self._ended: OrderedDict[str, TrackedRequest] = OrderedDict()
         self._batch: dict[str, TrackedRequest] = {}
+        self._standing: dict[int, TrackedRequest] = {}
         self._leaving: list[TrackedRequest] = []
         self._num_arrived = 0
 
@@ -77,6 +78,10 @@ class RequestTracker:
         num_running = sum(request.state == "running" for request in self._unfinished.values())
         return {"waiting": len(self._unfinished) - num_running, "running": num_running}
 
+    def num_standing(self) -> int:
+        """Of those that run, how many the last step computed nothing for, for want of a seat."""
+        return sum(request.is_standing for request in self._standing.values())
+
     def slots(self) -> dict[str, int]:
         """The pool's slots by kind: after the last step's schedule, and all free once nobody is in the batch any more.
         Empty before the first step."""
@@ -94,6 +99,10 @@ class RequestTracker:
     def holders(self) -> tuple[Holder, ...]:
         """The batch after the last step's schedule, the one that holds most first."""
         return _holders(self._batch.values())
+
+    def batch(self) -> list[TrackedRequest]:
+        """Those whom `holders` are of."""
+        return list(self._batch.values())
 
     def spans(self, request: TrackedRequest, now: float | None = None) -> list[list[Span]]:
         """What it waited for, one list a wait; within each the spans follow one another without gaps.
@@ -135,6 +144,7 @@ class RequestTracker:
         self.started, self.last_step = event, None
         self.timeline, self._timer, self.cost = QueueTimeline(), StepTimer(), StepCost()
         self._batch.clear()
+        self._standing.clear()
         self._leaving.clear()
 
     def _arrive(self, event: RequestArrived) -> None:
@@ -187,6 +197,7 @@ class RequestTracker:
         seconds = self._timer.seconds(step)
         self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), seconds)
         self._move(step)
+        self._take_standing(step)
         self._take_rows(step, seconds)
         self.last_step = step
         if begins:
@@ -210,6 +221,16 @@ class RequestTracker:
         for request_id, block_ids in step.new_blocks.items():
             if (request := self._batch.get(request_id)) is not None:
                 request.num_blocks += len(block_ids)
+
+    def _take_standing(self, step: Step) -> None:
+        """Who stands in this step, and who stood in the one before it and does not any more."""
+        found = map(self._batch.get, step.standing)
+        standing = {request.index: request for request in found if request is not None}
+        for request in standing.values():
+            request.stand(step.scheduled_time)
+        for index in self._standing.keys() - standing.keys():
+            self._standing[index].stop_standing(step.scheduled_time)
+        self._standing = standing
 
     def _catch_up(self, step: Step) -> None:
         """The steps before it were lost: who is in it and was not let in by it was let in by one of those."""
@@ -339,6 +360,7 @@ def _holders(batch: Iterable[TrackedRequest]) -> tuple[Holder, ...]:
             request.arrived.output_len,
             request.num_computed,
             max(0, request.limit - request.num_output_tokens),
+            request.is_standing,
         )
         for request in batch
     ]
