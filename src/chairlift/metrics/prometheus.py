@@ -76,7 +76,7 @@ COUNTERS: Final = {
     "chairlift:padding_tokens": ("Padding computed for static batches.", ()),
     "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", ()),
     "chairlift:wait_steps": ("Steps that began while a request waited, by reason.", ("reason",)),
-    "chairlift:standing_steps": ("Steps that computed nothing for a request of the batch, for want of a seat.", ()),
+    "chairlift:standing_seconds": ("Seconds of steps times requests that stood in them for a seat.", ()),
     "chairlift:wait_seconds": ("Seconds that requests waited, by reason.", ("reason",)),
     "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by what was in them.", ("kind",)),
 }
@@ -126,9 +126,9 @@ class PrometheusMetrics(Collector):
         self._count("vllm:num_preemptions", len(step.preempted))
         self._count("vllm:generation_tokens", sum(step.num_new))
         self._count("chairlift:recomputed_tokens", step.num_recomputed)
-        self._count("chairlift:standing_steps", len(step.standing))
         self._count("chairlift:padding_tokens", sum(step.num_padding))
         seconds = step.time - step.scheduled_time
+        self._count("chairlift:standing_seconds", seconds * len(step.standing))
         for kind in SLOT_KINDS:
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
         self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))

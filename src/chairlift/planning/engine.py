@@ -118,6 +118,8 @@ def startup_lines(
     counts = [count_fit(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
     is_static = limits.batching == "static"
     seats = f"static batches of {limits.static_batch_size}" if is_static else f"seats for {limits.max_num_seqs}"
+    if limits.prefill_ahead:
+        seats += f", and {limits.prefill_ahead} requests ahead of one"
     return [
         f"weights: {format_memory(total(weights))} planned, {format_memory(held_bytes)} held; activations of a step: "
         f"up to {format_memory(total(activations))} planned",
