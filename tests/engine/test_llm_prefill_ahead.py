@@ -51,8 +51,8 @@ def test_the_answers_are_the_same(way: str, tiny_model_dir: Callable[..., Path])
     assert not any(output.stats.steps_stood for output in seated if output.stats is not None)
 
 
-def test_first_tokens_come_earlier_and_last_ones_do_not_come_later(tiny_model_dir: Callable[..., Path]) -> None:
-    """In steps, since seconds depend on the machine: what each of nine requests waited for before its first token."""
+def test_nobody_waits_for_the_answers_of_others_before_its_first_token(tiny_model_dir: Callable[..., Path]) -> None:
+    """In steps, since seconds depend on the machine: two seats and seven places for nine requests."""
     folder = tiny_model_dir("llama")
     seated, ahead = (answers(folder, prefill_ahead=number) for number in (0, 7))
     waits = [[sum(o.stats.steps_waited.values()) for o in outputs if o.stats] for outputs in (seated, ahead)]
