@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 import chairlift
 from chairlift.engine.async_llm import AsyncLLM
@@ -19,6 +20,7 @@ from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.call_log import CallLogMiddleware
 from chairlift.server.chat import ChatServing
+from chairlift.server.http_errors import sentence
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observatory import Observatory
@@ -60,7 +62,8 @@ def create_app(
         observe: who is told of each call; nobody if None.
 
     Returns:
-        the application; `app.state.admission` counts what it answers and can let it drain.
+        the application; `app.state.admission` counts what it answers and can let it drain, `app.state.paths` are its
+        endpoints.
     """
     name = served_model_name or llm.engine.model_name
     limits = limits or ServerLimits()
@@ -80,11 +83,12 @@ def create_app(
         app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)
     _add_error_handlers(app)
     chat = ChatServing(llm, name, api)
-    for endpoints in (completions, messages, models, responses, tokenize):
-        app.include_router(endpoints.router(chat))
-    for module in (engine, metrics, requests):
-        app.include_router(module.router(observatory))
-    app.include_router(health.router(llm, admission))
+    routers = [endpoints.router(chat) for endpoints in (completions, messages, models, responses, tokenize)]
+    routers += [module.router(observatory) for module in (engine, metrics, requests)]
+    routers.append(health.router(llm, admission))
+    for router in routers:
+        app.include_router(router)
+    app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})
     return app
 
 
@@ -116,9 +120,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _error(status, body.error, error_headers(error))
 
     @app.exception_handler(HTTPException)
-    async def http_error(_request: Request, error: HTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = "model_not_found" if isinstance(error, UnknownModelError) else None
-        info = ErrorInfo(message=str(error.detail), type="invalid_request_error", code=code)
+        info = ErrorInfo(message=sentence(request, error), type="invalid_request_error", code=code)
         return _error(error.status_code, info, error.headers)
 
     @app.exception_handler(Exception)

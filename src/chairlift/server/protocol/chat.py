@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from chairlift.errors import RequestError
+from chairlift.sampling_params import MAX_LOGPROBS
 from chairlift.server.protocol.base import Body
 from chairlift.server.protocol.mistakes import describe_mistakes
 from chairlift.server.protocol.sampling import SamplingFields
@@ -167,4 +168,7 @@ class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
         """How many of the likeliest tokens to tell; None tells nothing."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
+            message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {self.top_logprobs}"
+            raise RequestError(message, "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None

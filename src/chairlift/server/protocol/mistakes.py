@@ -30,6 +30,13 @@ WORDS: Final = {
 }
 """Type of a problem -> what would have been right."""
 
+LENGTHS: Final = {
+    "too_short": "at least",
+    "too_long": "at most",
+    "string_too_short": "at least",
+    "string_too_long": "at most",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class _Mistake:
@@ -117,6 +124,10 @@ def _wanted(problem: ErrorDetails) -> str:
         return "is required"
     if kind == "union_tag_invalid":
         return f"must be one of {problem['ctx']['expected_tags']}"
+    if kind in LENGTHS:
+        limit = problem["ctx"]["min_length" if kind.endswith("short") else "max_length"]
+        units = ("character", "characters") if kind.startswith("string") else ("entry", "entries")
+        return f"must have {LENGTHS[kind]} {limit} {units[limit != 1]}"
     return f"must be {WORDS[kind]}" if kind in WORDS else message.replace("Input should be", "must be", 1)
 
 

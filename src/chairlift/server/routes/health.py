@@ -53,6 +53,7 @@ def router(llm: AsyncLLM, admission: Admission | None = None) -> APIRouter:
     routes = APIRouter()
     readiness = Readiness(llm, admission=admission)
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}})
     async def health(response: Response) -> Health:
         """The process lives, and its engine, if it died, will be started again."""
@@ -61,6 +62,7 @@ def router(llm: AsyncLLM, admission: Admission | None = None) -> APIRouter:
         response.status_code = 503
         return Health(status="dead")
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", responses={503: {"model": Ready}})
     async def ready(response: Response) -> Ready:
         """A step has run lately, or nothing is to do."""

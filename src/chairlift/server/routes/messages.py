@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from chairlift.errors import ChairliftError
 from chairlift.server.chat import ChatServing
+from chairlift.server.http_errors import sentence
 from chairlift.server.messages_api import MessagesServing, error_type
 from chairlift.server.protocol import (
     AnsweredMessage,
@@ -40,7 +41,7 @@ class _Route(APIRoute):
             except ChairliftError as error:
                 return _error(error_body(error)[0], str(error), error_headers(error))
             except HTTPException as error:
-                return _error(error.status_code, str(error.detail))
+                return _error(error.status_code, sentence(request, error))
 
         return handle_or_tell
 

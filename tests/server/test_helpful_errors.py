@@ -1,0 +1,69 @@
+"""Mistakes of somebody who is new here are told in words that help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from running_server import RunningServer
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def message(answer: httpx.Response) -> str:
+    return str(answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "expected"),
+    [
+        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions? The base URL of a client ends in /v1."),
+        ("POST", "/v1/v1/completions", 404, "there is no /v1/v1/completions here: did you mean /v1/completions?"),
+        ("POST", "/v1/embeddings", 404, "there is no /v1/embeddings here: /openapi.json lists what there is."),
+        ("GET", "/", 404, "there is no / here: /openapi.json lists what there is."),
+        ("GET", "/" + "x" * 9000, 404, "x here: /openapi.json lists what there is."),
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+    ],
+)
+def test_a_wrong_path_or_method_is_told_the_right_one(
+    api_server: RunningServer, method: str, path: str, status: int, expected: str
+) -> None:
+    answer = httpx.request(method, api_server.url + path)
+    assert answer.status_code == status
+    assert message(answer).endswith(expected)
+    assert len(message(answer)) < 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_body_that_is_not_utf8_is_told_so(api_server: RunningServer, path: str) -> None:
+    body = b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'
+    answer = httpx.post(api_server.url + path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "it is not UTF-8 (invalid start byte)" in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "expected"),
+    [
+        ({"messages": []}, "messages", "messages: must have at least 1 entry, got []"),
+        ({"request_id": ""}, "request_id", "request_id: must have at least 1 character, got ''"),
+        ({"request_id": "x" * 200}, "request_id", "request_id: must have at most 128 characters, got 'xxx"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be between 0 and 20, got 21"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be between 0 and 20, got -1"),
+    ],
+)
+def test_a_wrong_value_is_told_its_field_and_limit(
+    api_server: RunningServer, fields: dict[str, Any], param: str, expected: str
+) -> None:
+    answer = api_server.post("/v1/chat/completions", {**CHAT, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert message(answer).startswith(expected)
+
+
+def test_those_who_check_a_service_may_ask_for_headers_alone(api_server: RunningServer) -> None:
+    for path in ("/health", "/ready"):
+        answer = httpx.head(api_server.url + path)
+        assert (answer.status_code, answer.content) == (200, b"")
