@@ -86,7 +86,7 @@ def test_after_the_drain_timeout_the_rest_ends_with_an_error(draining: RunningSe
         draining.uvicorn.handle_exit(signal.SIGTERM, None)
         answer = call.result()
     assert answer.status_code == 503
-    assert "shut down" in answer.json()["error"]["message"]
+    assert "drain_timeout=0.2 s): send it once more" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("draining", [60.0], indirect=True)
@@ -100,7 +100,7 @@ def test_a_second_signal_stops_at_once(draining: RunningServer) -> None:
         started = time.monotonic()
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     assert time.monotonic() - started < 3
-    assert "shut down" in events[-1]["error"]["message"]
+    assert "(it was told to at once): send it once more" in events[-1]["error"]["message"]
 
 
 def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:

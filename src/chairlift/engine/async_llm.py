@@ -249,11 +249,11 @@ class AsyncLLM:
         async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
-    def stop(self) -> None:
+    def stop(self, why: str = "the engine was shut down") -> None:
         """Have the engine stop after the step it is in, and wait for nothing; `close` or `aclose` comes later. Streams
-        in flight, and later ones, end with EngineDeadError."""
+        in flight, and later ones, end with EngineDeadError, which says why."""
         self._client.stop()
-        self._lose(None, EngineDeadError("the engine was shut down"))
+        self._lose(None, EngineDeadError(why))
 
     def close(self) -> None:
         """Stop the engine and wait until it is gone, which blocks for up to some seconds. Otherwise as `stop`."""

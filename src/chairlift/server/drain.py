@@ -47,12 +47,17 @@ class DrainingServer(uvicorn.Server):
         else:
             self.should_exit = self.force_exit = True
 
+    def _why_now(self) -> str:
+        if self._gives_up:
+            return "it was told to at once"
+        return f"drain_timeout={self._admission.limits.drain_timeout:g} s"
+
     async def on_tick(self, counter: int) -> bool:
         admission = self._admission
         if admission.is_draining and not self.should_exit:
             is_late = self._gives_up or admission.clock() >= self._deadline
             if is_late and admission.num_calls:
                 logger.warning("%d calls end with an error, because the server stops", admission.num_calls)
-                self._llm.stop()
+                self._llm.stop(f"the server stopped before this was answered ({self._why_now()}): send it once more")
             self.should_exit = is_late or not admission.num_calls
         return await super().on_tick(counter)
