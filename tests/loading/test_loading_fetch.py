@@ -112,6 +112,7 @@ def refused(target: Path, problem: str) -> None:
     with pytest.raises(ModelLoadError, match=problem) as caught:
         fetch.fetch(MODEL)
     assert f"at {target} yourself" in str(caught.value)
+    assert "let CHAIRLIFT_CACHE name another folder" in str(caught.value)
     assert not target.exists()
     assert not target.parent.exists() or list(target.parent.iterdir()) == []
 

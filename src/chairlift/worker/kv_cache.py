@@ -103,10 +103,11 @@ def _too_small(
     wanted = format_memory((needed + SPARE_BLOCKS) * block_bytes)
     if max_model_len is None or not affordable:
         return ConfigError(
-            f"{budget}, but {needed} are needed, which take {wanted}: give KV that or a smaller block_size"
+            f"{budget}, but {needed} are needed, which take {wanted}: give kv_cache_memory that much, or "
+            f"lower block_size"
         )
     longest = reachable * block_size
     return ConfigError(
         f"{budget}, {longest} tokens at most for one request, but max_model_len={max_model_len} needs {needed} blocks, "
-        f"which take {wanted}: give KV that much memory or set max_model_len to at most {longest}"
+        f"which take {wanted}: give kv_cache_memory that much or set max_model_len to at most {longest}"
     )
