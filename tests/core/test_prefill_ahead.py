@@ -98,9 +98,9 @@ def test_without_a_place_ahead_an_urgent_request_waits_as_ever() -> None:
 
 
 def test_whoever_stands_is_preempted_first_and_takes_memory_again_with_its_seat() -> None:
-    """Two blocks of 2 for each prompt of 3; r0 grows into what r1 holds, and later r1 into what r2 does."""
-    core, manager, _, events = crowd(3, max_num_seqs=1, prefill_ahead=2, num_blocks=5, block_size=2)
-    assert run_to_end(core) == answers_of(3)
+    """82 slots for each in the end, and 96 for all; r0 grows into what r1 holds, and later r1 into what r2 does."""
+    core, manager, _, events = crowd(3, max_tokens=80, max_num_seqs=1, prefill_ahead=2, num_blocks=6, block_size=16)
+    assert run_to_end(core) == answers_of(3, max_tokens=80)
     steps = [event for event in events.events if isinstance(event, Step)]
     assert [step.preempted for step in steps if step.preempted] == [["r1"], ["r2"]]
     preempted = next(step.step for step in steps if step.preempted)
@@ -110,6 +110,22 @@ def test_whoever_stands_is_preempted_first_and_takes_memory_again_with_its_seat(
     reasons = [(e.request_id, e.reason) for e in events.events if isinstance(e, RequestWaiting)]
     assert ("r1", "seats") in reasons
     assert manager.num_free_blocks == manager.num_blocks
+
+
+@pytest.mark.parametrize(("num_blocks", "num_running"), [(5, 1), (6, 2), (8, 3)])
+def test_the_seats_are_spared_what_they_will_soon_write(num_blocks: int, num_running: int) -> None:
+    """r0 has 3 slots of its first block and writes at most 8; each prompt takes 2 blocks of 2."""
+    core, _, _, events = crowd(3, max_num_seqs=1, prefill_ahead=2, num_blocks=num_blocks, block_size=2)
+    core.step()
+    assert core.scheduler.num_running == num_running
+    run_to_end(core)
+    assert not any(step.preempted for step in events.events if isinstance(step, Step))
+
+
+def test_with_a_reservation_the_seats_need_to_be_spared_nothing() -> None:
+    core, _, _, _ = crowd(2, kv="exact", max_num_seqs=1, prefill_ahead=1, num_blocks=8, block_size=2)
+    core.step()
+    assert core.scheduler.num_running == 2
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.config import KV_ARENAS
+from chairlift.core import batching as batching_module
 from chairlift.core.accounting import account
 from chairlift.core.arena import ARENAS
+from chairlift.core.batching import SPARED_TOKENS
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
 from chairlift.outputs import SchedulerOutput
@@ -31,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 4),
         prefill_ahead=st.integers(0, 5),
+        spared_tokens=st.sampled_from([0, 4, SPARED_TOKENS]),
         extra_budget=st.integers(0, 8),
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.booleans(),
@@ -45,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         block_size: int,
         max_num_seqs: int,
         prefill_ahead: int,
+        spared_tokens: int,
         extra_budget: int,
         policy: str,
         caching: bool,
@@ -53,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena: str,
         batching: tuple[str, str],
     ) -> None:
+        batching_module.SPARED_TOKENS = spared_tokens  # type: ignore[misc]
         self.kv = kv
         self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
@@ -223,6 +228,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
+        try:
+            self.check_end()
+        finally:
+            batching_module.SPARED_TOKENS = SPARED_TOKENS  # type: ignore[misc]
+
+    def check_end(self) -> None:
         for _ in range(5000):
             if not self.core.has_work:
                 break

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from chairlift.core.batch import Batch
 from chairlift.core.kv_cache_manager import MemoryDemand
 from chairlift.core.step_plan import StepPlan
 from chairlift.errors import RequestError
 from chairlift.request import FinishReason, Request, WaitReason
+
+SPARED_TOKENS: Final = 64
+"""What each seat may yet write in memory that nobody ahead of a seat is given. See adr/0022 for what others cost."""
 
 
 class Batching(Protocol):
@@ -137,7 +140,8 @@ class ContinuousBatching:
         return None if self._batch.admit(request) else WaitReason.MEMORY
 
     def _has_place(self, request: Request, budget: int) -> bool:
-        """A seat is free; or a place ahead of the seats, for one who has no token yet and is given some of the budget.
+        """A seat is free; or a place ahead of the seats, for one who has no token yet, while the seats leave tokens and
+        memory for it.
 
         So nobody who was preempted while it stood takes memory again before there is a seat for it.
         """
@@ -145,7 +149,18 @@ class ContinuousBatching:
         if num_running < config.max_num_seqs:
             return True
         is_new = request.num_tokens == request.num_prompt_tokens
-        return is_new and budget > 0 and num_running < config.max_num_running
+        return is_new and budget > 0 and num_running < config.max_num_running and self._can_spare(request)
+
+    def _can_spare(self, request: Request) -> bool:
+        """Whether its prompt leaves every seat the memory of its next SPARED_TOKENS: else that would soon be taken from
+        it again, and the prompt be computed twice."""
+        batch = self._batch
+        block_size = batch.kv.block_size
+        needed = -(-request.num_prompt_tokens // block_size)
+        for member in batch.running[: batch.config.max_num_seqs]:
+            end = min(member.num_computed_tokens + SPARED_TOKENS, member.max_total_tokens - 1)
+            needed += max(0, -(-(end - member.num_slots) // block_size))
+        return needed <= batch.kv.num_free_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def _larger_engine(refusal: Refusal) -> WhatIf | None:
     seats = refusal.num_running + len(refusal.ahead) + 1
     if started.static_batch_size is not None and seats > started.static_batch_size:
         changes["static_batch_size"] = seats
-    if not _has_places(refusal) and seats > started.max_num_seqs:
+    if seats > started.max_num_seqs:
         changes["max_num_seqs"] = seats
     num_blocks = _fewest_blocks(refusal)
     if num_blocks > started.num_blocks:
@@ -104,13 +104,6 @@ def _larger_engine(refusal: Refusal) -> WhatIf | None:
         return WhatIf({"num_kv_blocks": started.num_blocks}, True, "so many blocks in one piece would have let it in")
     text = " and ".join(f"{option} of {value}" for option, value in changes.items())
     return WhatIf(changes, True, f"{text} would have let it in")
-
-
-def _has_places(refusal: Refusal) -> bool:
-    """For all: a seat, or a place ahead of one. Whoever was refused for seats, with places left, lacked tokens."""
-    started = refusal.started
-    num_asking = refusal.num_running + len(refusal.ahead) + 1
-    return refusal.reason != "seats" and num_asking <= started.max_num_seqs + started.prefill_ahead
 
 
 def _fewest_blocks(refusal: Refusal) -> int:
@@ -168,19 +161,22 @@ def _shortened(ask: Ask, max_tokens: int) -> Ask:
 
 
 def _other_policies(refusal: Refusal) -> list[WhatIf]:
-    """The same batch and queue under every other policy of memory. What a prefix cache would share is not counted."""
+    """The same batch and queue under every other policy of memory. What a prefix cache would share is not counted, and
+    nothing is said of places ahead of a seat, which depend on what the seats would spare."""
     if refusal.reason not in ("memory", "preemption") or refusal.started.batching == "static":
         return []
     started = refusal.started
     asks = [*refusal.ahead, refusal.request]
     lengths = [holder.output_len for holder in refusal.holders] + [ask.output_len for ask in asks]
     is_forced = None not in lengths
-    has_places = _has_places(refusal)
+    has_seats = refusal.num_running + len(asks) <= started.max_num_seqs
+    if not has_seats and started.prefill_ahead:
+        return []
     found = []
     for kv in KV_POLICIES:
         if kv == started.kv or (kv in NEED_LENGTHS and not is_forced):
             continue
-        admits = has_places and _holds(started, kv, started.num_blocks, refusal.holders, asks)
+        admits = has_seats and _holds(started, kv, started.num_blocks, refusal.holders, asks)
         found.append(WhatIf({"kv": kv}, admits, f"kv={kv} would {'' if admits else 'not '}have let it in"))
     return found
 
@@ -196,17 +192,15 @@ def _continuous(refusal: Refusal) -> WhatIf:
     )
 
 
-def _first_in_queue(refusal: Refusal) -> WhatIf:
-    """Had it stood before all others."""
+def _first_in_queue(refusal: Refusal) -> WhatIf | None:
+    """Had it stood before all others; None if that had been ahead of a seat."""
     started = refusal.started
-    places = started.max_num_seqs + started.prefill_ahead
-    if started.static_batch_size is not None:
-        places = started.static_batch_size
+    if refusal.num_running >= started.max_num_seqs and started.prefill_ahead:
+        return None
+    seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
     room = refusal.largest_free_piece if started.kv != "paged" else refusal.free_blocks
     admits = (
-        refusal.reason not in ("batch", "seats")
-        and refusal.num_running < places
-        and _needed(started, [refusal.request])[0] <= room
+        refusal.reason != "batch" and refusal.num_running < seats and _needed(started, [refusal.request])[0] <= room
     )
     text = f"before the {len(refusal.ahead)} ahead of it, it would {'' if admits else 'not '}have been let in"
     return WhatIf({"scheduling_policy": "priority"}, admits, text)
