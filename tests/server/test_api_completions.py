@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from chairlift.server.logprobs import LEAST_LOGPROB, LogprobWriter
+from chairlift.server.logprobs import LEAST_LOGPROB, LogprobWriter, TextOffsets
 from running_server import RunningServer
 
 PROMPT = "The quick brown"
@@ -28,8 +32,47 @@ def test_echo_puts_the_prompt_in_front(api_server: RunningServer) -> None:
     (bos, *rest) = logprobs["tokens"]
     assert (bos, logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == ("<bos>", None, None)
     assert "".join(rest).startswith(PROMPT)
-    lengths = [len(token) for token in logprobs["tokens"]]
-    assert logprobs["text_offset"] == [0, *itertools.accumulate(lengths)][:-1]
+    lengths = [len(token) for token in rest]
+    assert len(logprobs["text_offset"]) == len(logprobs["tokens"])
+    begins = [0, 0, *itertools.accumulate(lengths)]
+    of_prompt = [begin for begin in begins if begin < len(PROMPT)]
+    assert logprobs["text_offset"][: len(of_prompt)] == of_prompt, "BOS is not in the text"
+
+
+def test_offsets_are_of_the_text_whatever_tokens_are_called(api_server: RunningServer) -> None:
+    """Characters of several tokens, ids instead of texts, special tokens; in one piece and in a stream."""
+    for prompt, more in (
+        ("日本 🎉 a", {}),
+        ("日本 🎉 a", {"return_tokens_as_token_ids": True}),
+        ("a<eos>日", {"skip_special_tokens": False}),
+        (api_server.llm.engine.tokenizer.encode("a<|tool|>b日"), {}),
+    ):
+        fields = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 9, **more}
+        fields["structured_outputs"] = {"regex": "[a-z日é]{30}"}
+        choice = complete(api_server, **fields, return_token_ids=True)["choices"][0]
+        num_hidden = int(isinstance(prompt, str))
+        prompt_ids, text = choice["prompt_token_ids"][num_hidden:], choice["text"]
+        spelled = [api_server.llm.engine.tokenizer.token_bytes(token) for token in prompt_ids + choice["token_ids"]]
+        expected = [len(b"".join(spelled[:index]).decode(errors="ignore")) for index in range(len(spelled))]
+        offsets = choice["logprobs"]["text_offset"]
+        assert offsets == [0] * num_hidden + expected
+        assert b"".join(spelled).decode(errors="replace") == text
+        lines = api_server.post("/v1/completions", {**fields, "temperature": 0, "stream": True}).text.splitlines()
+        told = (json.loads(line[6:])["choices"][0]["logprobs"] for line in lines if line.startswith("data: {"))
+        assert [offset for lists in told if lists for offset in lists["text_offset"]] == offsets
+
+
+@given(st.text(max_size=12), st.lists(st.integers(1, 4), max_size=30))
+def test_a_token_begins_where_its_character_does(text: str, sizes: list[int]) -> None:
+    data = text.encode()
+    cuts = [0, *(at for at in itertools.accumulate(sizes) if at < len(data)), len(data)]
+    tokens = dict(enumerate([data[begin:end] for begin, end in itertools.pairwise(cuts)], start=1)) | {0: b"<bos>"}
+    decoder = SimpleNamespace(token_bytes=tokens.__getitem__)
+    whole = [len(data[:begin].decode(errors="ignore")) for begin in cuts[:-1]]
+    of_prompt = TextOffsets.of_prompt(decoder, sorted(tokens), text)
+    assert [of_prompt.take(token) for token in sorted(tokens)] == [0, *whole]
+    hiding = TextOffsets(decoder, 7, hidden={0})
+    assert [hiding.take(token) for token in [*sorted(tokens), 0]] == [7, *(7 + at for at in whole), 7 + len(text)]
 
 
 def test_echo_alone_generates_nothing(api_server: RunningServer) -> None:

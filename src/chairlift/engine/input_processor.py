@@ -33,6 +33,7 @@ class NoTokenizer:
     has_chat_template = False
     chat_template = None
     special_tokens: Mapping[str, str] = {}
+    special_token_ids: frozenset[int] = frozenset()
     max_token_bytes = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

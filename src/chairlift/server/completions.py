@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
-from chairlift.server.logprobs import LogprobWriter
+from chairlift.server.logprobs import LogprobWriter, TextOffsets
 from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from chairlift.server.responses import DONE
 from chairlift.server.serving import Call, Plan, Serving, StreamWriter, blaming, has_news
@@ -59,6 +60,24 @@ class CompletionServing(Serving[CompletionRequest, Plan]):
             return output.prompt
         return self.llm.engine.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
+    def echoed_logprobs(
+        self,
+        writer: LogprobWriter,
+        body: CompletionRequest,
+        output: RequestOutput,
+        positions: Sequence[TokenLogprobs | None],
+    ) -> dict[str, list[Any]]:
+        """Those of the prompt, if it is to come back."""
+        token_ids = output.prompt_token_ids
+        offsets = TextOffsets.of_prompt(self.llm.engine.tokenizer, token_ids, self.echoed(body, output))
+        return writer.completion(positions if body.echo else [], offsets, token_ids[0])
+
+    def answer_offsets(self, body: CompletionRequest, start: int) -> TextOffsets:
+        """Of the tokens of an answer, which begins there."""
+        tokenizer = self.llm.engine.tokenizer
+        hidden = () if body.skip_special_tokens is False else tokenizer.special_token_ids
+        return TextOffsets(tokenizer, start, hidden)
+
     def _choice(
         self, call: CompletionCall, index: int, output: RequestOutput, answer: CompletionOutput
     ) -> CompletionChoice:
@@ -68,9 +87,10 @@ class CompletionServing(Serving[CompletionRequest, Plan]):
         writer = self.logprob_writer(body)
         logprobs = None
         if body.logprobs is not None:
-            echoed = (output.prompt_logprobs or []) if body.echo else []
-            first = writer.text(output.prompt_token_ids[0])
-            lists = writer.completion([*echoed, *(answer.logprobs or [])], first, 0)
+            lists = self.echoed_logprobs(writer, body, output, output.prompt_logprobs or [])
+            offsets = self.answer_offsets(body, len(self.echoed(body, output)))
+            for name, values in writer.completion(answer.logprobs or [], offsets).items():
+                lists[name] += values
             logprobs = CompletionLogprobs(**lists)
         return CompletionChoice(
             index=index * (body.n or 1) + answer.index,
@@ -120,7 +140,7 @@ class _CompletionStream(StreamWriter):
         body = call.body
         self._chunks = ChunkWriter("text_completion", call.id, call.created, call.model, body.wants_usage)
         self._logprobs = serving.logprob_writer(body)
-        self._offsets: defaultdict[int, int] = defaultdict(int)
+        self._offsets: defaultdict[int, TextOffsets] = defaultdict(lambda: serving.answer_offsets(body, 0))
         self._echoes = [_Echo([], is_sent=not body.echo) for _ in call.generations]
 
     def opening(self) -> bytes:
@@ -156,10 +176,9 @@ class _CompletionStream(StreamWriter):
         for choice in range(index * (body.n or 1), (index + 1) * (body.n or 1)):
             logprobs = NULL
             if body.logprobs is not None:
-                first = self._logprobs.text(output.prompt_token_ids[0])
-                lists = self._logprobs.completion(self._echoes[index].positions, first, 0)
-                self._offsets[choice] = sum(map(len, lists["tokens"]))
-                logprobs = encode(lists)
+                echoed = self._echoes[index].positions
+                logprobs = encode(self._serving.echoed_logprobs(self._logprobs, body, output, echoed))
+                self._offsets[choice] = self._serving.answer_offsets(body, len(text))
             chunks.append(self._with_usage(_choice_bytes(choice, text, logprobs, None)))
         return b"".join(chunks)
 
@@ -169,9 +188,7 @@ class _CompletionStream(StreamWriter):
         text, positions = (answer.text, answer.logprobs) if not body.is_echo_only else ("", None)
         logprobs = NULL
         if positions:
-            lists = self._logprobs.completion(positions, "", self._offsets[choice])
-            self._offsets[choice] += sum(map(len, lists["tokens"]))
-            logprobs = encode(lists)
+            logprobs = encode(self._logprobs.completion(positions, self._offsets[choice]))
         ending = None
         if answer.finish_reason is not None:
             reason = "length" if body.is_echo_only else answer.finish_reason

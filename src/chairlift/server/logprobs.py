@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from chairlift.engine.detokenizer import Decoder
@@ -18,6 +19,35 @@ def token_text(token: bytes) -> str:
         return token.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+class TextOffsets:
+    """Where tokens begin in a text, in characters; one that continues a character begins where that does.
+
+    Args:
+        start: where the first one begins. Below 0 if the tokens say more than the text, such as BOS: what is before the
+            text begins at 0.
+        hidden: tokens that are not in the text.
+    """
+
+    def __init__(self, decoder: Decoder, start: int = 0, hidden: Collection[int] = ()) -> None:
+        self._decoder = decoder
+        self._hidden = hidden
+        self._at = start
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @classmethod
+    def of_prompt(cls, decoder: Decoder, token_ids: Iterable[int], text: str) -> TextOffsets:
+        """Of a prompt whose text ends where its tokens do."""
+        spelled = b"".join(map(decoder.token_bytes, token_ids))
+        return cls(decoder, len(text) - len(spelled.decode(errors="replace")))
+
+    def take(self, token_id: int) -> int:
+        """Where this token begins, which follows the ones before."""
+        at = max(0, self._at)
+        if token_id not in self._hidden:
+            self._at += len(self._utf8.decode(self._decoder.token_bytes(token_id)))
+        return at
 
 
 class LogprobWriter:
@@ -38,21 +68,22 @@ class LogprobWriter:
             for position in positions
         ]
 
-    def completion(self, positions: Iterable[TokenLogprobs | None], first: str, offset: int) -> dict[str, Any]:
+    def completion(
+        self, positions: Iterable[TokenLogprobs | None], offsets: TextOffsets, first: int = -1
+    ) -> dict[str, list[Any]]:
         """Completions: four lists.
 
         Args:
             positions: None for the first token of an echoed prompt, which is `first`.
-            offset: of the first token in the text.
+            offsets: take these tokens.
         """
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for position in positions:
-            token = first if position is None else self.text(position.token.token_id)
-            lists["tokens"].append(token)
-            lists["text_offset"].append(offset)
+            token_id = first if position is None else position.token.token_id
+            lists["tokens"].append(self.text(token_id))
+            lists["text_offset"].append(offsets.take(token_id))
             lists["token_logprobs"].append(None if position is None else _finite(position.token.logprob))
             lists["top_logprobs"].append(None if position is None else self._top(position))
-            offset += len(token)
         return lists
 
     def prompt(self, positions: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
