@@ -89,6 +89,20 @@ def test_who_waits_behind_them_is_told_so() -> None:
     assert explained.expected_wait == pytest.approx(request.first_scheduled - now, rel=0.25)
 
 
+def test_who_waits_for_memory_that_the_seat_does_not_spare_waits_for_the_seat() -> None:
+    """Each writes 42 slots, which are 21 of 22 blocks, and has a prompt of 2 blocks."""
+    crowd = crowded(2, max_tokens=40, num_blocks=22, block_size=2, enable_prefix_caching=False)
+    explained = explain(crowd, "r2")
+    assert (explained.state, explained.position) == ("waiting", 0)
+    assert [span.reason for span in explained.waits[0].spans if span.num_steps] == [WaitReason.SEATS]
+    now = crowd.clock.now()
+    crowd.to_end()
+    request = crowd.tracker.get("r2")
+    assert request is not None
+    assert request.first_scheduled is not None
+    assert explained.expected_wait == pytest.approx(request.first_scheduled - now, rel=0.3)
+
+
 def test_without_its_first_token_it_is_told_what_its_prompt_waits_for() -> None:
     text = describe_standing(ExplainedStand(0.5, 2, has_token=False, is_standing=True, position=0))
     assert text.startswith("gets what others leave of the token budget until a seat is free: 0 before it; stood for 2 ")
@@ -129,7 +143,8 @@ def test_whoever_ends_leaves_its_seat_to_those_who_stand_and_its_place_to_the_qu
     seated, stands, next_one = [Member(5, 2)], [Member(7, 2)], Next(2, 4)
     assert steps_until_seated(seated, stands) == 5
     assert steps_until_seated(seated, [*stands, Member(1, 2)]) == 12
-    assert steps_until_admitted(seated, [next_one], 9, 0, stands, 0) == 5
-    assert steps_until_admitted(seated, [next_one, next_one], 9, 0, stands, 1) == 5
-    assert steps_until_admitted(seated, [next_one], 0, 0, stands, 1) == 5
-    assert steps_until_admitted([], [next_one], 0, 0, stands, 0) is None
+    assert steps_until_admitted(seated, [next_one], 9, 0, stands) == 5
+    assert steps_until_admitted(seated, [next_one, next_one], 9, 0, stands) == 12
+    assert steps_until_admitted(seated, [next_one], 0, 0, stands) == 5
+    assert steps_until_admitted(seated, [next_one], 0, 0) == 5
+    assert steps_until_admitted([], [next_one], 0, 0, stands) is None

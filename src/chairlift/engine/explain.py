@@ -233,7 +233,6 @@ class Explainer:
             free_blocks,
             self._free_seats(num_running),
             self._members([holder for holder in holders if holder.is_standing]),
-            self._free_ahead(num_running),
         )
         return self._seconds(steps, num_running)
 
@@ -315,10 +314,6 @@ class Explainer:
         """Of so many that run, those without a seat."""
         started = self._tracker.started
         return 0 if started is None else max(0, num_running - started.max_num_seqs)
-
-    def _free_ahead(self, num_running: int) -> int:
-        started = self._tracker.started
-        return 0 if started is None else started.prefill_ahead - self._num_ahead(num_running)
 
     def _seconds(self, steps: int | None, num_running: int) -> float | None:
         seconds = self._tracker.cost.seconds(num_running)

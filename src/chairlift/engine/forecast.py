@@ -33,22 +33,20 @@ def steps_until_admitted(
     free_blocks: int,
     free_seats: int,
     standing: Iterable[Member] = (),
-    free_ahead: int = 0,
 ) -> int | None:
     """Steps until the last one of the queue is admitted; None if that cannot be said.
 
     Everybody is taken to run as long as told, to give back then what it holds now, and to be admitted in the order of
-    the queue; whoever is admitted ahead of a seat takes the next one that nobody stands for. Memory that the batch will
-    yet grow into is not counted.
+    the queue. Memory that the batch will yet grow into is not counted.
 
     Args:
-        batch: those with a seat; standing: those without one, each of whom leaves a place to the next when it gets one.
-        free_seats, free_ahead: places that nobody has, with a seat and ahead of one.
+        batch: those with a seat; standing: those ahead of one, each of whom leaves its place to the queue when it has
+            one. Other places ahead of a seat were refused to the head of the queue, and still are.
     """
     ends = list(batch)
     heapq.heapify(ends)
     stands = deque(standing)
-    step = 0
+    step = free_ahead = 0
     for entry in queue:
         while free_seats + free_ahead < 1 or free_blocks < entry.needed:
             if not ends:
