@@ -27,12 +27,26 @@ from chairlift.server.observe_options import ObserveOptions
 
 app = typer.Typer(
     name="chairlift",
-    help="Continuous batching and paged KV memory for large language models.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Continuous batching and paged KV memory for large language models."""
 
 
 @app.command()

@@ -37,7 +37,7 @@ def help_of(command: str) -> str:
 
 
 def test_version_and_help() -> None:
-    assert run("version").stdout.strip() == chairlift.__version__
+    assert run("version").stdout.strip() == run("--version").stdout.strip() == chairlift.__version__
     listed = run("--help").stdout
     assert all(command in listed for command in ("generate", "serve", "bench", "fetch"))
     assert "--max-num-batched-tokens" in help_of("serve")
@@ -112,6 +112,8 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
         (["generate", "hi", "--device", "cuda"], "sees no CUDA device|device"),
         (["generate", "hi", "--temperature", "-1"], "temperature must be in"),
         (["generate", "hi", "--dtype", "int3"], "dtype must be one of"),
+        (["generate", "hi", "--num-threads", "1000"], "num_threads=1000 is more than the 256"),
+        (["generate", "hi", "--num-kv-blocks", "100000000"], "TiB, more than the .* there are: lower num_kv"),
     ],
 )
 def test_mistakes_end_with_a_sentence_and_status_2(

@@ -27,6 +27,7 @@ from chairlift.models.registry import build_model
 from chairlift.planning.engine import planned_weights
 from chairlift.planning.memory import Amount
 from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.memory import format_memory, total_memory
 
 logger = logging.getLogger("chairlift")
 
@@ -42,6 +43,9 @@ LOADING_OPTIONS: Final = (
     "num_threads",
 )
 """The fields of EngineConfig that are settled once a model is loaded."""
+
+MAX_THREADS: Final = 256
+"""kMaxThreads in kernels/cpu/csrc/pool.h."""
 
 
 @dataclass(slots=True)
@@ -100,11 +104,21 @@ class LoadedModel:
         return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
 
     def provide_kv_cache(self, plan: KVCachePlan) -> None:
-        """KV memory for all block ids of the pool: what is there, if it has blocks of that size and enough of them."""
+        """KV memory for all block ids of the pool: what is there, if it has blocks of that size and enough of them.
+
+        Raises:
+            ConfigError: there is not so much memory.
+        """
         held = self.kv_cache_plan
         if held is not None and held.block_size == plan.block_size and held.num_blocks >= plan.num_blocks:
             return
-        self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
+        total = total_memory(self.device)
+        if plan.num_bytes > total:  # the system may well promise it, and end whoever comes to use it
+            raise _kv_cache_too_large(plan, f"more than the {format_memory(total)} there are")
+        try:
+            self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
+        except (MemoryError, RuntimeError) as error:  # numpy's, torch's
+            raise _kv_cache_too_large(plan, f"which cannot be had ({error})") from None
         self.kv_cache_plan = plan
 
 
@@ -146,6 +160,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return LoadedModel(config, files, model_config, model, device, choice, weights)
 
 
+def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
+    option = "num_kv_blocks" if plan.limited_by == "num_kv_blocks" else "kv_cache_memory"
+    return ConfigError(
+        f"the KV pool of {plan.num_blocks} blocks takes {format_memory(plan.num_bytes)}, {why}: lower {option}"
+    )
+
+
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) sees no CUDA device; use cpu")
@@ -155,7 +176,10 @@ def _device(name: str) -> torch.device:
 def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
     """Native kernels have threads of their own, and torch's would only take turns with them."""
     if num_threads is None:
-        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_threads = min(num_cores, MAX_THREADS)
+    if num_threads > MAX_THREADS:
+        raise ConfigError(f"num_threads={num_threads} is more than the {MAX_THREADS} that kernels share work among")
     if choice.kernels == "native":
         load().set_num_threads(num_threads)
         num_threads = 1

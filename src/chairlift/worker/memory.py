@@ -70,6 +70,16 @@ def available_memory(device: torch.device) -> int:
     return available_host_memory()
 
 
+def total_memory(device: torch.device) -> int:
+    """Bytes that the device has, or the host that it is."""
+    if device.type == "cuda":
+        import torch
+
+        _free, total = torch.cuda.mem_get_info(device)
+        return total
+    return int(psutil.virtual_memory().total)
+
+
 def available_host_memory() -> int:
     """`available_memory` of the CPU, without torch."""
     system = int(psutil.virtual_memory().available)
