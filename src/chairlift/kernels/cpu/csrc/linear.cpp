@@ -144,7 +144,8 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t b
   const PrepareScratch scratch(memory, whole_groups, tiles.block_rows);
   if (activations.integer) std::memset(scratch.outlier_rows, 0, static_cast<size_t>(padded));
   for (int64_t r = first; r < last; ++r) {
-    tiles.prologue(args, call.x + r * call.x_stride, inputs, scratch.row);
+    const float* const row = call.x + r * call.x_stride;
+    tiles.prologue(args, row, r + 1 < call.rows ? row + call.x_stride : row, inputs, scratch.row);
     for (int64_t i = inputs; i < whole_groups; ++i) scratch.row[i] = 0;
     const RowTarget target = {const_cast<void*>(to.values),         const_cast<float*>(to.scale),
                               const_cast<int32_t*>(to.correction),  const_cast<float*>(to.sum),
@@ -220,7 +221,8 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   const int64_t first_stripe = tiling.first_stripe(tile), last_stripe = std::min(first_stripe + at_once, stripes);
   const int64_t first_block = tiling.first_block(tile), block_rows = activations.tiles.block_rows;
   const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
-  const int64_t share = round_up((next.num_bytes + last_block - first_block - 1) / (last_block - first_block), 64);
+  const int64_t share = round_up(divide_up(next.num_bytes, last_block - first_block), 64);
+  const int64_t ahead_step = round_up(divide_up(share, matrix_->padded_inputs() / kGroup), 64);
   const int64_t step = last_stripe - first_stripe < at_once ? 1 : at_once;
   for (int64_t stripe = first_stripe; stripe < last_stripe; stripe += step) {
     const int64_t column = stripe * kStripe, columns = std::min(step * kStripe, matrix_->out_features() - column);
@@ -228,7 +230,7 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
     for (int64_t block = first_block, ahead = 0; block < last_block; ++block, ahead += share) {
       const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
       multiply({matrix_->stripe(stripe), matrix_->stripe_bytes(), static_cast<int>(step),
-                next.at + std::min(ahead, next.num_bytes), std::min(share, left),
+                next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
                 matrix_->padded_inputs(), activations.block(block),
                 static_cast<int>(std::min(block_rows, call.rows - row)), bias,
                 call.out + row * call.out_stride + column, call.out_stride, static_cast<int>(columns), call.add});

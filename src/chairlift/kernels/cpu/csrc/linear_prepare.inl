@@ -37,35 +37,47 @@ static inline void each(int64_t n, float* y, Op op) {
 }
 static inline F part(const float* p, int count) { return count == kLanes ? load(p) : load_n(p, count); }
 
+// A row of inputs. Who reads a part of it asks for the same part of the next, which is still where it was written.
+struct Row {
+  inline F part(int64_t i, int count) const {
+    __builtin_prefetch(next + i);
+    return CHAIRLIFT_ISA::part(at + i, count);
+  }
+
+  const float* at;
+  const float* next;
+};
+
 static inline float inverse_root(float mean, float eps) { return 1.0f / __builtin_sqrtf(mean + eps); }
 
-static void rms_norm(const PrologueArgs& args, const float* x, int64_t n, float* y) {
-  const F scale = set1(inverse_root(sum_of_squares(x, n, zero()) / static_cast<float>(n), args.eps));
-  each(n, y, [&](int64_t i, int count) { return mul(mul(part(x + i, count), scale), part(args.weight + i, count)); });
+static void rms_norm(const PrologueArgs& args, Row x, int64_t n, float* y) {
+  const F scale = set1(inverse_root(sum_of_squares(x.at, n, zero()) / static_cast<float>(n), args.eps));
+  each(n, y, [&](int64_t i, int count) { return mul(mul(x.part(i, count), scale), part(args.weight + i, count)); });
 }
 
-static void layer_norm(const PrologueArgs& args, const float* x, int64_t n, float* y) {
-  const F mean = set1(sum_of(x, n) / static_cast<float>(n));
-  const F scale = set1(inverse_root(sum_of_squares(x, n, mean) / static_cast<float>(n), args.eps));
+static void layer_norm(const PrologueArgs& args, Row x, int64_t n, float* y) {
+  const F mean = set1(sum_of(x.at, n) / static_cast<float>(n));
+  const F scale = set1(inverse_root(sum_of_squares(x.at, n, mean) / static_cast<float>(n), args.eps));
   each(n, y, [&](int64_t i, int count) {
-    return fma(mul(sub(part(x + i, count), mean), scale), part(args.weight + i, count), part(args.bias + i, count));
+    return fma(mul(sub(x.part(i, count), mean), scale), part(args.weight + i, count), part(args.bias + i, count));
   });
 }
 
-static void silu_and_mul(const float* x, int64_t n, float* y) {
+static void silu_and_mul(Row x, int64_t n, float* y) {
   each(n, y, [&](int64_t i, int count) {
-    const F gate = part(x + i, count), up = part(x + n + i, count);
+    const F gate = x.part(i, count), up = x.part(n + i, count);
     return mul(div(gate, add(set1(1.0f), exp(neg(gate)))), up);
   });
 }
 
-static void prologue(const PrologueArgs& args, const float* x, int64_t n, float* y) {
+static void prologue(const PrologueArgs& args, const float* at, const float* next, int64_t n, float* y) {
+  const Row x = {at, next};
   switch (args.kind) {
     case Prologue::rms_norm: return rms_norm(args, x, n, y);
     case Prologue::layer_norm: return layer_norm(args, x, n, y);
     case Prologue::silu_and_mul: return silu_and_mul(x, n, y);
-    case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(part(x + i, count), zero()); });
-    case Prologue::none: return each(n, y, [&](int64_t i, int count) { return part(x + i, count); });
+    case Prologue::relu: return each(n, y, [&](int64_t i, int count) { return max(x.part(i, count), zero()); });
+    case Prologue::none: return each(n, y, [&](int64_t i, int count) { return x.part(i, count); });
   }
 }
 
@@ -138,7 +150,8 @@ static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_
 template <int kSize>
 static void quantize_groups(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
   Measured found;
-  alignas(64) float totals[kManyGroups];  // whole numbers, exact
+  alignas(64) float totals[kManyGroups];       // scaled
+  alignas(64) int32_t corrections[kManyGroups];
   int64_t at = target.row;
   for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kSize) {
     const int64_t left = padded_inputs - first;
@@ -149,11 +162,13 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int shift, in
     for (int g = count; g < kManyGroups; ++g) sums[g] = zero();
     for (int g = 0; g < count; ++g)
       sums[g] = round_group<kSize>(y, first + g * kSize, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
-    store(totals, reduce_each(sums, [](F a, F b) { return add(a, b); }));
+    const F total = reduce_each(sums, [](F a, F b) { return add(a, b); });  // whole numbers, exact
+    store(totals, mul(total, load(found.scale)));
+    istore(corrections, to_int(mul(total, set1(static_cast<float>(-shift)))));
     for (int g = 0; g < count; ++g, at += kBlockRows) {
       target.scale[at] = found.scale[g];
-      target.correction[at] = -shift * static_cast<int32_t>(totals[g]);
-      target.sum[at] = found.scale[g] * totals[g];
+      target.correction[at] = corrections[g];
+      target.sum[at] = totals[g];
     }
   }
 }

@@ -23,10 +23,7 @@ static inline I broadcast4(const int8_t* p) {
 
 // Fetches a task's `ahead`, a part with each group of inputs.
 struct Ahead {
-  explicit Ahead(const StripeTask& task) : at(task.ahead), end(at + task.ahead_bytes) {
-    const int64_t parts = task.padded_inputs / kGroup * (kStripe / kLanes);
-    step = ((task.ahead_bytes + parts - 1) / parts + 63) / 64 * 64;
-  }
+  explicit Ahead(const StripeTask& task) : at(task.ahead), end(at + task.ahead_bytes), step(task.ahead_step) {}
 
   inline void fetch_part() {
     const uint8_t* const stop = end - at < step ? end : at + step;
@@ -37,6 +34,13 @@ struct Ahead {
   const uint8_t* end;
   int64_t step;
 };
+
+// What a task stores was last written, or read, by another layer, on any core: asked for before it is multiplied.
+template <int kRows, int kStripes>
+static inline void fetch_outputs(const StripeTask& task) {
+  for (int m = 0; m < kRows; ++m)
+    for (int s = 0; s < kStripes; ++s) __builtin_prefetch(task.out + m * task.out_stride + s * kStripe, 1);
+}
 
 template <int kStripes, int kRows>
 static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad, bool nibbles) {
@@ -254,6 +258,7 @@ static inline void finish(const StripeTask& task, int column, const Sums<kRows, 
 template <WeightFormat kFormat, int kRows, int kStripes>
 static void multiply_tile(const StripeTask& task) {
   Ahead ahead(task);
+  fetch_outputs<kRows, kStripes>(task);
   for (int column = 0; column < kStripe; column += kLanes) {
     Sums<kRows, kStripes> y;
     for (int s = 0; s < kStripes; ++s)

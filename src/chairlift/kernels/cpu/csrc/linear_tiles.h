@@ -52,8 +52,9 @@ struct StripeTask {
   const uint8_t* stripe;
   int64_t stripe_bytes;  // from one stripe to the next
   int num_stripes;       // 1 or LinearTiles::tile_stripes
-  const uint8_t* ahead;  // weights that are wanted later, to be fetched evenly over this task
+  const uint8_t* ahead;  // weights that are wanted later, to be fetched
   int64_t ahead_bytes;
+  int64_t ahead_step;  // with each group of inputs
   int64_t padded_inputs;
   ActivationBlock block;
   int num_rows;
@@ -90,8 +91,8 @@ struct RowTarget {
 struct LinearTiles {
   int block_rows, tile_stripes;
   void (*multiply[kNumWeightFormats])(const StripeTask& task);
-  // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x.
-  void (*prologue)(const PrologueArgs& args, const float* x, int64_t inputs, float* y);
+  // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x. next: a row to be fetched meanwhile.
+  void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
   // y [inputs], zero up to the end of the last activation group. shift: what stored weights are above their true values.
   // steps: a byte for each of them.
   void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);

@@ -12,7 +12,8 @@ WeightFormat parse_weight_format(const std::string& name);  // throws std::inval
 const char* name_of(WeightFormat format);
 int shift_of(WeightFormat format);  // what bytes and nibbles are above the values they stand for
 
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, multiple) * multiple; }
 
 // A matrix [out_features, in_features] in stripes (see linear_tiles.h).
 class PackedMatrix {
