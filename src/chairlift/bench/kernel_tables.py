@@ -20,6 +20,11 @@ from chairlift.bench.text import json_line, number
 MILLI: Final = ("ms", 1e3)
 MICRO: Final = ("µs", 1e6)
 
+RATES: Final = (
+    "Rates are of the fastest pass, as ceilings are of theirs. The ceiling is the vector units (c) or reading memory "
+    "(m), whichever takes longer."
+)
+
 
 def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
     """Write the tables, then the JSON line, to `file` (standard output if None)."""
@@ -66,8 +71,7 @@ def linear_table(result: KernelResult) -> Table:
     """Every linear layer, by rows."""
     table = _table(
         f"{result.model}: linear layers",
-        "All layers of the model, one after the other; together in one call up to 64 rows, as in a step. The ceiling "
-        "is the vector units (c) or reading memory (m), whichever takes longer.",
+        f"All layers of the model, one after the other; together in one call up to 64 rows, as in a step. {RATES}",
     )
     table.add_column("rows", justify="right")
     table.add_column("kernel", no_wrap=True)
@@ -84,7 +88,7 @@ def formats_table(result: KernelResult, kernel: str, formats: Sequence[str]) -> 
     """GOP/s of one kernel, formats beside each other."""
     table = _table(
         f"{result.model}: {kernel}, GOP/s (of the ceiling)",
-        "The ceiling is the vector units (c) or reading memory (m), whichever takes longer.",
+        RATES,
     )
     table.add_column("rows", justify="right")
     for name in formats:
@@ -112,7 +116,8 @@ def attention_table(result: KernelResult) -> Table:
     """Decode and prefill, by batch and context."""
     table = _table(
         f"{result.model}: attention, one layer, K and V in {result.kv_cache_dtype}",
-        "Sequences by tokens that each computes (1: decode), at a context; norm, rotation and KV writes included.",
+        "Sequences by tokens that each computes (1: decode), at a context; norm, rotation and KV writes included. "
+        f"{RATES}",
     )
     table.add_column("batch", justify="right", no_wrap=True)
     table.add_column("context", justify="right")

@@ -47,7 +47,7 @@ class KernelOptions:
         formats: of weights; None: those of the model's file.
         batch_sizes: sequences that decode at once, and rows that are sampled from.
         contexts: tokens in KV memory, for attention.
-        repeats: passes over everything; the median counts.
+        repeats: passes over everything.
         ceiling_seconds: that each of the ceilings is measured for, at the beginning and at the end.
 
     Raises:
@@ -82,6 +82,9 @@ class KernelTime:
         seconds: of all layers, for linear layers; of one layer, for attention.
         least_seconds: what the work would take at the ceilings, and which of them limits it, "compute" or "memory";
             None: none of them does.
+
+    Rates are of the fastest pass, since the ceilings are the best of their samples too (as in McCalpin's STREAM): both
+    are what the machine can do, and its other users stand in neither.
     """
 
     kernel: str
@@ -93,16 +96,16 @@ class KernelTime:
 
     @property
     def operations_per_s(self) -> float:
-        return self.work.num_operations / self.seconds.median
+        return self.work.num_operations / self.seconds.min
 
     @property
     def bytes_per_s(self) -> float:
-        return self.work.num_bytes / self.seconds.median
+        return self.work.num_bytes / self.seconds.min
 
     @property
     def share(self) -> float | None:
         """Of the ceiling."""
-        return self.least_seconds and self.least_seconds[0] / self.seconds.median
+        return self.least_seconds and self.least_seconds[0] / self.seconds.min
 
     def to_dict(self) -> dict[str, Any]:
         return {
