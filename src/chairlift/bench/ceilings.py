@@ -101,6 +101,26 @@ def measure_ceilings(native: Any, seconds: float = 0.2, *, read_bytes: int = REA
     )
 
 
+class CeilingSampler:
+    """Samples as long as anything is compared with them: what a shared machine can do changes from second to second.
+
+    Args:
+        seconds: of the first measurement of each ceiling; later ones take a tenth.
+
+    Attributes:
+        best: of all samples so far.
+    """
+
+    def __init__(self, native: Any, seconds: float) -> None:
+        self._native = native
+        self._seconds = seconds
+        self.best = measure_ceilings(native, seconds)
+
+    def sample(self) -> None:
+        """Measure all of them again."""
+        self.best = self.best.best_of(measure_ceilings(self._native, self._seconds / 10))
+
+
 def _gemm_speed(
     dtype: torch.dtype, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], threads: int, seconds: float
 ) -> float | None:

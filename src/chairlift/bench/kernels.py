@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from chairlift.bench.ceilings import Ceilings, Work, measure_ceilings
+from chairlift.bench.ceilings import Ceilings, CeilingSampler, Work
 from chairlift.bench.instructions import InstructionCount, instruction_counts
 from chairlift.bench.kernel_passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.bench.linear_layers import LinearLayer
@@ -48,7 +48,7 @@ class KernelOptions:
         batch_sizes: sequences that decode at once, and rows that are sampled from.
         contexts: tokens in KV memory, for attention.
         repeats: passes over everything.
-        ceiling_seconds: that each of the ceilings is measured for, at the beginning and at the end.
+        ceiling_seconds: that each of the ceilings is measured for at the beginning; a tenth after each round.
 
     Raises:
         ConfigError: naming the option, the value and the limit.
@@ -169,13 +169,12 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     found = matrix_formats(None if config.random_weights else files, model)
     close_files()
     kv_cache_dtype = choose_kernels(replace(config, attention_backend="native"), model.dtype).kv_cache_dtype
-    before = measure_ceilings(native, options.ceiling_seconds)
-    linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats)
-    attention = list(
-        _measure_each(_attention_probes(model, config.block_size, kv_cache_dtype, options), options.repeats)
-    )
-    sampling = list(_measure_each(_sampling_probes(model, options), options.repeats))
-    ceilings = before.best_of(measure_ceilings(native, options.ceiling_seconds))
+    sampler = CeilingSampler(native, options.ceiling_seconds)
+    linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats, sampler.sample)
+    probes = _attention_probes(model, config.block_size, kv_cache_dtype, options)
+    attention = list(_measure_each(probes, options.repeats, sampler.sample))
+    sampling = list(_measure_each(_sampling_probes(model, options), options.repeats, sampler.sample))
+    ceilings = sampler.best
     times = [time for measured in linear for time in measured.times(ceilings)]
     formats = options.formats or sorted({name for time in times for name in time.format.split(", ")})
     return KernelResult(
@@ -285,8 +284,8 @@ def _sampling_probes(model: ModelConfig, options: KernelOptions) -> Iterator[_Pr
 # -- how -----------------------------------------------------------------------------------------------------------
 
 
-def _measure_in_turns(probes: list[_Probe], repeats: int) -> list[_Measured]:
-    """`repeats` rounds over all probes, after one that is not measured."""
+def _measure_in_turns(probes: list[_Probe], repeats: int, after_each: Callable[[], None]) -> list[_Measured]:
+    """`repeats` rounds over all probes, after one that is not measured; `after_each`: of the rounds."""
     measured = [_Measured.of(probe) for probe in probes]
     with progress_bar("linear layers", len(probes) * (repeats + 1)) as advance:
         for turn in range(repeats + 1):
@@ -295,12 +294,13 @@ def _measure_in_turns(probes: list[_Probe], repeats: int) -> list[_Measured]:
                 if turn:
                     each.add(seconds)
                 advance()
+            after_each()
     return measured
 
 
-def _measure_each(probes: Iterator[_Probe], repeats: int) -> Iterator[_Measured]:
+def _measure_each(probes: Iterator[_Probe], repeats: int, after_each: Callable[[], None]) -> Iterator[_Measured]:
     """One probe after the other, each made when its turn comes: `repeats` passes or more, after one that is not
-    measured."""
+    measured; `after_each`: of the probes."""
     for probe in probes:
         measured = _Measured.of(probe)
         probe.run()
@@ -308,4 +308,5 @@ def _measure_each(probes: Iterator[_Probe], repeats: int) -> Iterator[_Measured]
         while count < repeats or perf_counter() < end:
             measured.add(probe.run())
             count += 1
+        after_each()
         yield measured
