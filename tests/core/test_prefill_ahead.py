@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core import batching
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
 from chairlift.outputs import SchedulerOutput
@@ -210,3 +213,49 @@ def test_seats_that_empty_at_once_are_taken_at_once() -> None:
     run_to_end(core)
     rows = [len(step) for step in scheduled(executor)]
     assert rows == [6, 2, 2, 2, 2, 2, 2]
+
+
+@given(
+    arrivals=st.lists(
+        st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=12), st.integers(1, 12), st.integers(0, 2)),
+        min_size=3,
+        max_size=10,
+    ),
+    seats=st.integers(1, 3),
+    spared_tokens=st.sampled_from([0, 4, batching.SPARED_TOKENS]),
+    options=st.fixed_dictionaries(
+        {
+            "prefill_ahead": st.integers(1, 5),
+            "num_blocks": st.integers(23, 40),
+            "scheduling_policy": st.sampled_from(["fcfs", "priority", "fair"]),
+            "enable_prefix_caching": st.booleans(),
+            "steps_ahead": st.integers(0, 2),
+        }
+    ),
+    extra_budget=st.integers(0, 12),
+    gap=st.integers(0, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_in_short_memory_everybody_ends_with_the_same_tokens(
+    arrivals: list[tuple[list[int], int, int]],
+    seats: int,
+    spared_tokens: int,
+    options: dict[str, Any],
+    extra_budget: int,
+    gap: int,
+) -> None:
+    """The executor checks that nobody without a seat goes beyond its prompt; the pool holds the longest request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "SPARED_TOKENS", spared_tokens)
+        core, manager, _, _ = make_engine(
+            block_size=1, max_num_seqs=seats, max_num_batched_tokens=seats + extra_budget, **options
+        )
+        answers: dict[str, list[int]] = {}
+        for index, (prompt, max_tokens, priority) in enumerate(arrivals):
+            core.add(make_request(str(index), prompt, max_tokens, priority=priority, tenant="ab"[index % 2]))
+            for _ in range(gap):
+                collect(core.step(), answers)
+        for name, tokens in run_to_end(core).items():
+            answers.setdefault(name, []).extend(tokens)
+    assert answers == {str(i): expected_tokens(prompt, count) for i, (prompt, count, _) in enumerate(arrivals)}
+    assert manager.num_free_blocks == manager.num_blocks

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.config import KV_ARENAS
-from chairlift.core import batching as batching_module
+from chairlift.core import batching as batching_rules
 from chairlift.core.accounting import account
 from chairlift.core.arena import ARENAS
 from chairlift.core.batching import SPARED_TOKENS
@@ -57,7 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena: str,
         batching: tuple[str, str],
     ) -> None:
-        batching_module.SPARED_TOKENS = spared_tokens  # type: ignore[misc]
+        batching_rules.SPARED_TOKENS = spared_tokens  # type: ignore[misc]
         self.kv = kv
         self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
@@ -231,7 +231,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self.check_end()
         finally:
-            batching_module.SPARED_TOKENS = SPARED_TOKENS  # type: ignore[misc]
+            batching_rules.SPARED_TOKENS = SPARED_TOKENS  # type: ignore[misc]
 
     def check_end(self) -> None:
         for _ in range(5000):
