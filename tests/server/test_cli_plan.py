@@ -62,6 +62,7 @@ def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
         ["--kv", "exact", "--kv-arena", "first-fit", "--max-tokens", "40", "--block-size", "8"],
         ["--kv", "max", "--batching", "static", "--static-batch-size", "3", "--max-num-seqs", "5"],
         ["--dtype", "bfloat16", "--max-model-len", "100", "--max-num-batched-tokens", "70"],
+        ["--max-num-seqs", "2", "--prefill-ahead", "5"],
     ],
 )
 def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
