@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from chairlift.bench.ceilings import Ceilings, Work, measure_ceilings
+from chairlift.bench.ceilings import CeilingMeter, Ceilings, Work, median_of
 from chairlift.bench.instructions import instruction_counts
 from chairlift.bench.kernel_passes import LAYERS, AttentionPass, LinearPass, _metadata
 from chairlift.bench.kernel_tables import print_kernels
-from chairlift.bench.kernels import KernelOptions, KernelResult, run_kernels
+from chairlift.bench.kernels import KernelOptions, KernelResult, _Measured, run_kernels
 from chairlift.bench.linear_layers import LM_HEAD, layer_linears, lm_head
 from chairlift.cli import app
 from chairlift.config import EngineConfig
@@ -55,6 +56,23 @@ def test_the_best_of_two_measurements() -> None:
     other = Ceilings("avx2", 2, dot_u8s8=90.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=39.0)
     best = CEILINGS.best_of(other)
     assert best == Ceilings("avx2", 2, dot_u8s8=100.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=40.0)
+    assert best.best_of(replace(other, onednn_fp32=None)) == best.best_of(other)
+
+
+def test_the_median_of_measurements() -> None:
+    samples = [replace(CEILINGS, read=read, fma=fma) for read, fma in ((9.0, 70.0), (30.0, 60.0), (8.0, 80.0))]
+    assert median_of(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
+
+
+def test_each_pass_is_compared_with_the_moment_before_it() -> None:
+    """A machine that halves its speed for both changes no share."""
+    work = Work(num_bytes=20.0)
+    measured = _Measured({"k": ("", work)}, {}, {"k": []}, [])
+    for speed in (1.0, 0.5, 0.25):
+        measured.add(replace(CEILINGS, read=10.0 * speed), [{"k": 2.5 / speed}, {"k": 9.0}, {"k": 2.5 / speed}])
+    (time,) = measured.times()
+    assert time.share == pytest.approx(0.8)
+    assert (time.limit, time.seconds.median) == ("memory", 5.0)
 
 
 def test_work_adds_up() -> None:
@@ -162,7 +180,10 @@ def test_slots_are_those_of_the_last_tokens() -> None:
 
 @needs_native
 def test_ceilings_are_measured() -> None:
-    ceilings = measure_ceilings(load(), 0.01, read_bytes=1 << 20)
+    meter = CeilingMeter(load(), 0.01, read_bytes=1 << 20)
+    ceilings, sample = meter.measure(), meter.sample()
+    assert (sample.isa, sample.num_threads, sample.onednn_fp32) == (ceilings.isa, ceilings.num_threads, None)
+    assert min(sample.dot_u8s8, sample.dot_u4s8, sample.fma, sample.read) > 1e8
     assert ceilings.isa == load().isa()
     assert min(ceilings.dot_u8s8, ceilings.dot_u4s8, ceilings.fma, ceilings.read) > 1e9
     assert ceilings.onednn_fp32 is not None
@@ -193,7 +214,7 @@ def test_as_the_file_has_it(tiny_model_dir: TinyModel) -> None:
     assert [time.kernel for time in result.sampling] == ["greedy", "greedy", "random", "random"]
     assert all(time.share is None for time in result.sampling)
     first = record["linear"][0]
-    assert first["operations_per_s"] == pytest.approx(2 * 2 * 30720 / first["seconds"]["min"])
+    assert first["operations_per_s"] == pytest.approx(2 * 2 * 30720 / first["seconds"]["median"])
     assert first["share"] > 0  # more than 1 where all weights fit the caches
     assert first["seconds"]["min"] <= first["seconds"]["median"] <= first["seconds"]["max"]
     assert record["ceilings"]["num_threads"] == record["machine"]["num_threads"] == 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -45,7 +46,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The best of many samples each, with the vector instructions that the kernels use.
+    """Of one moment, or the best or the median of many, with the vector instructions that the kernels use.
 
     Attributes:
         isa: the instruction set.
@@ -75,50 +76,54 @@ class Ceilings:
 
     def best_of(self, other: Ceilings) -> Ceilings:
         """The higher ones of two measurements on the same threads."""
-        pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
-        best: dict[str, Any] = {name: a if a is None or isinstance(a, str) else max(a, b) for name, a, b in pairs}
+        pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
+        best: dict[str, Any] = {
+            name: b if a is None else a if b is None else max(a, b) for name, (a, b) in pairs.items()
+        }
         return Ceilings(**best)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def measure_ceilings(native: Any, seconds: float = 0.2, *, read_bytes: int = READ_BYTES) -> Ceilings:
-    """Measure with the threads that the kernels have.
+def median_of(samples: Sequence[Ceilings]) -> Ceilings:
+    """Of one measurement, field by field, without oneDNN's."""
+    middle = {name: median(getattr(sample, name) for sample in samples) for name in (*UNITS, "read")}
+    return Ceilings(samples[0].isa, samples[0].num_threads, **middle)
+
+
+class CeilingMeter:
+    """Measures again and again, with the threads that the kernels have: what a shared machine can do changes from
+    second to second.
 
     Args:
         native: the extension.
-        seconds: that each of the measurements takes.
-    """
-    threads = native.num_threads()
-    return Ceilings(
-        isa=native.isa(),
-        num_threads=threads,
-        **{unit: getattr(native, f"measure_{unit}")(seconds) for unit in UNITS},
-        read=native.measure_read(read_bytes, seconds),
-        onednn_int8=_gemm_speed(torch.int8, torch._int_mm, threads, seconds),
-        onednn_fp32=_gemm_speed(torch.float32, torch.mm, threads, seconds),
-    )
-
-
-class CeilingSampler:
-    """Samples as long as anything is compared with them: what a shared machine can do changes from second to second.
-
-    Args:
-        seconds: of the first measurement of each ceiling; later ones take a tenth.
-
-    Attributes:
-        best: of all samples so far.
+        seconds: that `measure` takes for each ceiling.
+        read_bytes: of the buffer that is read.
     """
 
-    def __init__(self, native: Any, seconds: float) -> None:
+    def __init__(self, native: Any, seconds: float = 0.2, *, read_bytes: int = READ_BYTES) -> None:
         self._native = native
         self._seconds = seconds
-        self.best = measure_ceilings(native, seconds)
+        self._buffer = native.ReadBuffer(read_bytes)
 
-    def sample(self) -> None:
-        """Measure all of them again."""
-        self.best = self.best.best_of(measure_ceilings(self._native, self._seconds / 10))
+    def measure(self) -> Ceilings:
+        """The best of many samples, with oneDNN's."""
+        threads = self._native.num_threads()
+        return replace(
+            self._own(self._seconds),
+            onednn_int8=_gemm_speed(torch.int8, torch._int_mm, threads, self._seconds),
+            onednn_fp32=_gemm_speed(torch.float32, torch.mm, threads, self._seconds),
+        )
+
+    def sample(self) -> Ceilings:
+        """One sample of each: some ten milliseconds."""
+        return self._own(0.0)
+
+    def _own(self, seconds: float) -> Ceilings:
+        units = {unit: getattr(self._native, f"measure_{unit}")(seconds) for unit in UNITS}
+        threads = self._native.num_threads()
+        return Ceilings(self._native.isa(), threads, read=self._buffer.measure(seconds), **units)
 
 
 def _gemm_speed(

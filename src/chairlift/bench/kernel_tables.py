@@ -21,8 +21,8 @@ MILLI: Final = ("ms", 1e3)
 MICRO: Final = ("µs", 1e6)
 
 RATES: Final = (
-    "Rates are of the fastest pass, as ceilings are of theirs. The ceiling is the vector units (c) or reading memory "
-    "(m), whichever takes longer."
+    "The ceiling is the vector units (c) or reading memory (m), whichever takes longer, as they were the moment before "
+    "each pass."
 )
 
 
@@ -31,7 +31,9 @@ def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
     out = file or sys.stdout
     console = Console(file=out)
     formats = list(dict.fromkeys(time.format for time in result.linear))
-    console.print(ceilings_table(result.ceilings, machine_caption(result.machine, result.peak_rss_bytes)))
+    console.print(
+        ceilings_table(result.ceilings, result.usual_ceilings, machine_caption(result.machine, result.peak_rss_bytes))
+    )
     if result.options.formats is not None and len(result.options.formats) > 1:
         for kernel in (LAYERS, LM_HEAD):
             console.print(formats_table(result, kernel, formats))
@@ -46,24 +48,25 @@ def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
     out.write(json_line(result.to_dict()))
 
 
-def ceilings_table(ceilings: Ceilings, caption: str) -> Table:
+def ceilings_table(ceilings: Ceilings, usual: Ceilings, caption: str) -> Table:
     """What everything else is compared with."""
-    title = f"ceilings: {ceilings.isa}, {ceilings.num_threads} threads, the best of many samples"
-    table = _table(title, caption)
+    table = _table(f"ceilings: {ceilings.isa}, {ceilings.num_threads} threads, many samples", caption)
     table.add_column("")
-    table.add_column("measured", justify="right")
+    table.add_column("best", justify="right")
+    table.add_column("median", justify="right")
     table.add_column("unit")
     rows = [
-        ("8-bit dot products", ceilings.dot_u8s8, "GOP/s"),
-        ("8-bit by 4-bit dot products", ceilings.dot_u4s8, "GOP/s"),
-        ("float32 multiply-adds", ceilings.fma, "GFLOP/s"),
-        ("reading memory", ceilings.read, "GB/s"),
-        (f"oneDNN int8, {GEMM_SIZE} cubed", ceilings.onednn_int8, "GOP/s"),
-        (f"oneDNN float32, {GEMM_SIZE} cubed", ceilings.onednn_fp32, "GFLOP/s"),
+        ("8-bit dot products", "dot_u8s8", "GOP/s"),
+        ("8-bit by 4-bit dot products", "dot_u4s8", "GOP/s"),
+        ("float32 multiply-adds", "fma", "GFLOP/s"),
+        ("reading memory", "read", "GB/s"),
+        (f"oneDNN int8, {GEMM_SIZE} cubed", "onednn_int8", "GOP/s"),
+        (f"oneDNN float32, {GEMM_SIZE} cubed", "onednn_fp32", "GFLOP/s"),
     ]
-    for label, value, unit in rows:
-        if value is not None:
-            table.add_row(label, number(value / 1e9), unit)
+    for label, name, unit in rows:
+        best, middle = getattr(ceilings, name), getattr(usual, name)
+        if best is not None:
+            table.add_row(label, number(best / 1e9), "" if middle is None else number(middle / 1e9), unit)
     return table
 
 
@@ -161,6 +164,6 @@ def _time_cells(time: KernelTime, unit: tuple[str, float]) -> list[str]:
 
 
 def _share(time: KernelTime) -> str:
-    if time.share is None or time.least_seconds is None:
+    if time.share is None or time.limit is None:
         return ""
-    return f"{100 * time.share:.0f}% {time.least_seconds[1][0]}"
+    return f"{100 * time.share:.0f}% {time.limit[0]}"

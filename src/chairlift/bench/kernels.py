@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
 import torch
 
-from chairlift.bench.ceilings import Ceilings, CeilingSampler, Work
+from chairlift.bench.ceilings import CeilingMeter, Ceilings, Work, median_of
 from chairlift.bench.instructions import InstructionCount, instruction_counts
 from chairlift.bench.kernel_passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.bench.linear_layers import LinearLayer
@@ -31,7 +31,7 @@ from chairlift.models.config import ModelConfig
 CHUNK: Final = 512
 """Tokens that a prefill pass computes at once, at most: the default token budget."""
 
-MIN_SECONDS: Final = 0.05
+MIN_SECONDS: Final = 0.1
 """That passes are repeated for at least, where they are short."""
 
 Case = dict[str, int | str]
@@ -47,8 +47,8 @@ class KernelOptions:
         formats: of weights; None: those of the model's file.
         batch_sizes: sequences that decode at once, and rows that are sampled from.
         contexts: tokens in KV memory, for attention.
-        repeats: passes over everything.
-        ceiling_seconds: that each of the ceilings is measured for at the beginning; a tenth after each round.
+        repeats: passes over everything; the median counts.
+        ceiling_seconds: that each of the ceilings is measured for at the beginning; later a moment before each pass.
 
     Raises:
         ConfigError: naming the option, the value and the limit.
@@ -80,11 +80,9 @@ class KernelTime:
     Attributes:
         format: of the weights; empty where there are none.
         seconds: of all layers, for linear layers; of one layer, for attention.
-        least_seconds: what the work would take at the ceilings, and which of them limits it, "compute" or "memory";
-            None: none of them does.
-
-    Rates are of the fastest pass, since the ceilings are the best of their samples too (as in McCalpin's STREAM): both
-    are what the machine can do, and its other users stand in neither.
+        share: what the work would take at the ceilings, of what it took: the median over the passes, each compared
+            with ceilings of the moment before it; None: nothing limits it.
+        limit: "compute" or "memory", whichever ceiling that is.
     """
 
     kernel: str
@@ -92,20 +90,16 @@ class KernelTime:
     case: Case
     seconds: Spread
     work: Work
-    least_seconds: tuple[float, str] | None
+    share: float | None
+    limit: str | None
 
     @property
     def operations_per_s(self) -> float:
-        return self.work.num_operations / self.seconds.min
+        return self.work.num_operations / self.seconds.median
 
     @property
     def bytes_per_s(self) -> float:
-        return self.work.num_bytes / self.seconds.min
-
-    @property
-    def share(self) -> float | None:
-        """Of the ceiling."""
-        return self.least_seconds and self.least_seconds[0] / self.seconds.min
+        return self.work.num_bytes / self.seconds.median
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -116,19 +110,25 @@ class KernelTime:
             "operations_per_s": self.operations_per_s,
             "bytes_per_s": self.bytes_per_s,
             "share": self.share,
-            "limit": self.least_seconds and self.least_seconds[1],
+            "limit": self.limit,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
-    """What `run_kernels` measured, and on what."""
+    """What `run_kernels` measured, and on what.
+
+    Attributes:
+        ceilings: the best of all samples.
+        usual_ceilings: their median.
+    """
 
     machine: MachineFacts
     model: str
     kv_cache_dtype: str
     options: KernelOptions
     ceilings: Ceilings
+    usual_ceilings: Ceilings
     linear: list[KernelTime]
     attention: list[KernelTime]
     sampling: list[KernelTime]
@@ -144,6 +144,7 @@ class KernelResult:
             "kv_cache_dtype": self.kv_cache_dtype,
             "options": asdict(self.options),
             "ceilings": self.ceilings.to_dict(),
+            "usual_ceilings": self.usual_ceilings.to_dict(),
             **{kind: [time.to_dict() for time in getattr(self, kind)] for kind in ("linear", "attention", "sampling")},
             "instructions": [asdict(count) for count in self.instructions],
             "peak_rss_bytes": self.peak_rss_bytes,
@@ -169,24 +170,26 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     found = matrix_formats(None if config.random_weights else files, model)
     close_files()
     kv_cache_dtype = choose_kernels(replace(config, attention_backend="native"), model.dtype).kv_cache_dtype
-    sampler = CeilingSampler(native, options.ceiling_seconds)
-    linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats, sampler.sample)
+    meter = CeilingMeter(native, options.ceiling_seconds)
+    best = meter.measure()
+    linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats, meter)
     probes = _attention_probes(model, config.block_size, kv_cache_dtype, options)
-    attention = list(_measure_each(probes, options.repeats, sampler.sample))
-    sampling = list(_measure_each(_sampling_probes(model, options), options.repeats, sampler.sample))
-    ceilings = sampler.best
-    times = [time for measured in linear for time in measured.times(ceilings)]
+    attention = list(_measure_each(probes, options.repeats, meter))
+    sampling = list(_measure_each(_sampling_probes(model, options), options.repeats, meter))
+    samples = [sample for measured in (*linear, *attention, *sampling) for sample in measured.ceilings]
+    times = [time for measured in linear for time in measured.times()]
     formats = options.formats or sorted({name for time in times for name in time.format.split(", ")})
     return KernelResult(
         machine=machine_facts(),
         model=files.name,
         kv_cache_dtype=kv_cache_dtype,
         options=options,
-        ceilings=ceilings,
+        ceilings=reduce(Ceilings.best_of, samples, best),
+        usual_ceilings=median_of(samples),
         linear=times,
-        attention=[time for measured in attention for time in measured.times(ceilings)],
-        sampling=[time for measured in sampling for time in measured.times(ceilings)],
-        instructions=[count for name in formats for count in instruction_counts(ceilings.isa, name, options.rows)],
+        attention=[time for measured in attention for time in measured.times()],
+        sampling=[time for measured in sampling for time in measured.times()],
+        instructions=[count for name in formats for count in instruction_counts(best.isa, name, options.rows)],
         peak_rss_bytes=peak_rss_bytes(),
     )
 
@@ -217,23 +220,30 @@ class _Probe(_Case):
 
 @dataclass(frozen=True, slots=True)
 class _Measured(_Case):
-    """Seconds of the passes, by kernel."""
+    """Seconds of the passes, by kernel, and the ceilings of the moment before each."""
 
     samples: dict[str, list[float]]
+    ceilings: list[Ceilings]
 
     @classmethod
     def of(cls, probe: _Probe) -> _Measured:
-        return cls(probe.kernels, probe.case, {kernel: [] for kernel in probe.kernels})
+        return cls(probe.kernels, probe.case, {kernel: [] for kernel in probe.kernels}, [])
 
-    def add(self, seconds: Seconds) -> None:
+    def add(self, ceilings: Ceilings, passes: Sequence[Seconds]) -> None:
+        self.ceilings.append(ceilings)
         for kernel, samples in self.samples.items():
-            samples.append(seconds[kernel])
+            samples.append(median(seconds[kernel] for seconds in passes))
 
-    def times(self, ceilings: Ceilings) -> list[KernelTime]:
-        return [
-            KernelTime(kernel, name, self.case, _spread(self.samples[kernel]), work, ceilings.least_seconds(work))
-            for kernel, (name, work) in self.kernels.items()
-        ]
+    def times(self) -> list[KernelTime]:
+        return [self._time(kernel, name, work) for kernel, (name, work) in self.kernels.items()]
+
+    def _time(self, kernel: str, name: str, work: Work) -> KernelTime:
+        samples = self.samples[kernel]
+        least = [ceilings.least_seconds(work) for ceilings in self.ceilings]
+        shares = [limit[0] / seconds for limit, seconds in zip(least, samples, strict=True) if limit]
+        usual = median_of(self.ceilings).least_seconds(work)
+        share, limit = (median(shares), usual[1]) if shares and usual else (None, None)
+        return KernelTime(kernel, name, self.case, _spread(samples), work, share, limit)
 
 
 def _spread(samples: list[float]) -> Spread:
@@ -284,29 +294,30 @@ def _sampling_probes(model: ModelConfig, options: KernelOptions) -> Iterator[_Pr
 # -- how -----------------------------------------------------------------------------------------------------------
 
 
-def _measure_in_turns(probes: list[_Probe], repeats: int, after_each: Callable[[], None]) -> list[_Measured]:
-    """`repeats` rounds over all probes, after one that is not measured; `after_each`: of the rounds."""
+def _measure_in_turns(probes: list[_Probe], repeats: int, meter: CeilingMeter) -> list[_Measured]:
+    """`repeats` rounds over all probes, after one that is not measured."""
     measured = [_Measured.of(probe) for probe in probes]
     with progress_bar("linear layers", len(probes) * (repeats + 1)) as advance:
         for turn in range(repeats + 1):
             for probe, each in zip(probes, measured, strict=True):
+                ceilings = meter.sample()
                 seconds = probe.run()
                 if turn:
-                    each.add(seconds)
+                    each.add(ceilings, [seconds])
                 advance()
-            after_each()
     return measured
 
 
-def _measure_each(probes: Iterator[_Probe], repeats: int, after_each: Callable[[], None]) -> Iterator[_Measured]:
-    """One probe after the other, each made when its turn comes: `repeats` passes or more, after one that is not
-    measured; `after_each`: of the probes."""
+def _measure_each(probes: Iterator[_Probe], repeats: int, meter: CeilingMeter) -> Iterator[_Measured]:
+    """One probe after the other, each made when its turn comes: `repeats` times some passes, after one that is not
+    measured."""
     for probe in probes:
         measured = _Measured.of(probe)
         probe.run()
-        end, count = perf_counter() + MIN_SECONDS, 0
-        while count < repeats or perf_counter() < end:
-            measured.add(probe.run())
-            count += 1
-        after_each()
+        for _ in range(repeats):
+            ceilings = meter.sample()
+            passes, end = [probe.run()], perf_counter() + MIN_SECONDS / repeats
+            while perf_counter() < end:
+                passes.append(probe.run())
+            measured.add(ceilings, passes)
         yield measured

@@ -55,16 +55,19 @@ double measure_dot_u4s8(double seconds) {
 
 double measure_fma(double seconds) { return loop_rate(isa().ceilings.fma, isa().ceilings.fma_operations, seconds); }
 
-double measure_read(int64_t num_bytes, double seconds) {
-  const int64_t num_tasks = std::max<int64_t>(1, num_bytes / kReadTask);
-  auto* data = static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>(num_tasks * kReadTask)));
-  if (!data) throw std::bad_alloc();
-  Pool::get().run(num_tasks, [&](int64_t i, int) { std::memset(data + i * kReadTask, 1, kReadTask); });
+void ReadBuffer::Free::operator()(uint8_t* data) const { std::free(data); }
+
+ReadBuffer::ReadBuffer(int64_t num_bytes)
+    : num_tasks_(std::max<int64_t>(1, num_bytes / kReadTask)),
+      data_(static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>(num_tasks_ * kReadTask)))) {
+  if (!data_) throw std::bad_alloc();
+  Pool::get().run(num_tasks_, [&](int64_t i, int) { std::memset(data_.get() + i * kReadTask, 1, kReadTask); });
+}
+
+double ReadBuffer::measure(double seconds) const {
   const auto read = isa().ceilings.read;
-  const double rate =
-      best_rate(num_tasks, kReadTask, seconds, [&](int64_t i) { return read(data + i * kReadTask, kReadTask); });
-  std::free(data);
-  return rate;
+  return best_rate(num_tasks_, kReadTask, seconds,
+                   [&](int64_t i) { return read(data_.get() + i * kReadTask, kReadTask); });
 }
 
 }  // namespace chairlift

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace chairlift {
 
@@ -23,7 +24,21 @@ constexpr int64_t kReadStride = 512;
 double measure_dot_u8s8(double seconds);  // operations/s: products of bytes, and their sums
 double measure_dot_u4s8(double seconds);  // the same where the unsigned bytes are below 16
 double measure_fma(double seconds);       // operations/s in float32
-// Bytes/s that are read from a buffer of num_bytes, which should be far more than the caches hold.
-double measure_read(int64_t num_bytes, double seconds);
+
+// What is read to measure memory.
+class ReadBuffer {
+ public:
+  // num_bytes should be far more than the caches hold. Throws std::bad_alloc.
+  explicit ReadBuffer(int64_t num_bytes);
+  double measure(double seconds) const;  // bytes/s
+
+ private:
+  struct Free {
+    void operator()(uint8_t* data) const;
+  };
+
+  int64_t num_tasks_;
+  std::unique_ptr<uint8_t, Free> data_;
+};
 
 }  // namespace chairlift

@@ -13,8 +13,9 @@ void bind_ceilings(nb::module_& m) {
   m.def("measure_dot_u4s8", &measure_dot_u4s8, nb::arg("seconds"), Release(),
         "The same where the unsigned bytes are below 16.");
   m.def("measure_fma", &measure_fma, nb::arg("seconds"), Release(), "float32 operations a second, on all threads.");
-  m.def("measure_read", &measure_read, nb::arg("num_bytes"), nb::arg("seconds"), Release(),
-        "Bytes a second that all threads read from a buffer of so many bytes.");
+  nb::class_<ReadBuffer>(m, "ReadBuffer", "So many bytes that all threads read.")
+      .def(nb::init<int64_t>(), nb::arg("num_bytes"), Release())
+      .def("measure", &ReadBuffer::measure, nb::arg("seconds"), Release(), "Bytes a second.");
 }
 
 }  // namespace chairlift
