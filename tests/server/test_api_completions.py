@@ -134,7 +134,7 @@ def test_a_constraint_holds(api_server: RunningServer) -> None:
         ({"best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
         ({"suffix": "x"}, "suffix", "got 'x'"),
-        ({"store": True}, "store", "got True"),
+        ({"store": True}, "store", "must be false, got true"),
         ({"service_tier": "flex"}, "service_tier", "got 'flex'"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"messages": []}, "messages", "unknown"),

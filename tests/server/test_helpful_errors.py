@@ -52,6 +52,12 @@ def test_a_body_that_is_not_utf8_is_told_so(api_server: RunningServer, path: str
         ({"request_id": "x" * 200}, "request_id", "request_id: must have at most 128 characters, got 'xxx"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be between 0 and 20, got 21"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be between 0 and 20, got -1"),
+        ({"store": True}, "store", "store: must be false, got true"),
+        ({"messages": None}, "messages", "messages: must be a list, got null"),
+        ({"stop": {"é": [True, None]}}, "stop", 'stop: must be a string or a list, got {"é": [true, null]}'),
+        ({"audio": {}}, "audio", "audio: is not supported here; leave it out, got {}"),
+        ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens", "max_tokens=2 and max_completion_tokens=3 disagree"),
     ],
 )
 def test_a_wrong_value_is_told_its_field_and_limit(
@@ -61,6 +67,15 @@ def test_a_wrong_value_is_told_its_field_and_limit(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert message(answer).startswith(expected)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0, " must be at least 1, got 0"), (10**6, "=1000000 is too large")])
+def test_a_limit_has_the_name_that_it_was_given_by(api_server: RunningServer, limit: int, expected: str) -> None:
+    answer = api_server.post("/v1/responses", {"input": "Hi", "max_output_tokens": limit})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "max_output_tokens"
+    assert message(answer).startswith(f"max_output_tokens{expected}")
+    assert "max_tokens" not in message(answer)
 
 
 def test_those_who_check_a_service_may_ask_for_headers_alone(api_server: RunningServer) -> None:

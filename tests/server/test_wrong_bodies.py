@@ -105,14 +105,14 @@ def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
             "tool_choice: must be 'none', 'auto' or 'required' or an object, got 'maybe'",
         ),
         (CompletionRequest, {"prompt": 5}, "prompt: must be a string or a list, got 5"),
-        (CompletionRequest, {"prompt": [None]}, "prompt[0]: must be a string or an integer or a list, got None"),
+        (CompletionRequest, {"prompt": [None]}, "prompt[0]: must be a string or an integer or a list, got null"),
         (CompletionRequest, {}, "prompt: is required"),
         (CompletionRequest, {"prompt": "x", "stop": {}}, "stop: must be a string or a list, got {}"),
         (
             CompletionRequest,
             {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(1025)), 1.0)},
             "logit_bias: 1025 tokens are more than 1024, got "
-            "{'0': 1.0, '1': 1.0, '2': 1.0, '3': 1.0, '4': 1.0, '5': 1.0, '6': 1.0, '7': 1.0,",
+            '{"0": 1.0, "1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "5": 1.0, "6": 1.0, "7": 1.0,',
         ),
         (
             ResponsesRequest,

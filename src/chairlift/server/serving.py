@@ -145,8 +145,9 @@ class Serving(ABC, Generic[Fields, Plans]):
         """
         request.state.admission.check(request.state.key)
         # Tokenizing a long prompt takes a while, and releases the interpreter.
-        plan = await asyncio.to_thread(self.plan, body)
-        call = self._start(body, plan, request)
+        with renaming("max_tokens", body.limit_field):
+            plan = await asyncio.to_thread(self.plan, body)
+            call = self._start(body, plan, request)
         if body.stream:
             return EventStream(self._stream(call), on_close=call.abort)
         return await unless_disconnected(request, self._whole(call))
@@ -230,6 +231,18 @@ def blaming(field: str) -> Iterator[None]:
             raise
         reason = str(error).removeprefix(error.param or "").removeprefix(" ")
         raise RequestError(f"{field}: its schema {reason}", field) from None
+
+
+@contextlib.contextmanager
+def renaming(field: str, name: str) -> Iterator[None]:
+    """Errors call a field what the caller has called it; those that name both are left alone."""
+    try:
+        yield
+    except RequestError as error:
+        if name in (field, error.param):
+            raise
+        param = name if error.param == field else error.param
+        raise RequestError(str(error).replace(field, name), param) from None
 
 
 def has_news(answer: CompletionOutput, tells_tokens: bool | None) -> bool:

@@ -153,6 +153,10 @@ class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
             )
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def template_variables(self) -> dict[str, Any]:
         """What the chat template gets besides messages and tools."""
         options = self.chat_template_kwargs or {}

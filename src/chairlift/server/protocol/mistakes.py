@@ -6,6 +6,7 @@ only those alternatives count that got furthest into it and are of the kind (`ty
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,6 +31,7 @@ WORDS: Final = {
 }
 """Type of a problem -> what would have been right."""
 
+JSON_WORDS: Final = {"False": "false", "True": "true"}
 LENGTHS: Final = {
     "too_short": "at least",
     "too_long": "at most",
@@ -113,7 +115,12 @@ def _sentence(path: Path, wanted: list[str], problem: ErrorDetails) -> str:
     if problem["type"] in ("missing", "extra_forbidden", "union_tag_not_found"):
         return text
     got = problem["ctx"]["tag"] if problem["type"] == "union_tag_invalid" else problem["input"]
-    return f"{text}, got {got!r:.80}"
+    return f"{text}, got {_as_json(got):.80}"
+
+
+def _as_json(value: Any) -> str:
+    """A value as it stood in the body; texts in quotes that need no escapes in an error, which is JSON itself."""
+    return repr(value) if isinstance(value, str) else printable(json.dumps(value, ensure_ascii=False, default=repr))
 
 
 def _wanted(problem: ErrorDetails) -> str:
@@ -124,6 +131,13 @@ def _wanted(problem: ErrorDetails) -> str:
         return "is required"
     if kind == "union_tag_invalid":
         return f"must be one of {problem['ctx']['expected_tags']}"
+    if kind == "none_required":
+        return "is not supported here; leave it out"
+    if kind == "literal_error":
+        expected = problem["ctx"]["expected"]
+        return f"must be {JSON_WORDS.get(expected, expected)}"
+    if kind == "string_pattern_mismatch":
+        return f"must match {problem['ctx']['pattern']}"
     if kind in LENGTHS:
         limit = problem["ctx"]["min_length" if kind.endswith("short") else "max_length"]
         units = ("character", "characters") if kind.startswith("string") else ("entry", "entries")

@@ -158,6 +158,10 @@ class ResponsesRequest(EngineFields, SatisfiedByResponses):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
+    def limit_field(self) -> str:
+        return "max_output_tokens"
+
+    @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or [])
 

@@ -134,6 +134,11 @@ class EngineFields(SatisfiedEverywhere):
     timeout: float | None = Field(None, description="Seconds after which nobody wants the answer any more.")
     timings: bool = Field(False, description="Tell how long it waited and was computed.")
 
+    @property
+    def limit_field(self) -> str:
+        """What the caller calls `max_tokens`."""
+        return "max_tokens"
+
     def engine_fields(self) -> dict[str, Any]:
         """Those of these fields that were given."""
         return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
