@@ -68,9 +68,11 @@ class CompletionServing(Serving[CompletionRequest, Plan]):
         positions: Sequence[TokenLogprobs | None],
     ) -> dict[str, list[Any]]:
         """Those of the prompt, if it is to come back."""
-        token_ids = output.prompt_token_ids
-        offsets = TextOffsets.of_prompt(self.llm.engine.tokenizer, token_ids, self.echoed(body, output))
-        return writer.completion(positions if body.echo else [], offsets, token_ids[0])
+        tokenizer, token_ids = self.llm.engine.tokenizer, output.prompt_token_ids
+        if not body.echo:
+            return writer.completion([], TextOffsets(tokenizer))
+        offsets = TextOffsets.of_prompt(tokenizer, token_ids, self.echoed(body, output))
+        return writer.completion(positions, offsets, token_ids[0])
 
     def answer_offsets(self, body: CompletionRequest, start: int) -> TextOffsets:
         """Of the tokens of an answer, which begins there."""
