@@ -124,6 +124,7 @@ class NativeLinear:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert x.dtype == torch.float32, "native kernels compute in float32"
         assert x.stride(1) == 1, "a row lies in one piece"
+        assert residual is not x, "rows are written while others are read"
         num_rows = x.shape[0]
         out = self._buffers.rows(self._key, num_rows) if residual is None else residual
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)

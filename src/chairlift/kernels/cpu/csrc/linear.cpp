@@ -20,8 +20,8 @@ struct Linear::Call {
   bool add;
 };
 
-// Activations of all rows, block by block, in memory of the calling thread. The outliers of a block come after all
-// blocks: they have room for the most there can be, and touch little of it.
+// Where the activations of all rows are, block by block. The outliers of a block come after all blocks: they have room
+// for the most there can be, and touch little of it.
 struct Linear::Activations {
   Activations(const PackedMatrix& matrix, int64_t rows)
       : tiles(isa().linear),
@@ -36,7 +36,14 @@ struct Linear::Activations {
     max_outliers = std::min(matrix.padded_inputs() / kMinOutlier * tiles.block_rows, matrix.padded_inputs());
     block_bytes = round_up(values_bytes + 3 * scales_bytes, 64);
     outlier_bytes = integer ? round_up(4 * (1 + (1 + tiles.block_rows) * max_outliers), 64) : 0;
-    data = memory(static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes)));
+  }
+
+  size_t num_bytes() const { return static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes)); }
+
+  Activations in(uint8_t* memory) const {
+    Activations copy = *this;
+    copy.data = memory;
+    return copy;
   }
 
   ActivationBlock block(int64_t index) const {
@@ -48,16 +55,11 @@ struct Linear::Activations {
             reinterpret_cast<float*>(outliers + 1 + max_outliers)};
   }
 
-  static uint8_t* memory(size_t num_bytes) {
-    thread_local KeptMemory kept;
-    return static_cast<uint8_t*>(kept.get(num_bytes));
-  }
-
   const LinearTiles& tiles;
   int shift, group;
   bool integer;
   int64_t num_blocks, values_bytes, scales_bytes, max_outliers, block_bytes, outlier_bytes;
-  uint8_t* data;
+  uint8_t* data = nullptr;
 };
 
 Linear::Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bias, Prologue prologue,
@@ -238,23 +240,35 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   }
 }
 
+// One block is prepared by every thread for itself: to wait for another's would take as long. Of several, each prepares
+// some for all, in memory of the calling thread.
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                         const Linear* next) const {
+  thread_local KeptMemory shared;
   if (rows <= 0) return;
   const Call call = {x, x_stride, rows, out, out_stride, add};
-  const Activations activations(*matrix_, rows);
-  const Tiling tiling(*matrix_, activations);
-  const size_t scratch_bytes = PrepareScratch::num_bytes(round_up(matrix_->padded_inputs(), activations.group),
-                                                         activations.tiles.block_rows);
+  const Activations layout(*matrix_, rows);
+  const Tiling tiling(*matrix_, layout);
+  const int64_t num_blocks = layout.num_blocks;
+  const bool is_shared = num_blocks > 1;
+  auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
+  const size_t prepare_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(PrepareScratch::num_bytes(
+      round_up(matrix_->padded_inputs(), layout.group), layout.tiles.block_rows)), 64));
+  const size_t scratch_bytes = prepare_bytes + (is_shared ? 0 : layout.num_bytes());
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
   std::atomic<int64_t> next_block{0}, prepared{0};
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));  // may throw: others wait later
+    const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
     Weights::first(*matrix_, range, tiles.count()).prefetch();
-    for (int64_t block; (block = next_block.fetch_add(1)) < activations.num_blocks; prepared.fetch_add(1))
-      prepare(call, activations, block, scratch);
-    spin_until([&] { return prepared.load(std::memory_order_acquire) >= activations.num_blocks; });
+    if (is_shared) {
+      for (int64_t block; (block = next_block.fetch_add(1)) < num_blocks; prepared.fetch_add(1))
+        prepare(call, activations, block, scratch);
+      spin_until([&] { return prepared.load(std::memory_order_acquire) >= num_blocks; });
+    } else {
+      prepare(call, activations, 0, scratch);
+    }
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
       Weights ahead = is_last ? Weights{} : tiling.weights_after(*matrix_, tile);
       if (is_last && next) ahead = Weights::first(*next->matrix_, its_range, tiles.count());

@@ -17,7 +17,8 @@ class Linear {
   Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bias, Prologue prologue,
          std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
 
-  // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features]. Strides in floats.
+  // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features], apart from x. Strides in
+  // floats.
   // `next`: what is multiplied after this, or null; a thread that is done fetches what it will read there first.
   void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                   const Linear* next = nullptr) const;
