@@ -12,6 +12,7 @@ from chairlift.workload.lengths import parse_lengths
 from chairlift.workload.synthetic import make_workload
 
 WARM_UP_TOKENS: Final = 8
+"""Of each answer, at most."""
 ROUND_STRIDE: Final = 3
 """Each measured round draws tokens thrice: the warm-up's, the burst's and the single streams'."""
 
@@ -22,7 +23,6 @@ class Load:
 
     Attributes:
         workloads: of `records.WORKLOADS`.
-        num_warmup: requests of the burst that go before it, each with WARM_UP_TOKENS output tokens and other prompts.
         single_repeats: single streams of single_prompt_len prompt and single_output_len output tokens.
     """
 
@@ -31,7 +31,6 @@ class Load:
     seed: int = 0
     prompt_len: str = "lognormal:96,0.7,16..512"
     output_len: str = "exp:96,8..384"
-    num_warmup: int = 8
     single_prompt_len: int = 128
     single_output_len: int = 128
     single_repeats: int = 3
@@ -48,13 +47,18 @@ class Load:
     def job(self, options: dict[str, Any], vocab_size: int, number: int) -> Job:
         """Round `number`, from 0, for an engine with these options."""
         first = number * ROUND_STRIDE
-        warm_up = [
-            Request(f"warm-up-{i}", request.prompt_token_ids, min(request.output_len, WARM_UP_TOKENS))
-            for i, request in enumerate(self._burst(vocab_size, first)[: self.num_warmup])
-        ]
         burst = self._burst(vocab_size, first + 1) if BURST in self.workloads else []
         single = self._single(vocab_size, first + 2) if SINGLE in self.workloads else []
-        return Job(options, warm_up, burst, single)
+        return Job(options, self._warm_up(vocab_size, first), burst, single)
+
+    def _warm_up(self, vocab_size: int, token_round: int) -> list[Request]:
+        """What is measured, with other prompts and a few tokens each: it finds memory that was never touched, of which
+        a server has none left soon."""
+        measured = self._burst if BURST in self.workloads else self._single
+        return [
+            Request(f"warm-up-{i}", request.prompt_token_ids, min(request.output_len, WARM_UP_TOKENS))
+            for i, request in enumerate(measured(vocab_size, token_round))
+        ]
 
     def _burst(self, vocab_size: int, token_round: int) -> list[Request]:
         return self._make(self.num_prompts, self.prompt_len, self.output_len, vocab_size, token_round)
