@@ -5,6 +5,7 @@
 #include <chrono>
 #include <new>
 #include <numeric>
+#include <utility>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -52,6 +53,7 @@ Pool::Pool() : scratch_(kMaxThreads) {
 void Pool::forget_threads() {
   new (&threads_) std::vector<std::thread>;
   new (&job_mutex_) std::mutex;
+  new (&failure_mutex_) std::mutex;
   new (&park_mutex_) std::mutex;
   new (&wake_) std::condition_variable;
   parked_ = 0;
@@ -103,6 +105,12 @@ void Pool::run_job(Job job, int64_t num_tasks) {
   take_tasks(generation, 0);
   spin_until([&] { return done_.load(std::memory_order_acquire) >= num_tasks; });
   counter_.store(counter_at(generation, kClosed), std::memory_order_release);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Pool::note_failure() {
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  if (!failure_) failure_ = std::current_exception();
 }
 
 void Pool::take_tasks(uint32_t generation, int worker) {
@@ -114,7 +122,11 @@ void Pool::take_tasks(uint32_t generation, int worker) {
     const int64_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
     if (task == kClosed || static_cast<int64_t>(task) >= num_tasks) return;
     if (!counter_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-    call(self, place_of(task, num_tasks), worker);
+    try {
+      call(self, place_of(task, num_tasks), worker);
+    } catch (...) {
+      note_failure();
+    }
     done_.fetch_add(1, std::memory_order_acq_rel);
     seen = counter_.load(std::memory_order_acquire);
   }

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -15,7 +16,8 @@ namespace chairlift {
 
 // One job at a time: `run` calls body(task, worker) once for each task, on the calling thread (worker 0) and on the
 // workers, and returns when all are done. Tasks are handed out in ascending order as threads ask for them, so what is
-// computed must not depend on who computes it. Workers spin for kSpin after a job, then park.
+// computed must not depend on who computes it. Workers spin for kSpin after a job, then park. What a task throws, on any
+// thread, `run` throws once all are done: the first of several.
 class Pool {
  public:
   static Pool& get();
@@ -50,6 +52,7 @@ class Pool {
   Pool();
   void run_job(Job job, int64_t num_tasks);
   void take_tasks(uint32_t generation, int worker);
+  void note_failure();
   void work(int worker);
   void start_workers();
   void stop_workers();
@@ -69,6 +72,8 @@ class Pool {
   std::atomic<uint64_t> order_seed_{0};
 
   std::mutex job_mutex_;
+  std::mutex failure_mutex_;
+  std::exception_ptr failure_;
   std::mutex park_mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;

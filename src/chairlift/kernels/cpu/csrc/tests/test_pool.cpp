@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 
 #include "../pool.h"
@@ -87,6 +88,30 @@ void check_scratch() {
   }
 }
 
+// Whoever throws, all tasks are over when the caller hears of it, and the pool goes on.
+void check_failures() {
+  subject() = "tasks that throw";
+  Pool& pool = Pool::get();
+  for (const int num_threads : {1, 4}) {
+    pool.set_num_threads(num_threads);
+    for (int64_t failing = 0; failing < 40; failing += 13) {
+      std::atomic<int64_t> running{0};
+      bool has_thrown = false;
+      try {
+        pool.run(40, [&](int64_t task, int) {
+          ++running;
+          if (task >= failing) --running, throw std::runtime_error("no memory");
+          --running;
+        });
+      } catch (const std::runtime_error&) {
+        has_thrown = true;
+      }
+      CHECK(has_thrown && running == 0);
+      check_job(100);
+    }
+  }
+}
+
 // Callers on several threads take turns, while another one changes the number of threads.
 void check_many_callers() {
   subject() = "several callers, and a changing number of threads";
@@ -130,6 +155,7 @@ void test_pool() {
   check_late_threads();
   check_parked_workers();
   check_scratch();
+  check_failures();
   check_many_callers();
   check_fork();
 }
