@@ -172,6 +172,26 @@ def test_a_tied_head_multiplies_what_the_embedding_looks_up(kind: str) -> None:
 
 
 @needs_native
+def test_a_tied_head_as_wide_as_its_rows_writes_beside_them(native: Kernels) -> None:
+    """Threads read a row while others write what it gives."""
+    embedding = Embedding(native, Matrices(embed=packed_tensor(torch.randn(24, 24))), "embed", 24, 24)
+    head = LMHead(native, Matrices(), "lm_head", 24, 24, tied_to=embedding)
+    hidden = embedding(torch.tensor([5, 3]))
+    expected = hidden @ torch.from_numpy(embedding.matrix.packed.unpack(0, 24)).t()
+    logits = head(hidden)
+    assert logits.data_ptr() != hidden.data_ptr()
+    torch.testing.assert_close(logits, expected)
+
+
+@needs_native
+def test_a_sum_is_not_computed_where_its_own_input_is(native: Kernels) -> None:
+    layer = Linear(native, Matrices(up=packed_tensor(torch.randn(8, 8))), [("up", 8)], 8)
+    x = torch.randn(3, 8)
+    with pytest.raises(AssertionError, match="rows are written while others are read"):
+        layer(x, residual=x[:])
+
+
+@needs_native
 def test_sums_are_in_the_residual_and_other_rows_in_memory_that_is_kept(native: Kernels) -> None:
     weights = Matrices(**{"0.up": packed_tensor(torch.randn(8, 8)), "1.up": packed_tensor(torch.randn(8, 8))})
     first, second = (Linear(native, weights, [(f"{i}.up", 8)], 8) for i in range(2))

@@ -93,7 +93,8 @@ class NativeEmbedding:
 
     def __init__(self, matrix: NativeMatrix, buffers: RowBuffers) -> None:
         self._matrix = matrix.packed
-        self._key = (matrix.purpose, matrix.packed.in_features)
+        # A head that shares the matrix reads these rows while it writes its own, which may be as wide.
+        self._key = (f"rows of {matrix.purpose}", matrix.packed.in_features)
         self._buffers = buffers
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -124,8 +125,8 @@ class NativeLinear:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert x.dtype == torch.float32, "native kernels compute in float32"
         assert x.stride(1) == 1, "a row lies in one piece"
-        assert residual is not x, "rows are written while others are read"
         num_rows = x.shape[0]
         out = self._buffers.rows(self._key, num_rows) if residual is None else residual
+        assert out.data_ptr() != x.data_ptr(), "rows are written while others are read"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
