@@ -18,6 +18,7 @@ from chairlift import AsyncLLM
 from chairlift.server.admission import Admission
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.app import create_app
+from chairlift.server.cors import CorsOptions
 from chairlift.server.drain import DrainingServer
 from chairlift.server.http_protocol import uvicorn_config
 from chairlift.server.keys import KeyRing
@@ -82,10 +83,11 @@ def run_server(
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
     observe: ObserveOptions | None = None,
+    cors: CorsOptions | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe)
+    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors)
     server = DrainingServer(uvicorn_config(app, limits, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -9,6 +9,8 @@ from chairlift.commands.option_groups import Command, Given, option, options_of,
 from chairlift.errors import ConfigError
 from chairlift.server.access import AccessOptions
 from chairlift.server.api_options import ApiOptions
+from chairlift.server.cors import HELP as CORS_HELP
+from chairlift.server.cors import CorsOptions, parse_list
 from chairlift.server.keys import load_keys
 from chairlift.server.limits import HELP, ServerLimits
 from chairlift.server.tools.families import FORMATS as CALL_FORMATS
@@ -34,6 +36,10 @@ ACCESS = [
     option("ssl_certfile", Path | None, help="Certificate (PEM), to serve TLS.", rich_help_panel="Access"),
     option("ssl_keyfile", Path | None, help="Its private key (PEM).", rich_help_panel="Access"),
 ]
+
+CORS_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
+CORS = [option(name, str | None, help=CORS_HELP[name], rich_help_panel="Browsers") for name in CORS_LISTS]
+CORS.append(option("allow_credentials", bool, False, help=CORS_HELP["allow_credentials"], rich_help_panel="Browsers"))
 
 API = [
     option(
@@ -63,7 +69,7 @@ def takes_serve_options(command: Command) -> Command:
     def make(given: Given) -> Given:
         return {"limits": ServerLimits(**take(given, LIMITS)), "access": _access(given), "api": _api(given)}
 
-    return with_options(command, [*LIMITS, *ACCESS, *API], make, "limits", "access", "api")
+    return with_options(command, [*LIMITS, *ACCESS, *CORS, *API], make, "limits", "access", "api")
 
 
 def takes_api_options(command: Command) -> Command:
@@ -74,7 +80,13 @@ def takes_api_options(command: Command) -> Command:
 def _access(given: Given) -> AccessOptions:
     chosen = take(given, ACCESS)
     keys = load_keys(chosen.pop("api_key_file"), chosen.pop("api_key") or ())
-    return AccessOptions(keys, **chosen)
+    return AccessOptions(keys, cors=_cors(given), **chosen)
+
+
+def _cors(given: Given) -> CorsOptions:
+    chosen = take(given, CORS)
+    lists = {name: parse_list(name, text) for name in CORS_LISTS if (text := chosen.pop(name)) is not None}
+    return CorsOptions(**chosen | lists)
 
 
 def _api(given: Given) -> ApiOptions:

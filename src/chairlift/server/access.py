@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
+from chairlift.server.cors import CorsOptions
 from chairlift.server.keys import KeyRing
 
 
@@ -17,6 +18,7 @@ class AccessOptions:
     keys: who may ask; everybody if empty.
     allow_unauthenticated: everybody may, over the network too.
     ssl_certfile, ssl_keyfile: PEM files; TLS if they are given.
+    cors: which pages in browsers may call.
 
     Raises:
         ConfigError: one of the two files without the other, or a file that is not there.
@@ -26,6 +28,7 @@ class AccessOptions:
     allow_unauthenticated: bool = False
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+    cors: CorsOptions = field(default_factory=CorsOptions)
 
     def __post_init__(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

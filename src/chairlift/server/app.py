@@ -8,6 +8,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -20,6 +22,7 @@ from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.call_log import CallLogMiddleware
 from chairlift.server.chat import ChatServing
+from chairlift.server.cors import CorsOptions
 from chairlift.server.http_errors import sentence
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
@@ -51,6 +54,7 @@ def create_app(
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
     observe: ObserveOptions | None = None,
+    cors: CorsOptions | None = None,
 ) -> FastAPI:
     """The API over one engine, which is closed when the application ends.
 
@@ -60,6 +64,7 @@ def create_app(
         keys: who may ask; everybody if None or empty.
         api: what the operator decides about the API.
         observe: who is told of each call; nobody if None.
+        cors: which pages in browsers may call; none if None.
 
     Returns:
         the application; `app.state.admission` counts what it answers and can let it drain, `app.state.paths` are its
@@ -75,9 +80,7 @@ def create_app(
     lifespan = _lifespan(llm, on_ready, [listener.close for listener in listeners])
     app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
     app.state.admission = admission
-    app.add_middleware(AdmissionMiddleware, admission=admission)
-    app.add_middleware(BodyLimitMiddleware, limits=limits)
-    app.add_middleware(KeyMiddleware, keys=keys)
+    _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
     if observe is not None:
         keeps_body = observe.access_log_bodies
         app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)
@@ -90,6 +93,19 @@ def create_app(
         app.include_router(router)
     app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})
     return app
+
+
+def _add_middlewares(
+    app: FastAPI, admission: Admission, limits: ServerLimits, keys: KeyRing, cors: CorsOptions
+) -> None:
+    """Each around those before. Preflights come without a key, and a page may read errors of any kind: what the
+    framework's own ServerErrorMiddleware, outside of all of them, answers has no CORS headers and is in no log."""
+    app.add_middleware(AdmissionMiddleware, admission=admission)
+    app.add_middleware(BodyLimitMiddleware, limits=limits)
+    app.add_middleware(KeyMiddleware, keys=keys)
+    app.add_middleware(ServerErrorMiddleware, handler=_unexpected)
+    if cors.allowed_origins:
+        app.add_middleware(CORSMiddleware, **cors.middleware_options())
 
 
 def _lifespan(
@@ -125,10 +141,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         info = ErrorInfo(message=sentence(request, error), type="invalid_request_error", code=code)
         return _error(error.status_code, info, error.headers)
 
-    @app.exception_handler(Exception)
-    async def unexpected(_request: Request, error: Exception) -> JSONResponse:
-        status, body = error_body(error)
-        return _error(status, body.error)
+
+async def _unexpected(_request: Request, error: Exception) -> JSONResponse:
+    status, body = error_body(error)
+    return _error(status, body.error)
 
 
 def _error(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:

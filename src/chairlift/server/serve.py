@@ -65,7 +65,16 @@ def run(
     llm = AsyncLLM(client=client)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     say_ready = partial(_say_ready, url, served_model_name or llm.engine.model_name, started)
-    app = create_app(llm, served_model_name, say_ready, keys=access.keys, limits=limits, api=api, observe=observe)
+    app = create_app(
+        llm,
+        served_model_name,
+        say_ready,
+        keys=access.keys,
+        limits=limits,
+        api=api,
+        observe=observe,
+        cors=access.cors,
+    )
     server = DrainingServer(_uvicorn_config(app, limits, access), llm, app.state.admission)
     settle_heap()
     try:
