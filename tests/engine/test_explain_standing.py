@@ -14,7 +14,7 @@ from tracked_crowds import Crowd
 
 
 def crowded(num_requests: int, max_tokens: int = 12, **options: object) -> Crowd:
-    crowd = Crowd(max_num_seqs=1, prefill_ahead=2, **options)
+    crowd = Crowd(**{"max_num_seqs": 1, "prefill_ahead": 2, **options})
     for index in range(num_requests):
         crowd.add([index] * 3, max_tokens)
     crowd.steps(MIN_STEPS + 1)
@@ -47,6 +47,40 @@ def test_who_stands_is_told_how_many_are_before_it_and_how_long() -> None:
         assert before is not None
         assert before.finished is not None
         assert stand.expected_wait == pytest.approx(before.finished.time - now, rel=0.25)
+
+
+def test_those_ahead_add_nothing_to_what_a_step_takes() -> None:
+    """A step of the seat alone takes 0.11 s here, and one of 25 tokens three times as long."""
+    crowd = crowded(26, prefill_ahead=24, max_num_batched_tokens=80)
+    stand, explained = standing(crowd, "r2"), explain(crowd, "r26")
+    now = crowd.clock.now()
+    crowd.to_end()
+    first, last = crowd.tracker.get("r1"), crowd.tracker.get("r26")
+    assert first is not None
+    assert first.finished is not None
+    assert last is not None
+    assert last.first_scheduled is not None
+    assert stand.expected_wait == pytest.approx(first.finished.time - now, rel=0.25)
+    assert explained.expected_wait == pytest.approx(last.first_scheduled - now, rel=0.25)
+
+
+def test_a_prompt_that_is_computed_ahead_has_no_seat_and_may_be_before_who_stands() -> None:
+    crowd = Crowd(max_num_seqs=1, prefill_ahead=2, scheduling_policy="priority", max_num_batched_tokens=4)
+    first = crowd.add([1], 40, priority=-2)
+    last = crowd.add([2] * 3, 8)
+    crowd.steps(MIN_STEPS)
+    urgent = crowd.add([3] * 30, 8, priority=-1)
+    crowd.steps(2)
+    assert [request.request_id for request in crowd.tracker.ahead()] == [urgent, last]
+    assert crowd.tracker.last_step is not None
+    assert crowd.tracker.last_step.request_ids == [first, urgent]
+    stand, now = standing(crowd, last), crowd.clock.now()
+    assert stand.position == 1
+    crowd.to_end()
+    before = crowd.tracker.get(urgent)
+    assert before is not None
+    assert before.finished is not None
+    assert stand.expected_wait == pytest.approx(before.finished.time - now, rel=0.3)
 
 
 def test_a_stand_in_words_while_it_lasts_and_after() -> None:

@@ -190,6 +190,21 @@ def test_who_was_let_in_by_a_lost_step_runs_and_nobody_stays_behind() -> None:
     assert not tracker.holders()
 
 
+def test_who_was_let_in_ahead_of_a_seat_by_a_lost_step_stands() -> None:
+    crowd = Crowd(max_num_seqs=1, prefill_ahead=1)
+    for index in range(2):
+        crowd.add([index] * 3, 6)
+    crowd.steps(4)
+    tracker = RequestTracker()
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    for event in crowd.log.events:
+        if not (isinstance(event, Step) and event.step == 0):
+            tracker.emit(event)
+    assert tracker.counts() == {"waiting": 0, "running": 2}
+    assert tracker.num_standing() == 1
+
+
 def test_an_engine_that_died_is_followed_through_its_return() -> None:
     crowd = seats()
     crowd.steps(2)

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Final
 
 from chairlift.engine.forecast import Member, Next, steps_until_admitted, steps_until_seated
@@ -228,11 +227,11 @@ class Explainer:
         self, queue: Sequence[Next], holders: Sequence[Holder], free_blocks: int, num_running: int
     ) -> float | None:
         steps = steps_until_admitted(
-            self._members([holder for holder in holders if not holder.is_standing]),
+            self._members([holder for holder in holders if not holder.is_ahead]),
             queue,
             free_blocks,
             self._free_seats(num_running),
-            self._members([holder for holder in holders if holder.is_standing]),
+            self._members([holder for holder in holders if holder.is_ahead]),
         )
         return self._seconds(steps, num_running)
 
@@ -254,23 +253,21 @@ class Explainer:
             has_token=request.num_output_tokens > 0,
             is_standing=request.is_standing,
         )
-        last = self._tracker.last_step
-        if not request.is_standing or last is None:
+        if not request.is_standing:
             return stand
-        position = last.standing.index(request.request_id)
-        return replace(stand, position=position, expected_wait=self._seconds_until_seated(request, last.standing))
+        ahead = [other.request_id for other in self._tracker.ahead()]
+        position = ahead.index(request.request_id)
+        return replace(stand, position=position, expected_wait=self._seconds_until_seated(ahead[: position + 1]))
 
-    def _seconds_until_seated(self, request: TrackedRequest, standing: Sequence[str]) -> float | None:
-        """Under the fair policy seats change hands with every token, so nobody can say."""
+    def _seconds_until_seated(self, ahead: Sequence[str]) -> float | None:
+        """Of the last of those. Under the fair policy seats change hands with every token, so nobody can say."""
         started = self._tracker.started
         if started is None or started.scheduling_policy == "fair":
             return None
         holders = {holder.request_id: holder for holder in self._tracker.holders()}
-        seated = [other for other in self._tracker.batch() if self._precedes(other, request) and not other.is_standing]
-        first = takewhile(lambda name: name != request.request_id, standing)
         steps = steps_until_seated(
-            self._members([holders[other.request_id] for other in seated]),
-            self._members([holders[name] for name in (*first, request.request_id) if name in holders]),
+            self._members([holder for holder in holders.values() if not holder.is_ahead]),
+            self._members([holders[name] for name in ahead]),
         )
         return self._seconds(steps, len(holders))
 
@@ -316,7 +313,8 @@ class Explainer:
         return 0 if started is None else max(0, num_running - started.max_num_seqs)
 
     def _seconds(self, steps: int | None, num_running: int) -> float | None:
-        seconds = self._tracker.cost.seconds(num_running)
+        """So many steps take, in which those who have a seat get a token each."""
+        seconds = self._tracker.cost.seconds(num_running - self._num_ahead(num_running))
         return None if steps is None or seconds is None else max(1, steps) * seconds
 
     # -- what would have let it in -------------------------------------------------------------------------------

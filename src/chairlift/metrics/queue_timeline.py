@@ -22,7 +22,7 @@ from chairlift.events import RequestWaiting, Step
 
 class Holder(NamedTuple):
     """A request in the batch, and what it held after a schedule. `num_computed`: tokens with K and V, once that step is
-    over; `num_left`: tokens that it may still sample after it; `is_standing`: it had no seat."""
+    over; `num_left`: tokens that it may still sample after it; `is_ahead`: it had no seat."""
 
     request_id: str
     tenant: str
@@ -32,7 +32,7 @@ class Holder(NamedTuple):
     output_len: int | None
     num_computed: int
     num_left: int
-    is_standing: bool = False
+    is_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ Memory is bounded: what has ended is kept until `max_finished` others have ended
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import Final
 
 from chairlift.events import (
@@ -98,11 +98,21 @@ class RequestTracker:
 
     def holders(self) -> tuple[Holder, ...]:
         """The batch after the last step's schedule, the one that holds most first."""
-        return _holders(self._batch.values())
+        return _holders(self._batch.values(), {request.index for request in self.ahead()})
 
-    def batch(self) -> list[TrackedRequest]:
-        """Those whom `holders` are of."""
-        return list(self._batch.values())
+    def ahead(self) -> list[TrackedRequest]:
+        """Those of the batch who have no seat, in the order in which they are to have one; under the fair policy, whose
+        order changes with every token, those who stand are taken to be the first."""
+        if self.started is None or self.started.batching == "static":
+            return []
+        rest = sorted((r for r in self._batch.values() if not r.is_standing), key=self._seat_order)
+        standing = [request for request in self._standing.values() if request.is_standing]
+        ahead = standing + rest[self.started.max_num_seqs :]
+        return ahead if self.started.scheduling_policy == "fair" else sorted(ahead, key=self._seat_order)
+
+    def _seat_order(self, request: TrackedRequest) -> tuple[int, int]:
+        has_priority = self.started is not None and self.started.scheduling_policy == "priority"
+        return (request.arrived.priority if has_priority else 0, request.index)
 
     def spans(self, request: TrackedRequest, now: float | None = None) -> list[list[Span]]:
         """What it waited for, one list a wait; within each the spans follow one another without gaps.
@@ -234,7 +244,7 @@ class RequestTracker:
 
     def _catch_up(self, step: Step) -> None:
         """The steps before it were lost: who is in it and was not let in by it was let in by one of those."""
-        for request_id in step.request_ids:
+        for request_id in chain(step.request_ids, step.standing):
             request = self._unfinished.get(request_id)
             if request is not None and request.state == "waiting" and request_id not in step.admitted:
                 request.admit(step.step, step.scheduled_time, 0)
@@ -349,7 +359,7 @@ class _Part:
     stretches: list[Stretch] = field(default_factory=list)
 
 
-def _holders(batch: Iterable[TrackedRequest]) -> tuple[Holder, ...]:
+def _holders(batch: Iterable[TrackedRequest], ahead: Collection[int]) -> tuple[Holder, ...]:
     holders = [
         Holder(
             request.request_id,
@@ -360,7 +370,7 @@ def _holders(batch: Iterable[TrackedRequest]) -> tuple[Holder, ...]:
             request.arrived.output_len,
             request.num_computed,
             max(0, request.limit - request.num_output_tokens),
-            request.is_standing,
+            request.index in ahead,
         )
         for request in batch
     ]
