@@ -12,7 +12,17 @@ import pytest
 import chairlift
 
 HEAVY = ("torch", "numpy", "transformers", "fastapi", "starlette", "pydantic", "tokenizers", "gguf", "safetensors")
-VOCABULARY = ("errors", "clock", "config", "sampling_params", "structured_outputs", "request", "outputs", "events")
+VOCABULARY = (
+    "errors",
+    "clock",
+    "output_files",
+    "config",
+    "sampling_params",
+    "structured_outputs",
+    "request",
+    "outputs",
+    "events",
+)
 SOURCE = Path(chairlift.__file__).parent
 PURE = [
     "chairlift",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
+from chairlift.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 ATTENTION_BACKENDS = ("auto", "native", "torch", "reference")
@@ -257,6 +258,12 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs)
+
+    def check_files(self) -> None:
+        """Raises ConfigError if `event_log` or `record_trace` cannot be written."""
+        for name, path in (("event_log", self.event_log), ("record_trace", self.record_trace)):
+            if path is not None:
+                check_writable(name, path)
 
     def scheduler_config(self, max_model_len: int, token_budget: int | None = None) -> SchedulerConfig:
         """The scheduler's piece, once the length is settled.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
-from chairlift.errors import ConfigError
+from chairlift.output_files import unwritable
 
 logger = logging.getLogger("chairlift")
 
@@ -313,4 +313,4 @@ def open_event_log(path: Path | None) -> EventFile | None:
     try:
         return EventFile(path)
     except OSError as error:
-        raise ConfigError(f"event_log={path}: {error.strerror}") from None
+        raise unwritable("event_log", path, error) from None

@@ -96,7 +96,10 @@ def _is_answered(served: Served) -> bool:
     [
         ({"port": "{taken}"}, "cannot listen on 127.0.0.1:{taken}: .*choose another --host or --port"),
         ({"event_log": "/absent/events.jsonl"}, "event_log=/absent/events.jsonl: No such file or directory"),
-        ({"record_trace": "/absent/trace.jsonl"}, "trace /absent/trace.jsonl: cannot be written"),
+        (
+            {"record_trace": "/absent/trace.jsonl"},
+            "record_trace=/absent/trace.jsonl: No such file .*; make the folder /absent",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_said_in_a_sentence(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:

@@ -127,8 +127,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
     Raises:
         ModelLoadError: the model cannot be had, read or run; says what would work.
-        ConfigError: a device, dtype or backend that this machine does not have.
+        ConfigError: a device, dtype or backend that this machine does not have; a log that cannot be written.
     """
+    config.check_files()
     device = _device(config.device)
     files = resolve_model(config.model)
     model_config = load_config(files)

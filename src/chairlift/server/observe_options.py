@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import ConfigError
+from chairlift.output_files import check_writable
 
 if TYPE_CHECKING:
     from chairlift.server.access_log import AccessLog
@@ -43,7 +44,7 @@ class ObserveOptions:
         if self.access_log_format == "none" and (self.access_log is not None or self.access_log_bodies):
             raise ConfigError("access_log_format=none writes nothing: leave out access_log and access_log_bodies")
         if self.access_log is not None:
-            _check_writable(self.access_log)
+            check_writable("access_log", self.access_log)
         if self.otlp_traces_endpoint is not None and find_spec("opentelemetry") is None:
             raise ConfigError(
                 f"otlp_traces_endpoint={self.otlp_traces_endpoint}: opentelemetry is not installed; "
@@ -62,13 +63,6 @@ class ObserveOptions:
 
             found.append(CallTracer(observatory, otlp_exporter(self.otlp_traces_endpoint)))
         return found
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"access_log={path}: {error.strerror}") from None
 
 
 HELP = {

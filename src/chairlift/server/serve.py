@@ -46,10 +46,11 @@ def run(
         started: `time.perf_counter()` when the command began, to print how long it took to get ready.
 
     Raises:
-        ConfigError: the address cannot be had, or may not without a key, or static_run_to=global; before the model is
-            loaded. Then as `ProcessClient.wait_until_ready`.
+        ConfigError: the address cannot be had, or may not without a key, a log cannot be written, or
+            static_run_to=global; before the model is loaded. Then as `ProcessClient.wait_until_ready`.
     """
     config = _servable(config, access)
+    config.check_files()
     access.check_host(host)
     access.keys.warn_of_short_ones()
     listener = _listen(host, port)
