@@ -1,0 +1,61 @@
+"""Ids that callers choose: what they may hold, and that each is found again in the log and under its path."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from plain_http import NO_TLS
+from running_server import RunningServer
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+    ("/v1/messages", {"model": "tiny", "messages": MESSAGES, "max_tokens": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+@pytest.mark.parametrize(
+    "wrong",
+    ["a\nb", "a\n", "a\r", "a\x1b[2J", "a\x00", "a b", "a/b", "a?b", "a%41", "é", "a\u2028b", "\ud800", "x" * 129],
+)
+def test_what_could_break_a_line_or_a_path_is_refused(
+    api_server: RunningServer, path: str, body: dict[str, Any], wrong: str
+) -> None:
+    answer = httpx.post(
+        api_server.url + path,
+        content=json.dumps({**body, "request_id": wrong}),
+        headers={"Content-Type": "application/json"},
+        verify=NO_TLS,
+    )
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith("request_id: must ")
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("chosen", ["story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "k=v;(a,b)+!$&'*@"])
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_others_are_found_again(api_server: RunningServer, path: str, body: dict[str, Any], chosen: str) -> None:
+    answer = api_server.post(path, {**body, "request_id": chosen})
+    assert answer.status_code == 200
+    assert answer.json()["id"].endswith(chosen)
+    found = httpx.get(f"{api_server.url}/v1/requests/{answer.json()['id']}", verify=NO_TLS)
+    assert found.status_code == 200
+    wait_for_line(api_server, answer.json()["id"])
+
+
+def wait_for_line(server: RunningServer, call_id: str) -> None:
+    """In the log, whose every line is an object; that of a call is written behind its answer."""
+    assert server.access_log is not None
+    deadline = time.monotonic() + 5
+    while call_id not in (ids := [json.loads(line).get("request_id") for line in server.access_log.open()]):
+        assert time.monotonic() < deadline, ids
+        time.sleep(0.01)
