@@ -125,10 +125,14 @@ def test_the_seats_are_spared_what_they_will_soon_write(num_blocks: int, num_run
     assert not any(step.preempted for step in events.events if isinstance(step, Step))
 
 
-def test_with_a_reservation_the_seats_need_to_be_spared_nothing() -> None:
-    core, _, _, _ = crowd(2, kv="exact", max_num_seqs=1, prefill_ahead=1, num_blocks=8, block_size=2)
+@pytest.mark.parametrize("kv", ["exact", "oracle", "pow2"])
+def test_with_a_reservation_the_seats_need_to_be_spared_nothing(kv: str) -> None:
+    """Not even up to `max_tokens`, where less is reserved."""
+    core, manager, _, _ = make_engine(kv=kv, num_blocks=32, block_size=2, max_num_seqs=1, prefill_ahead=3)
+    for index in range(4):
+        core.add(make_request(f"r{index}", [index] * 3, 8 if kv == "exact" else 40, output_len=8))
     core.step()
-    assert core.scheduler.num_running == 2
+    assert (core.scheduler.num_running, manager.num_free_blocks) == (4, 0)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])

@@ -153,8 +153,10 @@ class ContinuousBatching:
 
     def _can_spare(self, request: Request) -> bool:
         """Whether its prompt leaves every seat the memory of its next SPARED_TOKENS: else that would soon be taken from
-        it again, and the prompt be computed twice."""
+        it again, and the prompt be computed twice. What is reserved is taken from nobody."""
         batch = self._batch
+        if not batch.kv.grows:
+            return True
         block_size = batch.kv.block_size
         needed = -(-request.num_prompt_tokens // block_size)
         for member in batch.running[: batch.config.max_num_seqs]:

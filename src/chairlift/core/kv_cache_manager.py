@@ -29,10 +29,15 @@ class MemoryDemand:
 
 
 class KVCacheManager(Protocol):
-    """Owner of all block tables. The scheduler holds request objects, the worker holds copies of the ids."""
+    """Owner of all block tables. The scheduler holds request objects, the worker holds copies of the ids.
+
+    Attributes:
+        grows: a request takes more memory after its admission.
+    """
 
     block_size: int
     num_blocks: int
+    grows: bool
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestError, with the arithmetic, if the request could not even run alone."""
@@ -125,6 +130,8 @@ class PagedKVCacheManager:
     Admission takes the blocks of all tokens known by then; a decode takes one more at each block border.
     A chain of hashes, one a full block, finds the longest prefix that is still in the pool.
     """
+
+    grows = True
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks

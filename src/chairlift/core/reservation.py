@@ -66,6 +66,8 @@ class ReservationKVCacheManager:
     request ends.
     """
 
+    grows = False
+
     def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
         self.num_blocks = arena.num_blocks
         self.block_size = block_size
