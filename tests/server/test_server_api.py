@@ -195,7 +195,7 @@ def test_bad_input_is_a_400_that_names_the_field(
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.*should match pattern"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.*must match"),
         ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs must not hold messages"),
         ({"top_logprobs": 3}, "top_logprobs needs logprobs: true"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "disagree"),
