@@ -253,7 +253,7 @@ class Explainer:
             has_token=request.num_output_tokens > 0,
             is_standing=request.is_standing,
         )
-        if not request.is_standing:
+        if not request.is_standing or self._tracker.started is None:
             return stand
         ahead = [other.request_id for other in self._tracker.ahead()]
         position = ahead.index(request.request_id)
