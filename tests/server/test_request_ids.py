@@ -24,7 +24,24 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("path", "body"), CALLS)
 @pytest.mark.parametrize(
     "wrong",
-    ["a\nb", "a\n", "a\r", "a\x1b[2J", "a\x00", "a b", "a/b", "a?b", "a%41", "é", "a\u2028b", "\ud800", "x" * 129],
+    [
+        "a\nb",
+        "a\n",
+        "a\r",
+        "a\x1b[2J",
+        "a\x00",
+        "a b",
+        "a/b",
+        "a?b",
+        "a%41",
+        "é",
+        "a\u2028b",
+        "\ud800",
+        "x" * 129,
+        ".",
+        "..",
+        "...",
+    ],
 )
 def test_what_could_break_a_line_or_a_path_is_refused(
     api_server: RunningServer, path: str, body: dict[str, Any], wrong: str
@@ -41,7 +58,9 @@ def test_what_could_break_a_line_or_a_path_is_refused(
     assert message.isprintable()
 
 
-@pytest.mark.parametrize("chosen", ["story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "k=v;(a,b)+!$&'*@"])
+@pytest.mark.parametrize(
+    "chosen", ["story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "..a", ".-.", "k=v;(a,b)+!$&'*@"]
+)
 @pytest.mark.parametrize(("path", "body"), CALLS)
 def test_others_are_found_again(api_server: RunningServer, path: str, body: dict[str, Any], chosen: str) -> None:
     answer = api_server.post(path, {**body, "request_id": chosen})

@@ -12,9 +12,12 @@ from chairlift.server.protocol.base import Body
 from chairlift.server.protocol.satisfied import SatisfiedBySampling, SatisfiedEverywhere
 from chairlift.structured_outputs import StructuredOutputs
 
-RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._~!$&'()*+,;=:@-]+$")]
+RequestId = Annotated[
+    str,
+    Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$"),
+]
 """It is written to logs and terminals, and is a segment of paths: the characters are those that a segment has as they
-are (RFC 3986, section 3.3)."""
+are (RFC 3986, section 3.3), and not all of them dots, since clients take such segments away (section 5.2.4)."""
 
 PASSED_ON = (
     "temperature",
