@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from chairlift import LLM, EngineConfig
 from chairlift.engine import loaded_model
@@ -13,19 +15,45 @@ from chairlift.errors import ConfigError
 from chairlift.models.model import Model
 
 
-@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory"])
-@pytest.mark.parametrize("error", [MemoryError("Unable to allocate"), RuntimeError("can't allocate memory")])
-def test_what_the_system_does_not_give_is_refused(
-    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, option: str, error: Exception
-) -> None:
-    def refuse(_model: Model, _num_blocks: int, _block_size: int) -> None:
-        raise error
-
-    monkeypatch.setattr(Model, "allocate_kv_cache", refuse)
-    config = EngineConfig(str(tiny_model_dir("llama")), skip_tokenizer_init=True, **{option: 10 << 20})  # type: ignore[arg-type]
+def allocate_with(monkeypatch: pytest.MonkeyPatch, allocate: Callable[[], object]) -> None:
+    """Instead of what the model would do; as much memory as one likes."""
+    monkeypatch.setattr(Model, "allocate_kv_cache", lambda *_arguments: allocate())
     monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1 << 60)
-    with pytest.raises(ConfigError, match=rf"which cannot be had \({error}\): lower {option}"):
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory"])
+@pytest.mark.parametrize(
+    ("allocate", "words"),
+    [
+        (lambda: np.zeros(1 << 55, np.uint8), r"Unable to allocate 32\.0 PiB"),
+        (lambda: torch.zeros(1 << 55, dtype=torch.uint8), r"DefaultCPUAllocator: .* memory"),
+        (lambda: fail(torch.OutOfMemoryError("CUDA out of memory")), "CUDA out of memory"),
+    ],
+    ids=["numpy", "torch", "device"],
+)
+def test_what_the_system_does_not_give_is_refused(
+    tiny_model_dir: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    allocate: Callable[[], object],
+    words: str,
+) -> None:
+    allocate_with(monkeypatch, allocate)
+    config = EngineConfig(str(tiny_model_dir("llama")), skip_tokenizer_init=True, **{option: 10 << 20})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"which cannot be had \(.*{words}.*\): lower {option}"):
         LLM.from_config(config)
+
+
+def test_a_mistake_of_ours_is_not_told_as_short_memory(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate_with(monkeypatch, lambda: torch.zeros(2, 3) @ torch.zeros(2, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60)
 
 
 def test_more_than_the_machine_has_is_not_asked_for(

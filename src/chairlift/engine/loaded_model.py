@@ -47,6 +47,9 @@ LOADING_OPTIONS: Final = (
 MAX_THREADS: Final = 256
 """kMaxThreads in kernels/cpu/csrc/pool.h."""
 
+CPU_ALLOCATOR_WORDS: Final = ("can't allocate memory", "not enough memory")
+"""What torch's allocators on the CPU say in a RuntimeError, on POSIX and on Windows (c10/core/impl/alloc_cpu.cpp)."""
+
 
 @dataclass(slots=True)
 class LoadedModel:
@@ -117,7 +120,9 @@ class LoadedModel:
             raise _kv_cache_too_large(plan, f"more than the {format_memory(total)} there are")
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
-        except (MemoryError, RuntimeError) as error:  # numpy's, torch's
+        except (MemoryError, RuntimeError) as error:
+            if not _says_memory_is_short(error):
+                raise
             raise _kv_cache_too_large(plan, f"which cannot be had ({error})") from None
         self.kv_cache_plan = plan
 
@@ -159,6 +164,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     weights = planned_weights(model_config, choice, device.type, formats)
     close_files()
     return LoadedModel(config, files, model_config, model, device, choice, weights)
+
+
+def _says_memory_is_short(error: Exception) -> bool:
+    """Of an allocation that failed. torch has a type of its own for that on a device, and none on the CPU."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(words in str(error) for words in CPU_ALLOCATOR_WORDS)
 
 
 def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
