@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from chairlift.errors import RequestError
+from chairlift.server.serving import naming_limit
 from running_server import RunningServer
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -76,6 +78,40 @@ def test_a_limit_has_the_name_that_it_was_given_by(api_server: RunningServer, li
     assert answer.json()["error"]["param"] == "max_output_tokens"
     assert message(answer).startswith(f"max_output_tokens{expected}")
     assert "max_tokens" not in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "max_completion_tokens": 2}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+    ],
+)
+def test_errors_keep_the_words_of_the_caller(api_server: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    outputs = {"regex": "max_tokens=[0-9"}
+    answer = api_server.post(path, {**fields, "structured_outputs": outputs})
+    assert answer.status_code == 400
+    assert outputs["regex"] in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            RequestError("min_tokens must be at most max_tokens=3, got 4", "min_tokens"),
+            "min_tokens must be at most limit=3",
+        ),
+        (
+            RequestError("max_tokens=9 is too large. Lower max_tokens.", "max_tokens"),
+            "limit=9 is too large. Lower limit.",
+        ),
+        (RequestError("tools: 'max_tokens' is strict", "tools"), "tools: 'max_tokens' is strict"),
+    ],
+)
+def test_only_errors_of_limits_are_renamed(error: RequestError, expected: str) -> None:
+    with pytest.raises(RequestError, match=f"^{expected}") as raised, naming_limit("limit"):
+        raise error
+    assert raised.value.param == ("limit" if error.param == "max_tokens" else error.param)
 
 
 def test_those_who_check_a_service_may_ask_for_headers_alone(api_server: RunningServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -145,7 +146,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         """
         request.state.admission.check(request.state.key)
         # Tokenizing a long prompt takes a while, and releases the interpreter.
-        with renaming("max_tokens", body.limit_field):
+        with naming_limit(body.limit_field):
             plan = await asyncio.to_thread(self.plan, body)
             call = self._start(body, plan, request)
         if body.stream:
@@ -234,15 +235,16 @@ def blaming(field: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def renaming(field: str, name: str) -> Iterator[None]:
-    """Errors call a field what the caller has called it; those that name both are left alone."""
+def naming_limit(name: str) -> Iterator[None]:
+    """Errors of numbers of tokens call `max_tokens` what the caller has called it; those that name both are left alone.
+    Errors of other fields may quote the caller, who may mean something else by the word."""
     try:
         yield
     except RequestError as error:
-        if name in (field, error.param):
+        if name == "max_tokens" or error.param not in ("max_tokens", "min_tokens"):
             raise
-        param = name if error.param == field else error.param
-        raise RequestError(str(error).replace(field, name), param) from None
+        param = name if error.param == "max_tokens" else error.param
+        raise RequestError(re.sub(r"\bmax_tokens\b", name, str(error)), param) from None
 
 
 def has_news(answer: CompletionOutput, tells_tokens: bool | None) -> bool:
