@@ -54,6 +54,7 @@ void Pool::forget_threads() {
   new (&threads_) std::vector<std::thread>;
   new (&job_mutex_) std::mutex;
   new (&failure_mutex_) std::mutex;
+  failure_ = nullptr;
   new (&park_mutex_) std::mutex;
   new (&wake_) std::condition_variable;
   parked_ = 0;
@@ -88,8 +89,8 @@ void Pool::run_job(Job job, int64_t num_tasks) {
   if (num_tasks <= 0) return;
   const std::lock_guard<std::mutex> lock(job_mutex_);
   if (num_tasks == 1 || num_threads_ == 1) {
-    for (int64_t task = 0; task < num_tasks; ++task) job.call(job.self, place_of(task, num_tasks), 0);
-    return;
+    for (int64_t task = 0; task < num_tasks; ++task) do_task(job, place_of(task, num_tasks), 0);
+    return throw_failure();
   }
   start_workers();
   const uint32_t generation = generation_of(counter_.load(std::memory_order_relaxed)) + 1;
@@ -105,12 +106,20 @@ void Pool::run_job(Job job, int64_t num_tasks) {
   take_tasks(generation, 0);
   spin_until([&] { return done_.load(std::memory_order_acquire) >= num_tasks; });
   counter_.store(counter_at(generation, kClosed), std::memory_order_release);
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  throw_failure();
 }
 
-void Pool::note_failure() {
-  const std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (!failure_) failure_ = std::current_exception();
+void Pool::do_task(Job job, int64_t place, int worker) {
+  try {
+    job.call(job.self, place, worker);
+  } catch (...) {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    if (!failure_) failure_ = std::current_exception();
+  }
+}
+
+void Pool::throw_failure() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 void Pool::take_tasks(uint32_t generation, int worker) {
@@ -122,11 +131,7 @@ void Pool::take_tasks(uint32_t generation, int worker) {
     const int64_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
     if (task == kClosed || static_cast<int64_t>(task) >= num_tasks) return;
     if (!counter_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-    try {
-      call(self, place_of(task, num_tasks), worker);
-    } catch (...) {
-      note_failure();
-    }
+    do_task({call, self}, place_of(task, num_tasks), worker);
     done_.fetch_add(1, std::memory_order_acq_rel);
     seen = counter_.load(std::memory_order_acquire);
   }

@@ -52,7 +52,8 @@ class Pool {
   Pool();
   void run_job(Job job, int64_t num_tasks);
   void take_tasks(uint32_t generation, int worker);
-  void note_failure();
+  void do_task(Job job, int64_t place, int worker);
+  void throw_failure();
   void work(int worker);
   void start_workers();
   void stop_workers();

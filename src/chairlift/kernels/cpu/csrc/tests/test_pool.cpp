@@ -95,18 +95,18 @@ void check_failures() {
   for (const int num_threads : {1, 4}) {
     pool.set_num_threads(num_threads);
     for (int64_t failing = 0; failing < 40; failing += 13) {
-      std::atomic<int64_t> running{0};
+      std::atomic<int64_t> running{0}, begun{0};
       bool has_thrown = false;
       try {
         pool.run(40, [&](int64_t task, int) {
-          ++running;
+          ++running, ++begun;
           if (task >= failing) --running, throw std::runtime_error("no memory");
           --running;
         });
       } catch (const std::runtime_error&) {
         has_thrown = true;
       }
-      CHECK(has_thrown && running == 0);
+      CHECK(has_thrown && running == 0 && begun == 40);
       check_job(100);
     }
   }
