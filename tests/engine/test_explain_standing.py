@@ -123,6 +123,22 @@ def test_who_waits_behind_them_is_told_so() -> None:
     assert explained.expected_wait == pytest.approx(request.first_scheduled - now, rel=0.25)
 
 
+def test_those_ahead_come_to_a_seat_in_their_order_and_not_by_what_they_hold() -> None:
+    """The second of the queue gets the place of r3, which has a seat once r2 has ended: long before r3 has."""
+    crowd = Crowd(max_num_seqs=1, prefill_ahead=2)
+    for prompt_len, max_tokens in ((3, 12), (3, 4), (24, 60), (3, 4), (3, 4)):
+        crowd.add([crowd.count] * prompt_len, max_tokens)
+    crowd.steps(MIN_STEPS + 1)
+    assert [request.request_id for request in crowd.tracker.ahead()] == ["r2", "r3"]
+    assert crowd.tracker.holders()[0].request_id == "r3"
+    explained, now = explain(crowd, "r5"), crowd.clock.now()
+    crowd.to_end()
+    request = crowd.tracker.get("r5")
+    assert request is not None
+    assert request.first_scheduled is not None
+    assert explained.expected_wait == pytest.approx(request.first_scheduled - now, rel=0.25)
+
+
 def test_who_waits_for_memory_that_the_seat_does_not_spare_waits_for_the_seat() -> None:
     """Each writes 42 slots, which are 21 of 22 blocks, and has a prompt of 2 blocks."""
     crowd = crowded(2, max_tokens=40, num_blocks=22, block_size=2, enable_prefix_caching=False)

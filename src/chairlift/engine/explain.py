@@ -226,12 +226,9 @@ class Explainer:
     def _seconds_until_admitted(
         self, queue: Sequence[Next], holders: Sequence[Holder], free_blocks: int, num_running: int
     ) -> float | None:
+        seated, standing = _by_seat(holders)
         steps = steps_until_admitted(
-            self._members([holder for holder in holders if not holder.is_ahead]),
-            queue,
-            free_blocks,
-            self._free_seats(num_running),
-            self._members([holder for holder in holders if holder.is_ahead]),
+            self._members(seated), queue, free_blocks, self._free_seats(num_running), self._members(standing)
         )
         return self._seconds(steps, num_running)
 
@@ -257,18 +254,17 @@ class Explainer:
             return stand
         ahead = [other.request_id for other in self._tracker.ahead()]
         position = ahead.index(request.request_id)
-        return replace(stand, position=position, expected_wait=self._seconds_until_seated(ahead[: position + 1]))
+        return replace(stand, position=position, expected_wait=self._seconds_until_seated(position))
 
-    def _seconds_until_seated(self, ahead: Sequence[str]) -> float | None:
-        """Of the last of those. Under the fair policy seats change hands with every token, so nobody can say."""
+    def _seconds_until_seated(self, position: int) -> float | None:
+        """Of the one with so many before it. Under the fair policy seats change hands with every token, so nobody can
+        say."""
         started = self._tracker.started
         if started is None or started.scheduling_policy == "fair":
             return None
-        holders = {holder.request_id: holder for holder in self._tracker.holders()}
-        steps = steps_until_seated(
-            self._members([holder for holder in holders.values() if not holder.is_ahead]),
-            self._members([holders[name] for name in ahead]),
-        )
+        holders = self._tracker.holders()
+        seated, standing = _by_seat(holders)
+        steps = steps_until_seated(self._members(seated), self._members(standing[: position + 1]))
         return self._seconds(steps, len(holders))
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
@@ -361,6 +357,12 @@ class Explainer:
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
+
+
+def _by_seat(holders: Sequence[Holder]) -> tuple[list[Holder], list[Holder]]:
+    """Those with a seat, and the others in the order in which they are to have one."""
+    places = {holder.place: holder for holder in holders if holder.place is not None}
+    return [holder for holder in holders if holder.place is None], [places[place] for place in sorted(places)]
 
 
 def _is_queued(request: TrackedRequest, step: int) -> bool:

@@ -22,7 +22,8 @@ from chairlift.events import RequestWaiting, Step
 
 class Holder(NamedTuple):
     """A request in the batch, and what it held after a schedule. `num_computed`: tokens with K and V, once that step is
-    over; `num_left`: tokens that it may still sample after it; `is_ahead`: it had no seat."""
+    over; `num_left`: tokens that it may still sample after it; `place`: of those without a seat, how many were to have
+    one before it; None if it had one."""
 
     request_id: str
     tenant: str
@@ -32,7 +33,7 @@ class Holder(NamedTuple):
     output_len: int | None
     num_computed: int
     num_left: int
-    is_ahead: bool = False
+    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

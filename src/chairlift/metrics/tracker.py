@@ -6,7 +6,7 @@ Memory is bounded: what has ended is kept until `max_finished` others have ended
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from typing import Final
@@ -98,7 +98,7 @@ class RequestTracker:
 
     def holders(self) -> tuple[Holder, ...]:
         """The batch after the last step's schedule, the one that holds most first."""
-        return _holders(self._batch.values(), {request.index for request in self.ahead()})
+        return _holders(self._batch.values(), {request.index: place for place, request in enumerate(self.ahead())})
 
     def ahead(self) -> list[TrackedRequest]:
         """Those of the batch who have no seat, in the order in which they are to have one; under the fair policy, whose
@@ -359,7 +359,7 @@ class _Part:
     stretches: list[Stretch] = field(default_factory=list)
 
 
-def _holders(batch: Iterable[TrackedRequest], ahead: Collection[int]) -> tuple[Holder, ...]:
+def _holders(batch: Iterable[TrackedRequest], places: Mapping[int, int]) -> tuple[Holder, ...]:
     holders = [
         Holder(
             request.request_id,
@@ -370,7 +370,7 @@ def _holders(batch: Iterable[TrackedRequest], ahead: Collection[int]) -> tuple[H
             request.arrived.output_len,
             request.num_computed,
             max(0, request.limit - request.num_output_tokens),
-            request.index in ahead,
+            places.get(request.index),
         )
         for request in batch
     ]
