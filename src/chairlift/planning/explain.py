@@ -82,6 +82,11 @@ def _requests(plan: Plan) -> list[str]:
         f"{num_slots:,}; the next one does not fit",
         f"  run at once: {fit.num_running:,}, limited by {fit.limited_by}",
     ]
+    if fit.num_ahead:
+        lines.append(
+            f"  ahead of a seat: {fit.num_ahead:,} = min(prefill_ahead={plan.config.prefill_ahead:,}, "
+            f"{fit.num_fit:,} - {fit.num_running:,}), with memory and their first token"
+        )
     if fit.num_refused:
         lines.append(f"  refused at the door, as they can never fit: {fit.num_refused:,} of those that came before")
     return lines

@@ -356,6 +356,11 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
             f"The pool holds {fit.num_fit} such requests, and {fit.limited_by}={fit.num_running} is what limits the "
             f"batch: raise it to use the memory."
         )
+    if fit.num_ahead:
+        notes.append(
+            f"prefill_ahead={config.prefill_ahead}: {fit.num_ahead} of them have memory and their first token before "
+            f"a seat is free."
+        )
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
     return notes
