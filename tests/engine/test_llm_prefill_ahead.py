@@ -11,6 +11,7 @@ import pytest
 
 from chairlift import LLM, RequestOutput, SamplingParams
 from chairlift.errors import ConfigError
+from native import why_not
 
 PROMPTS = [[5 + index] * (1 + 7 * (index % 4)) for index in range(9)]
 WAYS: dict[str, dict[str, Any]] = {
@@ -39,12 +40,17 @@ def answers(folder: Path, **options: Any) -> list[RequestOutput]:
     return llm(folder, **options).generate(PROMPTS, params, progress=False)
 
 
+def logprobs(outputs: list[RequestOutput]) -> list[float]:
+    return [one.logprob for output in outputs for each in output.outputs[0].logprobs or [] for one in each.top]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_answers_are_the_same(way: str, tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama")
     seated, ahead = (answers(folder, **WAYS[way], prefill_ahead=number) for number in (0, 5))
     assert [output.outputs[0].token_ids for output in ahead] == [output.outputs[0].token_ids for output in seated]
-    assert [output.outputs[0].logprobs for output in ahead] == [output.outputs[0].logprobs for output in seated]
+    exactly = 0.0 if why_not() is None else 1e-4  # torch's kernels add in an order that depends on the batch
+    assert logprobs(ahead) == pytest.approx(logprobs(seated), rel=0, abs=exactly)
     stood = [output.stats.steps_stood for output in ahead if output.stats is not None]
     assert sum(stood) > 10
     assert len(stood) == len(PROMPTS)
