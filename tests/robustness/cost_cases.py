@@ -1,7 +1,7 @@
 """Bodies that grow in one field: for every endpoint, each field that holds a list, a string or an object.
 
-The fields come from the JSON schema of the endpoint's body. A case is a path through that schema; `Case.body(size)` is a
-valid or invalid body of about `size` bytes in which the value at the path is large and everything else is minimal.
+The fields come from the JSON schema of the endpoint's body. A case is a path through that schema; `Case.body(size)` is
+a body of about `size` bytes, valid or not, in which the value at the path is large and everything else is minimal.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def extra_cases() -> list[Case]:
             lambda count: [{"role": "tool", "content": "x", "tool_call_id": f"n{n}"} for n in range(count)],
         ),
         "structured_outputs.regex (repetition)": chat(
-            "structured_outputs", structured("regex", lambda count: "a{%d}" % count)
+            "structured_outputs", structured("regex", lambda count: f"a{{{count}}}")
         ),
         "structured_outputs.regex (alternatives)": chat(
             "structured_outputs", structured("regex", lambda count: "|".join(f"x{n}" for n in range(count)))

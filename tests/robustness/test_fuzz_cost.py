@@ -5,6 +5,7 @@ Operations are counted here, not time: `make fuzz-cost` measures the same cases 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,8 +55,7 @@ def outcome_of(planners: Planners, case: Case, size: int) -> Prepared | Rejectio
 
 
 def ratios(counts: list[int]) -> list[float]:
-    pairs = zip(counts, counts[1:], strict=False)
-    return [after / before for before, after in pairs if after > FEW_OPERATIONS]
+    return [after / before for before, after in itertools.pairwise(counts) if after > FEW_OPERATIONS]
 
 
 @pytest.mark.parametrize("endpoint", sorted(BASES))
@@ -76,9 +76,7 @@ def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Planne
     assert {case.endpoint for case in CASES} == set(BASES)
     valid = sum(isinstance(outcome, Prepared) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
-        (case.field, outcome)
-        for case, outcome in zip(CASES, outcomes, strict=True)
-        if isinstance(outcome, Rejection)
+        (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
     ]
 
 

@@ -103,7 +103,7 @@ class Admission:
         Raises:
             OverloadedError: as `enter`.
         """
-        self._check_draining()
+        self.check_call(key)
         self._meter(key, self.clock()).check(0, self.clock())
 
     def check_call(self, key: KeyInfo) -> None:
@@ -114,7 +114,9 @@ class Admission:
         """
         self._check_draining()
         now = self.clock()
-        self._meter(key, now).check_call(now)
+        meter = self._meter(key, now)
+        meter.check_cpu_seconds(now)
+        meter.check_call(now)
 
     def take_cpu_seconds(self, tenant: str, seconds: float) -> None:
         """Account for CPU time that a tenant's call took outside of the engine."""

@@ -56,6 +56,7 @@ class Endpoints:
             RequestError, OverloadedError: before anything is sent.
         """
         check_model(getattr(body, "model", None), self.model_name)
+        request.state.admission.check_call(request.state.key)
         with request.state.admission.counted(request.state.key):
             content = await self.preparation.run(request.state.key.tenant, planner.plan, body)
         return Response(content, media_type="application/json")

@@ -69,6 +69,15 @@ class KeyMeter:
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
         self._check_request(now)
 
+    def check_cpu_seconds(self, now: float) -> None:
+        """Raise if earlier calls have used more CPU time than the key may.
+
+        Raises:
+            OverloadedError: it may be called later, and says when.
+        """
+        if self._cpu_seconds is not None:
+            self._check(self._cpu_seconds, 0.0, "cpu_seconds", now)
+
     def ask(self, now: float) -> None:
         """A question about other calls: one of a minute's requests, and never one too many at once.
 
@@ -81,8 +90,6 @@ class KeyMeter:
     def _check_request(self, now: float) -> None:
         if self._requests is not None:
             self._check(self._requests, 1.0, "requests", now)
-        if self._cpu_seconds is not None:
-            self._check(self._cpu_seconds, 0.0, "cpu_seconds", now)
 
     def _take_request(self, now: float) -> None:
         if self._requests is not None:

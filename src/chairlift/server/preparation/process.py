@@ -103,6 +103,12 @@ class PreparationProcess:
         process = self._process
         return None if process is None else process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        process = self._process
+        return process is not None and process.poll() is None
+
     def run(self, endpoint: str, body: bytes, seconds: float) -> Reply:
         """Prepare a body for an endpoint, which is an attribute of `Planners`.
 
@@ -111,7 +117,7 @@ class PreparationProcess:
             EOFError: the worker ended without a reply.
         """
         process, allowed = self._process, seconds
-        if process is None or process.poll() is not None:
+        if process is None or not self.is_running:
             process, allowed = self._start(), seconds + START_SECONDS
         assert process.stdin is not None
         assert process.stdout is not None
