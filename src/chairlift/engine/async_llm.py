@@ -217,7 +217,7 @@ class AsyncLLM:
         if not self._processor.num_unfinished:
             self._busy_since = now
         self._processor.add(request_id, prompt, requests)
-        self._client.send(Add(requests))
+        self._client.send(Add.of(requests))
         return generation
 
     async def generate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from chairlift.engine.input_processor import EngineRequest
@@ -9,9 +11,24 @@ from chairlift.request import FinishReason
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Queue these siblings."""
+    """Queue these siblings. They share a prompt, which only the first one carries."""
 
     requests: list[EngineRequest]
+
+    @classmethod
+    def of(cls, requests: list[EngineRequest]) -> Add:
+        """The command for siblings that all have their prompt."""
+        first, *others = requests
+        return cls([first, *(replace(request, prompt_token_ids=[]) for request in others)])
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.requests[0].prompt_token_ids)
+
+    def siblings(self) -> list[EngineRequest]:
+        """The siblings, each with the prompt."""
+        first, *others = self.requests
+        return [first, *(replace(request, prompt_token_ids=first.prompt_token_ids) for request in others)]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

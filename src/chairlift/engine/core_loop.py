@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.commands import Abort, Add, Command, Stop
@@ -12,6 +12,13 @@ from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason
+
+MAX_NEW_TOKENS: Final = 1 << 16
+"""Prompt tokens of new requests that are queued between two steps. Reading them takes time, in which no request gets a
+token; the others are queued after the step."""
+
+TOKENS_PER_REQUEST: Final = 128
+"""The cost of a request itself, in prompt tokens."""
 
 
 class Inbox(Protocol):
@@ -27,7 +34,7 @@ def run_core(
     tell: Callable[[list[EngineCoreOutput]], None],
     gate: GrammarGate | None = None,
 ) -> None:
-    """Take all commands between two steps, step while there is work, until told to stop.
+    """Take commands between two steps, and step while there is work, until a Stop arrives.
 
     Args:
         tell: called with what each step gave, also if that is nothing, and with refusals; must not block.
@@ -35,9 +42,15 @@ def run_core(
     """
     gate = gate or GrammarGate()
     while True:
-        while (command := inbox.take(wait=not core.has_work and not gate.is_holding)) is not None:
+        num_new_tokens = 0
+        while num_new_tokens < MAX_NEW_TOKENS or not core.has_work:
+            command = inbox.take(wait=not core.has_work and not gate.is_holding)
+            if command is None:
+                break
             if isinstance(command, Stop):
                 return
+            if isinstance(command, Add):
+                num_new_tokens += len(command.requests) * (command.num_prompt_tokens + TOKENS_PER_REQUEST)
             if refusals := _handle(core, gate, command):
                 tell(refusals)
         if refusals := _add_all(core, gate.released()):
@@ -50,7 +63,8 @@ def run_core(
 
 def _handle(core: EngineCore, gate: GrammarGate, command: Add | Abort) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
-        return [] if gate.holds(command.requests) else _add_all(core, command.requests)
+        siblings = command.siblings()
+        return [] if gate.holds(siblings) else _add_all(core, siblings)
     gate.drop(command.request_ids)
     for request_id in command.request_ids:
         core.abort(request_id, command.reason)

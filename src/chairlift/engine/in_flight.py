@@ -85,4 +85,4 @@ class InFlight:
         """What is sent to a new engine."""
         for group in self._groups.values():
             group.num_runs += 1
-        return [Add(list(group.requests.values())) for group in self._groups.values()]
+        return [Add.of(list(group.requests.values())) for group in self._groups.values()]

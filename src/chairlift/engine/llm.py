@@ -97,6 +97,7 @@ class LLM:
         try:
             for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
                 with _naming(index):
+                    self.engine.input_processor.prepare(params)
                     self._add(ids[index], *encode(prompt, params), params, core_ids)
             answers = self._step_until_done(ids, progress)
         finally:

@@ -224,7 +224,8 @@ class AnswerBuilder:
         for new in delta.outputs:
             self._answers.setdefault(new.index, _Answer(new)).add(new)
         if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = [*(self._prompt_logprobs or ()), *delta.prompt_logprobs]
+            self._prompt_logprobs = self._prompt_logprobs or []
+            self._prompt_logprobs += delta.prompt_logprobs
         self._num_cached_tokens += delta.num_cached_tokens
         self._num_preemptions += delta.num_preemptions
         self._times = delta.times or self._times

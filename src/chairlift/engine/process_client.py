@@ -190,7 +190,7 @@ class ProcessClient:
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
-            self._in_flight.add(command.requests, is_sent=self.state == "running")
+            self._in_flight.add(command.siblings(), is_sent=self.state == "running")
         elif isinstance(command, Abort):
             self._in_flight.remove(command.request_ids)
         if self.state == "running":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from msgspec import Raw
+
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
@@ -18,7 +20,6 @@ from chairlift.server.protocol import (
     ChatChoice,
     ChatCompletion,
     ChatCompletionRequest,
-    ChatLogprobs,
     CompletionTokensDetails,
     Usage,
 )
@@ -67,6 +68,11 @@ def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | 
     return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.calls_end_it else reason
 
 
+def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) -> bytes:
+    """The logprobs of a choice as JSON (see `ChatLogprobs`)."""
+    return b'{"content":%b,"refusal":null}' % writer.chat_json(positions)
+
+
 class ChatPlanner(Planner[ChatCompletionRequest, ChatPlan]):
     """Plans answers to chats."""
 
@@ -95,13 +101,13 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
         answers = [read_answer(call.plan, answer.text) for answer in output.outputs]
         writer = self.logprob_writer(body)
         shown = output.prompt_logprobs
-        return ChatCompletion(
+        return ChatCompletion.model_construct(
             id=call.id,
             created=call.created,
             model=call.model,
             choices=[self._choice(call, *pair, writer) for pair in zip(output.outputs, answers, strict=True)],
             usage=self._usage(call, answers),
-            prompt_logprobs=None if shown is None else writer.prompt(shown),
+            prompt_logprobs=None if shown is None else Raw(writer.prompt_json(shown)),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             timings=call.tally.timings() if body.timings else None,
         )
@@ -128,12 +134,11 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
             if answer.reasoning and call.body.include_reasoning is not False
             else None,
         )
-        return ChatChoice(
+        logprobs = None if output.logprobs is None else Raw(chat_logprobs_json(writer, output.logprobs))
+        return ChatChoice.model_construct(
             index=output.index,
             message=message,
-            logprobs=None
-            if output.logprobs is None
-            else ChatLogprobs.model_validate({"content": writer.chat(output.logprobs)}),
+            logprobs=logprobs,
             finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.calls)),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if call.body.return_token_ids else None,
@@ -217,7 +222,7 @@ class _ChatStream(StreamWriter):
         return encode(shown)
 
     def _logprob_bytes(self, positions: list[TokenLogprobs]) -> bytes:
-        return b'{"content":%b,"refusal":null}' % encode(self._logprobs.chat(positions))
+        return chat_logprobs_json(self._logprobs, positions)
 
     def _chunk(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, ending or NULL)

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Raw
+
 from chairlift.engine.client import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
 from chairlift.server.logprobs import LogprobWriter, TextOffsets
 from chairlift.server.preparation.plan import Plan, Planner, attribute_errors_to
-from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from chairlift.server.protocol import Completion, CompletionChoice, CompletionRequest
 from chairlift.server.responses import DONE
-from chairlift.server.serving import Call, Serving, StreamWriter, has_news
+from chairlift.server.serving import ENTRIES_PER_POSITION, Call, Serving, StreamWriter, answer_size, has_news
 
 CompletionCall = Call[CompletionRequest, Plan]
 
@@ -44,7 +46,8 @@ class CompletionServing(Serving[CompletionRequest, Plan]):
         choices = []
         for index, output in enumerate(outputs):
             best = _best(output.outputs, call.body.n or 1)
-            choices += [self._choice(call, index, output, answer) for answer in best]
+            shown = _prompt_logprobs(self.logprob_writer(call.body), call.body, output)
+            choices += [self._choice(call, index, output, answer, shown) for answer in best]
         if call.body.is_echo_only:
             call.tally.completion_tokens = 0
         return Completion(
@@ -92,37 +95,40 @@ class CompletionServing(Serving[CompletionRequest, Plan]):
         return TextOffsets(tokenizer, start, hidden)
 
     def _choice(
-        self, call: CompletionCall, index: int, output: RequestOutput, answer: CompletionOutput
+        self,
+        call: CompletionCall,
+        index: int,
+        output: RequestOutput,
+        answer: CompletionOutput,
+        prompt_logprobs: Raw | None,
     ) -> CompletionChoice:
         body = call.body
         if body.is_echo_only:
             answer = replace(answer, text="", token_ids=[], logprobs=answer.logprobs and [], finish_reason="length")
         writer = self.logprob_writer(body)
-        logprobs = None
+        logprobs: Raw | None = None
         if body.logprobs is not None:
             lists = self.echoed_logprobs(writer, body, output, output.prompt_logprobs or [])
             offsets = self.answer_offsets(body, len(self.echoed(body, output)))
             for name, values in writer.completion(answer.logprobs or [], offsets).items():
                 lists[name] += values
-            logprobs = CompletionLogprobs(**lists)
-        return CompletionChoice(
+            logprobs = Raw(encode(lists))
+        return CompletionChoice.model_construct(
             index=index * (body.n or 1) + answer.index,
             text=self.echoed(body, output) + answer.text,
             logprobs=logprobs,
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
-            prompt_logprobs=_prompt_logprobs(writer, body, output),
+            prompt_logprobs=prompt_logprobs,
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             token_ids=answer.token_ids if body.return_token_ids else None,
         )
 
 
-def _prompt_logprobs(
-    writer: LogprobWriter, body: CompletionRequest, output: RequestOutput
-) -> list[dict[str, Any] | None] | None:
+def _prompt_logprobs(writer: LogprobWriter, body: CompletionRequest, output: RequestOutput) -> Raw | None:
     if body.prompt_logprobs is None or output.prompt_logprobs is None:
         return None
-    return writer.prompt(output.prompt_logprobs)
+    return Raw(writer.prompt_json(output.prompt_logprobs))
 
 
 def _best(answers: list[CompletionOutput], count: int) -> list[CompletionOutput]:
@@ -158,6 +164,10 @@ class _CompletionStream(StreamWriter):
 
     def opening(self) -> bytes:
         return b""
+
+    def size(self, index: int, output: RequestOutput) -> int:
+        echo = self._echoes[index]
+        return answer_size(output) + (0 if echo.is_sent else ENTRIES_PER_POSITION * len(echo.positions))
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
         echo = self._echoes[index]

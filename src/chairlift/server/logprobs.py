@@ -6,8 +6,11 @@ import codecs
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
+from msgspec import Raw
+
 from chairlift.engine.detokenizer import Decoder
 from chairlift.outputs import Logprob, TokenLogprobs
+from chairlift.server.chunks import encode
 
 LEAST_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON does not have (vLLM's number)."""
@@ -68,10 +71,19 @@ class LogprobWriter:
             for position in positions
         ]
 
+    def chat_json(self, positions: Sequence[TokenLogprobs]) -> bytes:
+        """The entries of `chat` as a JSON list. One position after the other becomes bytes, so that an answer with
+        hundreds of thousands of entries is never held as objects."""
+        return _json_list(entry for position in positions for entry in self.chat([position]))
+
+    def prompt_json(self, positions: Sequence[TokenLogprobs | None]) -> bytes:
+        """The entries of `prompt` as a JSON list; see `chat_json`."""
+        return _json_list(entry for position in positions for entry in self.prompt([position]))
+
     def completion(
         self, positions: Iterable[TokenLogprobs | None], offsets: TextOffsets, first: int = -1
     ) -> dict[str, list[Any]]:
-        """Completions: four lists.
+        """Completions: four lists; the entries of `top_logprobs` are JSON already.
 
         Args:
             positions: None for the first token of an echoed prompt, which is `first`.
@@ -83,7 +95,7 @@ class LogprobWriter:
             lists["tokens"].append(self.text(token_id))
             lists["text_offset"].append(offsets.take(token_id))
             lists["token_logprobs"].append(None if position is None else _finite(position.token.logprob))
-            lists["top_logprobs"].append(None if position is None else self._top(position))
+            lists["top_logprobs"].append(None if position is None else Raw(encode(self._top(position))))
         return lists
 
     def prompt(self, positions: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
@@ -109,6 +121,10 @@ class LogprobWriter:
     def _prompt_entry(self, entry: Logprob) -> dict[str, Any]:
         text = token_text(self._decoder.token_bytes(entry.token_id))
         return {"logprob": _finite(entry.logprob), "rank": entry.rank, "decoded_token": text}
+
+
+def _json_list(entries: Iterable[Any]) -> bytes:
+    return b"[%b]" % b",".join(map(encode, entries))
 
 
 def _finite(logprob: float) -> float:

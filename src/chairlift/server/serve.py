@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("chairlift")
 
 MAX_PORT: Final = 65535
+SWITCH_SECONDS: Final = 0.001
+"""How long a thread that prepares a request may keep the interpreter while the event loop waits for it."""
 
 
 def run(
@@ -83,6 +86,7 @@ def run(
     )
     server = DrainingServer(_uvicorn_config(app, limits, access), llm, app.state.admission)
     settle_heap()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])
     finally:

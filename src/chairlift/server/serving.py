@@ -7,9 +7,9 @@ import math
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -19,15 +19,19 @@ from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.admission import Admission, Permit
-from chairlift.server.chunks import to_event
+from chairlift.server.chunks import encode, to_event
 from chairlift.server.model_check import check_model
-from chairlift.server.preparation.plan import Plan, Planner, attribute_errors_to, rename_limit_in_errors
+from chairlift.server.preparation.plan import Plan, Planner, attribute_errors_to, check_logprobs, rename_limit_in_errors
 from chairlift.server.preparation.preparation import Preparation
 from chairlift.server.protocol import EngineFields, ErrorBody, ErrorInfo
 from chairlift.server.responses import DONE, EventStream, unless_disconnected
 from chairlift.server.tally import Tally, timing_headers
 
 MAX_ANSWERS_PER_CALL = 2048
+ENTRIES_PER_POSITION = 20
+LARGE_ANSWER = 1024
+"""Tokens, and entries of logprobs, from which an answer is written on a thread."""
+
 PROMPTS_AT_ONCE = 32
 """Prompts of one call that are started before the event loop serves other calls."""
 
@@ -93,6 +97,10 @@ class StreamWriter(ABC):
     @abstractmethod
     def opening(self) -> bytes:
         """Before the first token."""
+
+    def size(self, index: int, output: RequestOutput) -> int:
+        """How much `delta` has to write for this output; see `answer_size`."""
+        return answer_size(output)
 
     @abstractmethod
     def delta(self, index: int, output: RequestOutput) -> bytes:
@@ -180,6 +188,7 @@ class Serving(ABC, Generic[Fields, Plans]):
                 "calls",
                 "n",
             )
+        check_logprobs(plan, self.llm.engine.input_processor.limits)
         admission: Admission = request.state.admission
         token_ids = [ids for _, ids in prompts]
         permit = admission.enter(request.state.key, token_ids, params, timeout=body.timeout, cache_salt=body.cache_salt)
@@ -221,9 +230,22 @@ class Serving(ABC, Generic[Fields, Plans]):
             call.abort()
         for output in outputs:
             call.tally.add(output)
-        content = self.response(call, list(outputs)).model_dump_json()
+        size = sum(map(answer_size, outputs))
+        content = await self._off_loop(call, size, self._response_json, call, list(outputs))
         headers = timing_headers(call.tally.timings()) if call.body.timings else None
         return Response(content, media_type="application/json", headers=headers)
+
+    def _response_json(self, call: Call[Fields, Plans], outputs: list[RequestOutput]) -> bytes:
+        # Large parts of a response are JSON already (`msgspec.Raw`), which is not what the fields are declared to be.
+        return encode(self.response(call, outputs).model_dump(warnings=False))
+
+    async def _off_loop(
+        self, call: Call[Fields, Plans], size: int, function: Callable[..., bytes], *arguments: Any
+    ) -> bytes:
+        """Call a function here if it has little to write, and on a thread if it would block the event loop."""
+        if size <= LARGE_ANSWER:
+            return function(*arguments)
+        return await self.preparation.run(call.permit.tenant, function, *arguments)
 
     async def _stream(self, call: Call[Fields, Plans]) -> AsyncIterator[bytes]:
         writer = self.writer(call)
@@ -234,13 +256,19 @@ class Serving(ABC, Generic[Fields, Plans]):
             async for index, output in _interleave(call.generations):
                 call.tally.add(output)
                 num_unfinished -= output.finished
-                chunk = writer.delta(index, output)
+                chunk = await self._off_loop(call, writer.size(index, output), writer.delta, index, output)
                 if num_unfinished == 0:
-                    chunk += writer.closing()
+                    chunk += await self._off_loop(call, call.tally.completion_tokens, writer.closing)
                 if chunk:
                     yield chunk
         except ChairliftError as error:
             yield writer.failure(error)
+
+
+def answer_size(output: RequestOutput) -> int:
+    """How many tokens and, roughly, entries of logprobs an output has."""
+    positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
+    return sum(len(answer.token_ids) for answer in output.outputs) + ENTRIES_PER_POSITION * positions
 
 
 def has_news(answer: CompletionOutput, tells_tokens: bool | None) -> bool:

@@ -7,8 +7,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
+from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import RequestError
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.protocol.base import Body
@@ -27,6 +28,9 @@ class Plan:
     params: SamplingParams
     constraint_field: str
 
+
+MAX_LOGPROB_ENTRIES: Final = 4 << 20
+"""Logprobs (one token at one position) in the answer to one call; each has some 60 bytes."""
 
 Fields = TypeVar("Fields", bound=Body)
 Result = TypeVar("Result")
@@ -55,6 +59,23 @@ class Planner(ABC, Generic[Fields, Result]):
     def without_content(self, body: Fields) -> Fields:
         """The body with its large fields emptied."""
         return body.model_copy(update=self.content_fields)
+
+
+def check_logprobs(plan: Plan, limits: RequestLimits) -> None:
+    """Raise RequestError if the logprobs that a plan asks for have more than MAX_LOGPROB_ENTRIES."""
+    params, entries = plan.params, 0
+    for _text, token_ids in plan.prompts:
+        if params.prompt_logprobs is not None:
+            entries += len(token_ids) * params.n * (params.prompt_logprobs + 1)
+        if params.logprobs is not None:
+            room = limits.max_output_tokens(len(token_ids))
+            entries += (params.max_tokens or room) * params.n * (params.logprobs + 1)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise RequestError(
+            f"logprobs: the answer may have up to {entries} entries (tokens x answers x logprobs), and at most "
+            f"{MAX_LOGPROB_ENTRIES} are allowed: lower max_tokens, n or the number of logprobs, or send fewer prompts",
+            "logprobs",
+        )
 
 
 @contextlib.contextmanager

@@ -26,9 +26,6 @@ MAX_SECONDS: Final = 15.0
 IDLE_SECONDS: Final = 30.0
 """A worker without work for so long is ended, which returns its memory."""
 
-MAX_WORKER_MEMORY: Final = 512 << 20
-"""Bytes. A worker that has used more is ended after the body, which returns its memory."""
-
 CORES_PER_WORKER: Final = 8
 
 
@@ -126,8 +123,6 @@ class PreparationWorkers:
         loop = asyncio.get_running_loop()
         try:
             reply = await loop.run_in_executor(self._threads, process.run, job.endpoint, job.body, self._max_seconds)
-            if reply.peak_memory > MAX_WORKER_MEMORY:
-                process.kill()
             outcome: Reply | RequestError = reply
         except TimeoutError:
             outcome = RequestError(
@@ -152,7 +147,7 @@ class PreparationWorkers:
 
     def _end_idle_workers(self) -> None:
         for process in self._free:
-            process.kill()
+            process.close()
 
 
 class Preparation:

@@ -20,6 +20,9 @@ from chairlift.server.api_options import ApiOptions
 FRAME: Final = struct.Struct("<Q")
 """The length of a frame, which precedes it."""
 
+MAX_MEMORY: Final = 512 << 20
+"""Bytes. A worker that holds more after a body is ended, which returns its memory."""
+
 START_SECONDS: Final = 60.0
 """Time that a worker may take to load the tokenizer, in addition to the time for its first body."""
 
@@ -64,12 +67,12 @@ class Reply:
 
     Attributes:
         cpu_seconds: CPU time of the worker for it.
-        peak_memory: bytes that the worker has used at most since it started.
+        memory: bytes that the worker holds after it.
     """
 
     outcome: Prepared | Rejection
     cpu_seconds: float
-    peak_memory: int
+    memory: int
 
 
 def write_frame(file: IO[bytes], content: bytes) -> None:
@@ -135,6 +138,8 @@ class PreparationProcess:
             self.close()
             raise
         assert isinstance(reply, Reply)
+        if reply.memory > MAX_MEMORY:
+            self.close()
         return reply
 
     def kill(self) -> None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 import time
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -65,7 +66,7 @@ def main() -> None:
         endpoint, raw = pickle.loads(frame)
         started = time.process_time()
         outcome = prepare(getattr(planners, endpoint), raw, setup.max_json_depth)
-        reply = Reply(outcome, time.process_time() - started, _peak_memory())
+        reply = Reply(outcome, time.process_time() - started, _memory())
         write_frame(answers, pickle.dumps(reply))
 
 
@@ -88,12 +89,12 @@ def _limit_this_process() -> None:
         os.nice(NICENESS)
 
 
-def _peak_memory() -> int:
-    """Bytes; 0 where the system does not say."""
-    with contextlib.suppress(ImportError):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+def _memory() -> int:
+    """Bytes that this process holds; 0 where the system does not say. (The peak that getrusage reports may be that of
+    the parent process, from before this program was loaded.)"""
+    with contextlib.suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
