@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
 from chairlift.server.cors import CorsOptions
 from chairlift.server.keys import KeyRing
+from chairlift.server.tls import load_tls_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,16 @@ class AccessOptions:
     @property
     def scheme(self) -> str:
         return "http" if self.ssl_certfile is None else "https"
+
+    def load_tls(self) -> ssl.SSLContext | None:
+        """The context to serve TLS with; None: plain HTTP.
+
+        Raises:
+            ConfigError: as `load_tls_context`.
+        """
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            return None
+        return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
 
     def check_host(self, host: str) -> None:
         """Refuse to serve everybody who can reach this machine, unless that is meant.
