@@ -196,3 +196,11 @@ def test_names_of_lines_are_data_and_no_paths(tmp_path: Path) -> None:
     run_batch(config, source, tmp_path / "out.jsonl")
     assert set(tmp_path.iterdir()) - before == {tmp_path / "out.jsonl"}
     assert by_id(tmp_path / "out.jsonl").keys() == set(names)
+
+
+def test_a_name_that_is_too_long_for_the_system_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):
+        BatchOutput(tmp_path / ("x" * 300), BatchIndex(path))
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        BatchIndex(tmp_path / ("x" * 300))

@@ -124,6 +124,11 @@ def test_a_valid_certificate_gives_no_warning(pair: tuple[Path, Path], caplog: p
     assert not caplog.records
 
 
+def test_a_name_that_is_too_long_for_the_system_is_no_file(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"ssl_certfile=x+: no such file"):
+        AccessOptions(ssl_certfile=Path("x" * 300), ssl_keyfile=pair[1])
+
+
 def test_access_options_load_what_they_name(pair: tuple[Path, Path]) -> None:
     assert AccessOptions().load_tls() is None
     context = AccessOptions(ssl_certfile=pair[0], ssl_keyfile=pair[1]).load_tls()

@@ -35,10 +35,10 @@ class BatchIndex:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file: a batch is read twice, so put it into one")
         self._is_due = bytearray(1)  # of line 0, which does not exist
         try:
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"{path} is no file: a batch is read twice, so put it into one")
             self._keys = self._read_keys()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

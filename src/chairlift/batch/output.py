@@ -40,11 +40,8 @@ class BatchOutput:
     def __init__(self, path: Path, index: BatchIndex) -> None:
         self.path = path
         self.num_answered = 0
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file that answers can be read back from: give -o another name")
-        if path.exists() and path.samefile(index.path):
-            raise ConfigError(f"{path} is the input itself: give -o another name")
         try:
+            self._check_target(index)
             self._file = path.open("a+b", buffering=0)
             self._lock()
             self._end = self._take_up(index)
@@ -56,6 +53,12 @@ class BatchOutput:
             _sync_folder(path.parent)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    def _check_target(self, index: BatchIndex) -> None:
+        if self.path.exists() and not self.path.is_file():
+            raise ConfigError(f"{self.path} is no file that answers can be read back from: give -o another name")
+        if self.path.exists() and self.path.samefile(index.path):
+            raise ConfigError(f"{self.path} is the input itself: give -o another name")
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Write whole lines; they are on the disk when it returns.
