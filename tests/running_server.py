@@ -25,6 +25,7 @@ from chairlift.server.http_protocol import uvicorn_config
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.preparation.preparation import PreparationWorkers
 from plain_http import NO_TLS
 
 MODEL = "smollm2-135m-instruct"
@@ -86,10 +87,11 @@ def run_server(
     observe: ObserveOptions | None = None,
     cors: CorsOptions | None = None,
     tls: ssl.SSLContext | None = None,
+    workers: PreparationWorkers | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors)
+    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors, workers=workers)
     server = DrainingServer(uvicorn_config(app, limits, tls, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -13,8 +13,17 @@ from chairlift.structured_outputs import StructuredOutputs
 MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 16 << 10
+"""Characters of all stop strings of one request."""
+
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 64 << 10
+"""Characters of all bad words of one request."""
+
+MAX_TOKEN_IDS = 1 << 19
+"""Token ids in `stop_token_ids` or `allowed_token_ids`: more than the largest vocabulary in use."""
+
 SEED_BITS = 64
 MAX_INTEGER = (1 << 63) - 1
 """Larger ones do not go into a record of msgpack."""
@@ -48,16 +57,22 @@ def _flag(name: str, value: Any) -> None:
         raise RequestError(f"{name} must be true or false, got {value!r}", name)
 
 
+def _check_characters(name: str, texts: Sequence[str], limit: int) -> None:
+    if (total := sum(map(len, texts))) > limit:
+        raise RequestError(f"{name} must hold at most {limit} characters in all, got {total}: shorten it", name)
+
+
 def _stop_strings(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
-        raise RequestError(f"stop must be a string or a list of strings, got {value!r}", "stop")
+        raise RequestError(f"stop must be a string or a list of strings, got {value!r:.100}", "stop")
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
     if any(not s for s in strings):
         raise RequestError("stop must not hold an empty string: it would end every answer at once", "stop")
+    _check_characters("stop", strings, MAX_STOP_CHARACTERS)
     return tuple(strings)
 
 
@@ -69,6 +84,7 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if len(value) > MAX_BAD_WORDS:
         raise RequestError(f"bad_words must hold at most {MAX_BAD_WORDS} words, got {len(value)}", "bad_words")
     words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in value)
+    _check_characters("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
         raise RequestError("bad_words must not hold an empty word or one of spaces alone", "bad_words")
     return words
@@ -89,7 +105,9 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise RequestError(f"{name} must be a list of token ids, got {value!r}", name)
+        raise RequestError(f"{name} must be a list of token ids, got {value!r:.100}", name)
+    if len(value) > MAX_TOKEN_IDS:
+        raise RequestError(f"{name} must hold at most {MAX_TOKEN_IDS} token ids, got {len(value)}", name)
     for token in value:
         _integer(name, token, 0)
     return tuple(value)
@@ -99,7 +117,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {value!r}", "logit_bias")
+        raise RequestError(f"logit_bias must map token ids to numbers, got {value!r:.100}", "logit_bias")
     if len(value) > MAX_LOGIT_BIAS:
         raise RequestError(f"logit_bias must hold at most {MAX_LOGIT_BIAS} tokens, got {len(value)}", "logit_bias")
     bias: dict[int, float] = {}

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from chairlift.errors import RequestError
-from chairlift.server.serving import naming_limit
+from chairlift.server.preparation.plan import rename_limit_in_errors
 from running_server import RunningServer
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -109,7 +109,7 @@ def test_errors_keep_the_words_of_the_caller(api_server: RunningServer, path: st
     ],
 )
 def test_only_errors_of_limits_are_renamed(error: RequestError, expected: str) -> None:
-    with pytest.raises(RequestError, match=f"^{expected}") as raised, naming_limit("limit"):
+    with pytest.raises(RequestError, match=f"^{expected}") as raised, rename_limit_in_errors("limit"):
         raise error
     assert raised.value.param == ("limit" if error.param == "max_tokens" else error.param)
 

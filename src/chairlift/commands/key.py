@@ -14,6 +14,9 @@ def key(
     requests_per_minute: Annotated[float | None, typer.Option(help="Calls in a minute; no limit.")] = None,
     tokens_per_minute: Annotated[float | None, typer.Option(help="Prompt and output tokens; no limit.")] = None,
     max_concurrent: Annotated[int | None, typer.Option(help="Calls at once; no limit.")] = None,
+    cpu_seconds_per_minute: Annotated[
+        float | None, typer.Option(help="CPU time for parsing, templates, tokenizing and grammars; no limit.")
+    ] = None,
 ) -> None:
     """Make an API key: its entry for --api-key-file on standard output, the secret, once, on standard error."""
     from chairlift.server.keys import key_record, new_secret, to_toml
@@ -27,6 +30,7 @@ def key(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         max_concurrent=max_concurrent,
+        cpu_seconds_per_minute=cpu_seconds_per_minute,
     )
     typer.echo(to_toml(record))
     typer.echo(f"{name}: {secret}", err=True)

@@ -145,13 +145,11 @@ class InputProcessor:
         """The prompt's text, if it was one, and its tokens, checked.
 
         Args:
-            params: truncate the prompt as they say, and `prepare` them.
+            params: truncate the prompt as they say.
 
         Raises:
             RequestError: empty, not a prompt, a token outside the vocabulary, or longer than the model allows.
         """
-        if params is not None:
-            self.prepare(params)
         if isinstance(prompt, str):
             return prompt, self.encode_text(prompt, "prompt", params, add_special_tokens=add_special_tokens)
         token_ids = cast("list[int]", list(prompt) if isinstance(prompt, Sequence) else [None])

@@ -103,8 +103,29 @@ class Admission:
         Raises:
             OverloadedError: as `enter`.
         """
-        self._check_draining()
+        self.check_call(key)
         self._meter(key, self.clock()).check(0, self.clock())
+
+    def check_call(self, key: KeyInfo) -> None:
+        """Reject a call that could not begin now, whatever it contains; before its body is parsed.
+
+        Raises:
+            OverloadedError: as `enter`.
+        """
+        self._check_draining()
+        now = self.clock()
+        meter = self._meter(key, now)
+        meter.check_cpu_seconds(now)
+        meter.check_call(now)
+
+    def take_cpu_seconds(self, tenant: str, seconds: float) -> None:
+        """Account for CPU time that a tenant's call took outside of the engine."""
+        if tenant in self._meters:
+            self._meters[tenant].take_cpu_seconds(seconds, self.clock())
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time outside of the engine so far, by tenant."""
+        return {tenant: meter.total_cpu_seconds for tenant, meter in self._meters.items()}
 
     @contextlib.contextmanager
     def counted(self, key: KeyInfo) -> Iterator[None]:

@@ -21,13 +21,15 @@ from chairlift.server.api_options import ApiOptions
 from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.call_log import CallLogMiddleware
-from chairlift.server.chat import ChatServing
 from chairlift.server.cors import CorsOptions
+from chairlift.server.endpoints import Endpoints
 from chairlift.server.http_errors import sentence
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
+from chairlift.server.model_check import UnknownModelError
 from chairlift.server.observatory import Observatory
 from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.protocol import ErrorBody, ErrorInfo
 from chairlift.server.routes import (
     completions,
@@ -40,7 +42,6 @@ from chairlift.server.routes import (
     responses,
     tokenize,
 )
-from chairlift.server.routes.models import UnknownModelError
 from chairlift.server.serving import error_body, error_headers
 from chairlift.server.validation import describe
 
@@ -55,6 +56,7 @@ def create_app(
     api: ApiOptions | None = None,
     observe: ObserveOptions | None = None,
     cors: CorsOptions | None = None,
+    workers: PreparationWorkers | None = None,
 ) -> FastAPI:
     """The API over one engine, which is closed when the application ends.
 
@@ -65,6 +67,7 @@ def create_app(
         api: what the operator decides about the API.
         observe: who is told of each call; nobody if None.
         cors: which pages in browsers may call; none if None.
+        workers: processes that prepare large bodies; if None, they are prepared on threads.
 
     Returns:
         the application; `app.state.admission` counts what it answers and can let it drain, `app.state.paths` are its
@@ -77,7 +80,8 @@ def create_app(
     admission = Admission(limits, keys, is_fair=is_fair)
     observatory = Observatory(llm)
     listeners = [] if observe is None else observe.listeners(observatory)
-    lifespan = _lifespan(llm, on_ready, [listener.close for listener in listeners])
+    preparation = Preparation(admission.take_cpu_seconds, workers)
+    lifespan = _lifespan(llm, on_ready, [preparation.close, *(listener.close for listener in listeners)])
     app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
     app.state.admission = admission
     _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
@@ -85,8 +89,9 @@ def create_app(
         keeps_body = observe.access_log_bodies
         app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)
     _add_error_handlers(app)
-    chat = ChatServing(llm, name, api)
-    routers = [endpoints.router(chat) for endpoints in (completions, messages, models, responses, tokenize)]
+    endpoints = Endpoints(llm, name, api or ApiOptions(), preparation, limits.max_json_depth)
+    routers = [module.router(endpoints) for module in (completions, messages, responses, tokenize)]
+    routers.append(models.router(llm, name))
     routers += [module.router(observatory) for module in (engine, metrics, requests)]
     routers.append(health.router(llm, admission))
     for router in routers:

@@ -9,14 +9,13 @@ from itertools import accumulate
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from chairlift.errors import RequestError
 from chairlift.server.limits import ServerLimits
 from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
-LARGE = 256 << 10
-"""Bytes from which a body is looked through on a thread."""
 
 
 def json_depth(body: bytes) -> int:
@@ -25,6 +24,15 @@ def json_depth(body: bytes) -> int:
     brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
     signed = memoryview(brackets.translate(_STEPS)).cast("b")
     return max(accumulate(signed, initial=0))
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """Raise RequestError if arrays and objects in a body are nested deeper than `limit` (`max_json_depth`)."""
+    if body.count(b"[") + body.count(b"{") <= limit:
+        return
+    depth = json_depth(body)
+    if depth > limit:
+        raise RequestError(f"the body nests arrays and objects {depth} deep, and max_json_depth={limit}: flatten it")
 
 
 class _RefusedError(Exception):
@@ -83,21 +91,11 @@ class BodyLimitMiddleware:
         except TimeoutError:
             problem = f"{len(parts)} bytes of the body came in {limits.body_timeout:g} s, and more is missing"
             raise _RefusedError(408, f"{problem}: send it faster") from None
-        await self._check_depth(bytes(parts))
         return bytes(parts)
 
     def _too_large(self) -> _RefusedError:
         limit = self._limits.max_body_bytes
         return _RefusedError(413, f"the body is larger than {limit} bytes (max_body_bytes): send less at once")
-
-    async def _check_depth(self, body: bytes) -> None:
-        limit = self._limits.max_json_depth
-        if body.count(b"[") + body.count(b"{") <= limit:
-            return
-        depth = json_depth(body) if len(body) < LARGE else await asyncio.to_thread(json_depth, body)
-        if depth > limit:
-            problem = f"the body nests arrays and objects {depth} deep, and max_json_depth={limit}"
-            raise _RefusedError(400, f"{problem}: flatten it")
 
 
 def _answer(refusal: _RefusedError) -> JSONResponse:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Final
 
-from chairlift.engine.async_llm import AsyncLLM
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api_options import ApiOptions
 from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
 from chairlift.server.conversation import ChatPlan, Conversations, PlainText
 from chairlift.server.logprobs import LogprobWriter
+from chairlift.server.preparation.plan import Planner
 from chairlift.server.protocol import (
     AnsweredFunction,
     AnsweredToolCall,
@@ -24,10 +23,14 @@ from chairlift.server.protocol import (
     Usage,
 )
 from chairlift.server.responses import DONE
-from chairlift.server.serving import Call, Fields, Serving, StreamWriter, has_news
+from chairlift.server.serving import Call, Serving, StreamWriter, has_news
 from chairlift.server.tools.pieces import CallDelta, Piece
 
 ChatCall = Call[ChatCompletionRequest, ChatPlan]
+
+
+CHARACTERS_PER_FEED: Final = 1024
+"""A parser may look at all text that it holds again and again, so a long answer is parsed in pieces."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,8 @@ def read_answer(plan: ChatPlan, text: str) -> Answer:
     """The parts of a whole answer."""
     parser = PlainText() if plan.new_parser is None else plan.new_parser()
     answer = Answer()
-    answer.add(parser.feed(text))
+    for start in range(0, len(text), CHARACTERS_PER_FEED):
+        answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
     answer.add(parser.finish())
     return answer
 
@@ -63,15 +67,27 @@ def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | 
     return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.calls_end_it else reason
 
 
-class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
-    id_prefix = "chatcmpl-"
+class ChatPlanner(Planner[ChatCompletionRequest, ChatPlan]):
+    """Plans answers to chats."""
 
-    def __init__(self, llm: AsyncLLM, model_name: str, options: ApiOptions | None = None) -> None:
-        super().__init__(llm, model_name)
-        self.conversations = Conversations(llm.engine, options or ApiOptions())
+    body_type = ChatCompletionRequest
+    content_fields: ClassVar[dict[str, Any]] = {
+        "messages": [],
+        "tools": None,
+        "documents": None,
+        "chat_template": None,
+        "chat_template_kwargs": None,
+    }
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
 
     def plan(self, body: ChatCompletionRequest) -> ChatPlan:
-        return self.conversations.plan(body)
+        return self._conversations.plan(body)
+
+
+class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
+    id_prefix = "chatcmpl-"
 
     def response(self, call: ChatCall, outputs: list[RequestOutput]) -> ChatCompletion:
         (output,) = outputs
@@ -96,10 +112,6 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
     def logprob_writer(self, body: ChatCompletionRequest) -> LogprobWriter:
         """Writes logprobs as this call wants them."""
         return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-
-    def num_tokens(self, text: str) -> int:
-        """How many tokens a text is; 0 if it is empty."""
-        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     def _usage(self, call: ChatCall, answers: list[Answer]) -> Usage:
         usage = call.tally.usage()
@@ -126,18 +138,6 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if call.body.return_token_ids else None,
         )
-
-
-class ChatInAnotherForm(Serving[Fields, ChatPlan]):
-    """What endpoints have in common whose bodies amount to a chat.
-
-    Args:
-        chat: the endpoint whose conversations these are.
-    """
-
-    def __init__(self, chat: ChatServing) -> None:
-        super().__init__(chat.llm, chat.model_name)
-        self.chat = chat
 
 
 class _ChatStream(StreamWriter):

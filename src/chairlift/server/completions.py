@@ -7,27 +7,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from chairlift.engine.client import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.chunks import NULL, ChunkWriter, encode, usage_bytes
 from chairlift.server.logprobs import LogprobWriter, TextOffsets
+from chairlift.server.preparation.plan import Plan, Planner, attribute_errors_to
 from chairlift.server.protocol import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from chairlift.server.responses import DONE
-from chairlift.server.serving import Call, Plan, Serving, StreamWriter, blaming, has_news
+from chairlift.server.serving import Call, Serving, StreamWriter, has_news
 
 CompletionCall = Call[CompletionRequest, Plan]
 
 
-class CompletionServing(Serving[CompletionRequest, Plan]):
-    id_prefix = "cmpl-"
+class CompletionPlanner(Planner[CompletionRequest, Plan]):
+    """Plans completions of raw prompts."""
+
+    body_type = CompletionRequest
+    content_fields = {"prompt": ""}  # noqa: RUF012
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
 
     def plan(self, body: CompletionRequest) -> Plan:
-        processor = self.llm.engine.input_processor
-        with blaming(body.constraint_field):
+        processor = self._engine.input_processor
+        with attribute_errors_to(body.constraint_field):
             params = body.params()
-            processor.prepare(params)
         adds_special = body.add_special_tokens is not False
         prompts = [processor.encode(prompt, params, add_special_tokens=adds_special) for prompt in body.prompts()]
-        return Plan(prompts, params)
+        return Plan(prompts, params, body.constraint_field)
+
+
+class CompletionServing(Serving[CompletionRequest, Plan]):
+    id_prefix = "cmpl-"
 
     def response(self, call: CompletionCall, outputs: list[RequestOutput]) -> Completion:
         choices = []

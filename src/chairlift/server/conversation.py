@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from chairlift.engine.client import ServedEngine
@@ -11,8 +12,8 @@ from chairlift.errors import RequestError
 from chairlift.loading.chat_template import ChatTemplate
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api_options import ApiOptions
+from chairlift.server.preparation.plan import Plan, attribute_errors_to
 from chairlift.server.protocol import ChatCompletionRequest, FunctionTool, chosen_tools
-from chairlift.server.serving import Plan, blaming
 from chairlift.server.tools.families import FORCED, tool_call_format
 from chairlift.server.tools.forced import (
     ForcedCallParser,
@@ -81,10 +82,14 @@ class _Tools:
         if self.mode == "none":
             return PlainText
         if self.mode == "named":
-            return lambda: ForcedCallParser(self.tools[0].function.name, family.id_length)
+            return partial(ForcedCallParser, self.tools[0].function.name, family.id_length)
         form = replace(FORCED, id_length=family.id_length) if self.mode == "required" else family
         names = frozenset(tool.function.name for tool in self.tools)
-        return lambda: ToolParser(form, names, None if self.is_parallel else 1)
+        return partial(ToolParser, form, names, None if self.is_parallel else 1)
+
+
+def _reasoning_parser(reasoning: Reasoning, new_rest: Callable[[], Parser]) -> Parser:
+    return ReasoningParser(reasoning, new_rest())
 
 
 class Conversations:
@@ -106,9 +111,8 @@ class Conversations:
         text = self._render(body, tools)
         reasoning = self._reasoning_in(text)
         source = "tools" if tools.constraint(self._calls) is not None else body.constraint_field
-        with blaming(source):
+        with attribute_errors_to(source):
             params = self._params(body, tools, reasoning)
-            self._engine.input_processor.prepare(params)
         token_ids = self._engine.input_processor.encode_text(
             text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
         )
@@ -117,6 +121,7 @@ class Conversations:
         return ChatPlan(
             [(text, token_ids)],
             params,
+            source,
             new_parser=self._new_parser(tools, reasoning),
             echoed=last["content"] if echoes else "",
             calls_end_it=tools.mode in ("auto", "required"),
@@ -183,7 +188,7 @@ class Conversations:
     def _new_parser(self, tools: _Tools, reasoning: Reasoning | None) -> Callable[[], Parser] | None:
         rest = tools.new_parser(self._calls)
         if reasoning is not None:
-            return lambda: ReasoningParser(reasoning, rest())
+            return partial(_reasoning_parser, reasoning, rest)
         return None if tools.mode == "none" else rest
 
     def _render(self, body: ChatCompletionRequest, tools: _Tools) -> str:

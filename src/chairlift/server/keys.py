@@ -58,11 +58,14 @@ class KeyLimits:
         tokens_per_minute: prompt and output tokens; what a key takes beyond it, since nobody knows an output's length
             beforehand, it waits for.
         max_concurrent: calls that are being answered at once.
+        cpu_seconds_per_minute: CPU time outside of the engine: parsing, validation, templates, tokenizing, grammars.
+            It is known after the work, so a key may exceed it once and then has to wait.
     """
 
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     max_concurrent: int | None = None
+    cpu_seconds_per_minute: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,8 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
 
     Args:
         path: TOML with an array of tables `keys`, or JSON lines (.jsonl); fields as `Key` and `KeyLimits` have them:
-            name, hash (hexadecimal SHA-256), admin, weight, requests_per_minute, tokens_per_minute, max_concurrent.
+            name, hash (hexadecimal SHA-256), admin, weight, requests_per_minute, tokens_per_minute, max_concurrent,
+            cpu_seconds_per_minute.
         secrets_given: each a secret, or NAME=SECRET; these are admins.
 
     Raises:
@@ -197,7 +201,7 @@ def parse_key(record: Any, where: str) -> Key:
     """The key of an entry; raises ConfigError, which begins with `where`."""
     if not isinstance(record, dict):
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")
-    known = {"name", "hash", "admin", "weight", "requests_per_minute", "tokens_per_minute", "max_concurrent"}
+    known = {"name", "hash", "admin", "weight", *KeyLimits.__dataclass_fields__}
     if unknown := record.keys() - known:
         raise ConfigError(f"{where}: unknown fields {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     name, admin = record.get("name"), record.get("admin", False)
@@ -212,6 +216,7 @@ def parse_key(record: Any, where: str) -> Key:
         _number(record, "requests_per_minute", where),
         _number(record, "tokens_per_minute", where),
         _count(record, "max_concurrent", where),
+        _number(record, "cpu_seconds_per_minute", where),
     )
     weight = _number(record, "weight", where)
     return Key(KeyInfo(name, name, admin), bytes.fromhex(hashed[1]), limits, 1.0 if weight is None else weight)

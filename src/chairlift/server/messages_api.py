@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from chairlift.errors import ChairliftError, RequestError
+from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
-from chairlift.server.chat import Answer, ChatInAnotherForm, read_answer
+from chairlift.server.chat import Answer, read_answer
 from chairlift.server.chunks import to_named_event
-from chairlift.server.conversation import ChatPlan, PlainText
+from chairlift.server.conversation import ChatPlan, Conversations, PlainText
+from chairlift.server.preparation.plan import Planner, rename_fields_in_errors
 from chairlift.server.protocol import (
     AnsweredMessage,
     ChatCompletionRequest,
@@ -18,8 +20,9 @@ from chairlift.server.protocol import (
     MessagesRequest,
     MessagesUsage,
     Thinking,
+    TokenCount,
 )
-from chairlift.server.serving import Call, StreamWriter, error_body
+from chairlift.server.serving import Call, Serving, StreamWriter, error_body
 from chairlift.server.tally import Tally
 from chairlift.server.tools.pieces import CallDelta, Piece
 
@@ -41,25 +44,47 @@ CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "re
 """What the fields of a chat are called here."""
 
 
-class MessagesServing(ChatInAnotherForm[MessagesRequest]):
-    id_prefix = "msg_"
+class MessagesPlanner(Planner[MessagesRequest, ChatPlan]):
+    """Plans answers to messages, which are converted to a chat."""
+
+    body_type = MessagesRequest
+    content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
 
     def plan(self, body: MessagesRequest) -> ChatPlan:
         chat = body.to_chat()
-        self._set_thinking(chat, body.thinking)
-        try:
-            return self.chat.conversations.plan(chat)
-        except RequestError as error:
-            name = CHAT_FIELDS.get(error.param or "")
-            if name is None:
-                raise
-            raise RequestError(str(error).replace(error.param or "", name), name) from None
+        set_thinking(self._conversations, chat, body.thinking)
+        with rename_fields_in_errors(CHAT_FIELDS):
+            plan = self._conversations.plan(chat)
+        return replace(plan, constraint_field=CHAT_FIELDS.get(plan.constraint_field, plan.constraint_field))
 
-    def count_tokens(self, body: CountTokensRequest) -> int:
-        """How many tokens the conversation is."""
+
+class CountTokensPlanner(Planner[CountTokensRequest, bytes]):
+    """Counts the tokens of a conversation; the result is the answer's body."""
+
+    body_type = CountTokensRequest
+    content_fields: ClassVar[dict[str, Any]] = MessagesPlanner.content_fields
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
+
+    def plan(self, body: CountTokensRequest) -> bytes:
         chat = body.to_chat()
-        self._set_thinking(chat, body.thinking)
-        return len(self.chat.conversations.prompt(chat))
+        set_thinking(self._conversations, chat, body.thinking)
+        count = TokenCount(input_tokens=len(self._conversations.prompt(chat)))
+        return count.model_dump_json().encode()
+
+
+def set_thinking(conversations: Conversations, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
+    """Pass on whether the model should think, if its chat template has a variable for it."""
+    if thinking is not None and conversations.reads("enable_thinking"):
+        chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
+
+
+class MessagesServing(Serving[MessagesRequest, ChatPlan]):
+    id_prefix = "msg_"
 
     def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> AnsweredMessage:
         (output,) = outputs[0].outputs
@@ -77,11 +102,6 @@ class MessagesServing(ChatInAnotherForm[MessagesRequest]):
 
     def writer(self, call: MessagesCall) -> StreamWriter:
         return _MessagesStream(call)
-
-    def _set_thinking(self, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
-        """Whether to think is a variable of the template, if it is the model's to choose."""
-        if thinking is not None and self.chat.conversations.reads("enable_thinking"):
-            chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
 
 
 def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | None]:

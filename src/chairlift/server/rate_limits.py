@@ -41,7 +41,10 @@ class KeyMeter:
         requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
         self._requests = None if requests is None else TokenBucket(requests, now)
         self._tokens = None if tokens is None else TokenBucket(tokens, now)
+        cpu_seconds = limits.cpu_seconds_per_minute
+        self._cpu_seconds = None if cpu_seconds is None else TokenBucket(cpu_seconds, now)
         self.num_concurrent = 0
+        self.total_cpu_seconds = 0.0
 
     def check(self, num_prompt_tokens: int, now: float) -> None:
         """Raise if a call with such prompts may not begin now.
@@ -65,6 +68,15 @@ class KeyMeter:
             message = f"{limit} calls of API key {self._name!r} are being answered, its max_concurrent: wait for one"
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
         self._check_request(now)
+
+    def check_cpu_seconds(self, now: float) -> None:
+        """Raise if earlier calls have used more CPU time than the key may.
+
+        Raises:
+            OverloadedError: it may be called later, and says when.
+        """
+        if self._cpu_seconds is not None:
+            self._check(self._cpu_seconds, 0.0, "cpu_seconds", now)
 
     def ask(self, now: float) -> None:
         """A question about other calls: one of a minute's requests, and never one too many at once.
@@ -100,6 +112,12 @@ class KeyMeter:
     def take_tokens(self, num_tokens: int, now: float) -> None:
         if self._tokens is not None:
             self._tokens.take(num_tokens, now)
+
+    def take_cpu_seconds(self, seconds: float, now: float) -> None:
+        """Account for CPU time outside of the engine."""
+        self.total_cpu_seconds += seconds
+        if self._cpu_seconds is not None:
+            self._cpu_seconds.take(seconds, now)
 
     def end(self) -> None:
         """A call is over."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
-from chairlift.errors import ChairliftError, RequestError
+from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
-from chairlift.server.chat import Answer, ChatInAnotherForm, read_answer
+from chairlift.server.chat import Answer, read_answer
 from chairlift.server.conversation import ChatPlan, Conversations, PlainText
 from chairlift.server.logprobs import LogprobWriter
+from chairlift.server.preparation.plan import Planner, rename_fields_in_errors
 from chairlift.server.protocol import (
     CHAT_FIELDS,
     IncompleteDetails,
@@ -22,17 +24,29 @@ from chairlift.server.protocol import (
     ResponsesUsage,
 )
 from chairlift.server.responses_items import Item, ItemEvents, new_item_id
-from chairlift.server.serving import Call, StreamWriter, error_body
+from chairlift.server.serving import Call, Serving, StreamWriter, error_body
 from chairlift.server.tools.pieces import Piece
 
 ResponsesCall = Call[ResponsesRequest, ChatPlan]
 
 
-class ResponsesServing(ChatInAnotherForm[ResponsesRequest]):
-    id_prefix = "resp_"
+class ResponsesPlanner(Planner[ResponsesRequest, ChatPlan]):
+    """Plans responses, whose input is converted to a chat. Tools and instructions are repeated in the answer."""
+
+    body_type = ResponsesRequest
+    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
+
+    def __init__(self, conversations: Conversations) -> None:
+        self._conversations = conversations
 
     def plan(self, body: ResponsesRequest) -> ChatPlan:
-        return renamed_errors(self.chat.conversations, body)
+        with rename_fields_in_errors(CHAT_FIELDS):
+            plan = self._conversations.plan(body.to_chat())
+        return replace(plan, constraint_field=CHAT_FIELDS.get(plan.constraint_field, plan.constraint_field))
+
+
+class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
+    id_prefix = "resp_"
 
     def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
@@ -92,7 +106,7 @@ class ResponsesServing(ChatInAnotherForm[ResponsesRequest]):
 
     def _usage(self, call: ResponsesCall, items: list[Item]) -> ResponsesUsage:
         tally = call.tally
-        reasoning = sum(self.chat.num_tokens(item.text) for item in items if item.kind == "reasoning")
+        reasoning = sum(self.num_tokens(item.text) for item in items if item.kind == "reasoning")
         return ResponsesUsage(
             input_tokens=tally.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=tally.cached_tokens),
@@ -100,17 +114,6 @@ class ResponsesServing(ChatInAnotherForm[ResponsesRequest]):
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
             total_tokens=tally.prompt_tokens + tally.completion_tokens,
         )
-
-
-def renamed_errors(conversations: Conversations, body: ResponsesRequest) -> ChatPlan:
-    """The plan of the chat that this is; errors name the fields that there are here."""
-    try:
-        return conversations.plan(body.to_chat())
-    except RequestError as error:
-        name = CHAT_FIELDS.get(error.param or "")
-        if name is None:
-            raise
-        raise RequestError(str(error).replace(error.param or "", name), name) from None
 
 
 def _status(output: CompletionOutput) -> str:

@@ -65,6 +65,8 @@ def run(
     from chairlift.engine.heap import settle_heap
     from chairlift.server.app import create_app
     from chairlift.server.drain import DrainingServer
+    from chairlift.server.preparation.preparation import PreparationWorkers
+    from chairlift.server.preparation.process import WorkerSetup
 
     client.wait_until_ready()
     llm = AsyncLLM(client=client)
@@ -79,6 +81,9 @@ def run(
         api=api,
         observe=observe,
         cors=access.cors,
+        workers=PreparationWorkers(
+            WorkerSetup(config.model, config.skip_tokenizer_init, client.engine.facts, api, limits.max_json_depth)
+        ),
     )
     server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission)
     settle_heap()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,14 +18,18 @@ from starlette.responses import Response
 from chairlift.engine.async_llm import AsyncLLM, Generation
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
-from chairlift.sampling_params import SamplingParams
 from chairlift.server.admission import Admission, Permit
 from chairlift.server.chunks import to_event
+from chairlift.server.model_check import check_model
+from chairlift.server.preparation.plan import Plan, Planner, attribute_errors_to, rename_limit_in_errors
+from chairlift.server.preparation.preparation import Preparation
 from chairlift.server.protocol import EngineFields, ErrorBody, ErrorInfo
 from chairlift.server.responses import DONE, EventStream, unless_disconnected
 from chairlift.server.tally import Tally, timing_headers
 
 MAX_ANSWERS_PER_CALL = 2048
+PROMPTS_AT_ONCE = 32
+"""Prompts of one call that are started before the event loop serves other calls."""
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
@@ -54,14 +56,6 @@ def error_headers(error: Exception) -> dict[str, str] | None:
     if isinstance(error, OverloadedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a body asks of the engine: prompts, as text and tokens, and how to go on from each."""
-
-    prompts: list[tuple[str | None, list[int]]]
-    params: SamplingParams
 
 
 Fields = TypeVar("Fields", bound=EngineFields)
@@ -118,17 +112,19 @@ class Serving(ABC, Generic[Fields, Plans]):
 
     Args:
         model_name: what the model is called in requests and answers.
+        planner: plans the requests of this endpoint.
+        preparation: runs the planner, and other work that would block the event loop.
     """
 
     id_prefix: str
 
-    def __init__(self, llm: AsyncLLM, model_name: str) -> None:
+    def __init__(
+        self, llm: AsyncLLM, model_name: str, planner: Planner[Fields, Plans], preparation: Preparation
+    ) -> None:
         self.llm = llm
         self.model_name = model_name
-
-    @abstractmethod
-    def plan(self, body: Fields) -> Plans:
-        """What to ask of the engine. Runs on a thread of its own; raises RequestError."""
+        self.preparation = preparation
+        self._planner = planner
 
     @abstractmethod
     def response(self, call: Call[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
@@ -144,16 +140,39 @@ class Serving(ABC, Generic[Fields, Plans]):
         Raises:
             RequestError: and as `Admission.enter`; before anything is sent.
         """
+        check_model(body.model, self.model_name)
         request.state.admission.check(request.state.key)
-        # Tokenizing a long prompt takes a while, and releases the interpreter.
-        with naming_limit(body.limit_field):
-            plan = await asyncio.to_thread(self.plan, body)
-            call = self._start(body, plan, request)
+        return await unless_disconnected(request, self._plan_and_answer(body, request))
+
+    async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
+        """Answer a call that has been planned.
+
+        Raises:
+            RequestError: and as `Admission.enter`; before anything is sent.
+        """
+        check_model(body.model, self.model_name)
+        with rename_limit_in_errors(body.limit_field):
+            if plan.params.structured_outputs is not None:
+                await self.preparation.run(request.state.key.tenant, self._compile_constraint, plan)
+            call = await self._start(body, plan, request)
         if body.stream:
             return EventStream(self._stream(call), on_close=call.abort)
-        return await unless_disconnected(request, self._whole(call))
+        return await self._whole(call)
 
-    def _start(self, body: Fields, plan: Plans, request: Request) -> Call[Fields, Plans]:
+    def num_tokens(self, text: str) -> int:
+        """How many tokens a text is; 0 if it is empty."""
+        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    async def _plan_and_answer(self, body: Fields, request: Request) -> Response:
+        with rename_limit_in_errors(body.limit_field):
+            plan = await self.preparation.run(request.state.key.tenant, self._planner.plan, body)
+        return await self.answer(body, plan, request)
+
+    def _compile_constraint(self, plan: Plans) -> None:
+        with attribute_errors_to(plan.constraint_field):
+            self.llm.engine.input_processor.prepare(plan.params)
+
+    async def _start(self, body: Fields, plan: Plans, request: Request) -> Call[Fields, Plans]:
         prompts, params = plan.prompts, plan.params
         if len(prompts) * params.n > MAX_ANSWERS_PER_CALL:
             raise RequestError(
@@ -172,6 +191,8 @@ class Serving(ABC, Generic[Fields, Plans]):
             for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
                 call.generations.append(self._generate(prompt, call, request_id))
+                if index % PROMPTS_AT_ONCE == PROMPTS_AT_ONCE - 1:
+                    await asyncio.sleep(0)
         except BaseException:
             call.abort()
             raise
@@ -220,31 +241,6 @@ class Serving(ABC, Generic[Fields, Plans]):
                     yield chunk
         except ChairliftError as error:
             yield writer.failure(error)
-
-
-@contextlib.contextmanager
-def blaming(field: str) -> Iterator[None]:
-    """Errors of a constraint name the field that it came from."""
-    try:
-        yield
-    except RequestError as error:
-        if field == "structured_outputs" or not (error.param or "").startswith("structured_outputs."):
-            raise
-        reason = str(error).removeprefix(error.param or "").removeprefix(" ")
-        raise RequestError(f"{field}: its schema {reason}", field) from None
-
-
-@contextlib.contextmanager
-def naming_limit(name: str) -> Iterator[None]:
-    """Errors of numbers of tokens call `max_tokens` what the caller has called it; those that name both are left alone.
-    Errors of other fields may quote the caller, who may mean something else by the word."""
-    try:
-        yield
-    except RequestError as error:
-        if name == "max_tokens" or error.param not in ("max_tokens", "min_tokens"):
-            raise
-        param = name if error.param == "max_tokens" else error.param
-        raise RequestError(re.sub(r"\bmax_tokens\b", name, str(error)), param) from None
 
 
 def has_news(answer: CompletionOutput, tells_tokens: bool | None) -> bool:

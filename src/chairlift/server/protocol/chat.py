@@ -10,6 +10,13 @@ from pydantic import Field, ValidationError
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_LOGPROBS
 from chairlift.server.protocol.base import Body
+from chairlift.server.protocol.item_limits import (
+    MAX_CONTENT_PARTS,
+    MAX_DOCUMENTS,
+    MAX_MESSAGES,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+)
 from chairlift.server.protocol.mistakes import describe_mistakes
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.satisfied import SatisfiedByChat
@@ -33,7 +40,7 @@ class RefusalPart(Body):
         return self.refusal
 
 
-Text = str | list[TextPart]
+Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
 def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
@@ -72,9 +79,9 @@ class AssistantMessage(Body):
     """An answer that was given before, as it came."""
 
     role: Literal["assistant"]
-    content: str | list[TextPart | RefusalPart] | None = None
+    content: str | Annotated[list[TextPart | RefusalPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCallParam] | None = None
+    tool_calls: Annotated[list[ToolCallParam], Field(max_length=MAX_TOOL_CALLS)] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
     # -- null or empty, as it came --
@@ -115,12 +122,12 @@ ChatMessage = Annotated[SpokenMessage | AssistantMessage | ToolMessage, Field(di
 class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -130,7 +137,7 @@ class ChatCompletionRequest(SamplingFields, SatisfiedByChat):
     include_reasoning: bool | None = Field(None, description="false: leave reasoning_content out of the answer.")
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

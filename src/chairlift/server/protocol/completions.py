@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_N, SamplingParams
 from chairlift.server.protocol.base import Sparse, Usage
+from chairlift.server.protocol.item_limits import MAX_PROMPTS
 from chairlift.server.protocol.sampling import SamplingFields
 from chairlift.server.protocol.satisfied import SatisfiedByCompletions
 from chairlift.server.protocol.timings import Timings
@@ -17,7 +18,12 @@ from chairlift.server.protocol.timings import Timings
 class CompletionRequest(SamplingFields, SatisfiedByCompletions):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
+        | list[int]
+        | Annotated[list[list[int]], Field(max_length=MAX_PROMPTS)]
+    )
     max_tokens: int | None = 16
     logprobs: int | None = None
     best_of: int | None = Field(None, description="Make so many answers, give the n likeliest by mean logprob.")

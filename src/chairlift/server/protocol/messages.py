@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 
 from chairlift.server.protocol.base import Body, Sparse
 from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.server.protocol.sampling import EngineFields
+from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
+from chairlift.server.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.protocol.satisfied import SatisfiedByMessages
 from chairlift.server.protocol.timings import Timings
 from chairlift.server.protocol.tools import ToolName
@@ -24,6 +25,9 @@ class TextBlock(Body):
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_CONTENT_PARTS)]
+
+
 class ToolUseBlock(Body):
     type: Literal["tool_use"]
     id: str
@@ -36,7 +40,7 @@ class ToolUseBlock(Body):
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | TextBlocks | None = None
     is_error: bool = False
     cache_control: CacheControl = None
 
@@ -52,7 +56,7 @@ Blocks = list[Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlo
 
 class MessageParam(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[Blocks, Field(min_length=1)]
+    content: str | Annotated[Blocks, Field(min_length=1, max_length=MAX_CONTENT_PARTS)]
 
 
 class MessagesTool(Body):
@@ -92,9 +96,9 @@ class ConversationFields(Body):
     """What is counted, and answered."""
 
     model: str | None = None
-    messages: Annotated[list[MessageParam], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -130,7 +134,7 @@ class MessagesRequest(ConversationFields, EngineFields, SatisfiedByMessages):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: list[str] | None = None
+    stop_sequences: StopStrings | None = None
 
     def to_chat(self) -> ChatCompletionRequest:
         """The same as a chat; raises RequestError."""

@@ -62,6 +62,9 @@ def describe_mistakes(problems: Sequence[ErrorDetails], body: Any) -> tuple[str,
     """
     field = problems[0]["loc"][:1]
     mistakes = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
+    if too_long := [mistake for mistake in mistakes if mistake.problem["type"] == "too_long"]:
+        # The value is of this form, because its entries up to the limit are valid: other forms do not matter.
+        return _sentences([too_long[:1]]), printable(str(field[0]))
     deepest = max(len(mistake.path) for mistake in mistakes)
     forms: dict[Path, list[_Mistake]] = {}
     for mistake in mistakes:
@@ -114,6 +117,8 @@ def _sentence(path: Path, wanted: list[str], problem: ErrorDetails) -> str:
     text = f"{_written(path)}: {' or '.join(wanted)}".replace(" or must be ", " or ")
     if problem["type"] in ("missing", "extra_forbidden", "union_tag_not_found"):
         return text
+    if problem["type"] == "too_long":
+        return f"{text}, got {len(problem['input'])}"
     got = problem["ctx"]["tag"] if problem["type"] == "union_tag_invalid" else problem["input"]
     return f"{text}, got {_as_json(got):.80}"
 

@@ -9,7 +9,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import Body, Sparse
 from chairlift.server.protocol.chat import ChatCompletionRequest
-from chairlift.server.protocol.sampling import EngineFields, JsonObjectFormat, TextFormat
+from chairlift.server.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
+from chairlift.server.protocol.sampling import EngineFields, JsonObjectFormat, StopStrings, TextFormat
 from chairlift.server.protocol.satisfied import SatisfiedByResponses
 from chairlift.server.protocol.timings import Timings
 from chairlift.server.protocol.tools import ToolName
@@ -35,6 +36,9 @@ class InputPart(Body):
     logprobs: AsItCame = None
 
 
+InputParts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS)]
+
+
 def _joined(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
 
@@ -42,7 +46,7 @@ def _joined(content: str | list[InputPart] | None) -> str:
 class InputMessage(Body):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputPart]
+    content: str | InputParts
     id: AsItCame = None
     status: AsItCame = None
     phase: AsItCame = None
@@ -62,15 +66,15 @@ class InputCall(Body):
 class InputCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputPart]
+    output: str | InputParts
     id: AsItCame = None
     status: AsItCame = None
 
 
 class InputReasoning(Body):
     type: Literal["reasoning"]
-    summary: Annotated[list[InputPart], Field(default_factory=list)]
-    content: list[InputPart] | None = None
+    summary: Annotated[InputParts, Field(default_factory=list)]
+    content: InputParts | None = None
     encrypted_content: None = None
     id: AsItCame = None
     status: AsItCame = None
@@ -107,7 +111,7 @@ class ResponsesNamedTool(Body):
 class ResponsesAllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ResponsesNamedTool], Field(min_length=1)]
+    tools: Annotated[list[ResponsesNamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 ResponsesToolChoice = Literal["none", "auto", "required"] | ResponsesNamedTool | ResponsesAllowedTools
@@ -139,22 +143,22 @@ class ResponsesStreamOptions(Body):
 class ResponsesRequest(EngineFields, SatisfiedByResponses):
     """POST /v1/responses."""
 
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: list[ResponsesTool] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, description="Reasoning is never encrypted: what is given can be sent back."
+        None, max_length=16, description="Reasoning is never encrypted: what is given can be sent back."
     )
     top_logprobs: int | None = None
-    metadata: dict[str, str] | None = Field(None, description="Comes back as it is.")
+    metadata: Metadata | None = Field(None, description="Returned unchanged.")
     stream_options: ResponsesStreamOptions | None = None
     # -- vLLM's --
-    stop: str | list[str] | None = None
+    stop: str | StopStrings | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from chairlift.errors import RequestError
-from chairlift.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from chairlift.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOKEN_IDS, SamplingParams
 from chairlift.server.protocol.base import Body
 from chairlift.server.protocol.satisfied import SatisfiedBySampling, SatisfiedEverywhere
-from chairlift.structured_outputs import StructuredOutputs
+from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 
 RequestId = Annotated[
     str,
@@ -18,6 +18,9 @@ RequestId = Annotated[
 ]
 """It is written to logs and terminals, and is a segment of paths: the characters are those that a segment has as they
 are (RFC 3986, section 3.3), and not all of them dots, since clients take such segments away (section 5.2.4)."""
+
+TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
+StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
 
 PASSED_ON = (
     "temperature",
@@ -62,7 +65,7 @@ class StructuredOutputsField(Body):
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(max_length=MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
@@ -122,12 +125,12 @@ class EngineFields(SatisfiedEverywhere):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: TokenIds | None = None
     truncate_prompt_tokens: int | None = None
     structured_outputs: StructuredOutputsField | None = None
     priority: int | None = None
@@ -154,7 +157,7 @@ class SamplingFields(EngineFields, SatisfiedBySampling):
 
     n: int | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | StopStrings | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases)] | None = None

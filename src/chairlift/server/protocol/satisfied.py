@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from chairlift.server.protocol.base import Body
+from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue
 
 Nothing = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""
@@ -33,7 +34,7 @@ class SatisfiedEverywhere(Body):
 class SatisfiedBySampling(SatisfiedEverywhere):
     """At /v1/completions and /v1/chat/completions."""
 
-    metadata: dict[str, str] | None = Field(None, description="Tags for the caller's own use; nothing is stored.")
+    metadata: Metadata | None = Field(None, description="Tags for the caller's own use; nothing is stored.")
     service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
     use_beam_search: Literal[False] | None = Field(None, description="Answers are sampled.")
     spaces_between_special_tokens: bool | None = Field(None, description="Decoders here put in no spaces of their own.")
@@ -50,7 +51,7 @@ class SatisfiedByCompletions(SatisfiedBySampling):
 class SatisfiedByChat(SatisfiedBySampling):
     """At /v1/chat/completions."""
 
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = Field(
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=16)] | None = Field(
         None, description="Answers are text."
     )
     audio: None = Field(None, description="Answers are text.")
@@ -77,7 +78,9 @@ class SatisfiedByResponses(SatisfiedEverywhere):
 class SatisfiedByMessages(SatisfiedEverywhere):
     """At /v1/messages."""
 
-    metadata: dict[str, str | None] | None = Field(None, description="Says who asks; nothing here depends on it.")
+    metadata: dict[MetadataKey, MetadataValue | None] | None = Field(
+        None, max_length=MAX_METADATA, description="Identifies the caller; has no effect here."
+    )
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one tier.")
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="It runs where it runs.")
     cache_control: dict[str, Any] | None = Field(None, description="Every prefix is cached, without being told.")

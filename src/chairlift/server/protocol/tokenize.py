@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import Body
 from chairlift.server.protocol.chat import ChatCompletionRequest, ChatMessage
+from chairlift.server.protocol.item_limits import MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.protocol.tools import FunctionTool
 
 CHAT_ONLY = (
@@ -25,7 +26,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: bool | None = Field(None, description="true for a prompt, false for messages, if not given.")
     return_token_strs: bool | None = None
     # -- of messages --
@@ -33,7 +34,7 @@ class TokenizeRequest(Body):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
 
     def chat(self) -> ChatCompletionRequest | None:
         """The conversation, if it is one; raises RequestError."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.server.protocol.base import Body
+from chairlift.server.protocol.item_limits import MAX_TOOLS, MAX_TOOLS_BYTES
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 
@@ -41,7 +44,7 @@ class NamedTool(Body):
 
 class AllowedTools(Body):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(Body):
@@ -80,10 +83,17 @@ class AnsweredToolCall(BaseModel):
 
 
 def check_tools(tools: list[FunctionTool]) -> None:
-    """Raises RequestError if two tools have one name."""
-    names = [tool.function.name for tool in tools]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise RequestError(f"tools: {', '.join(sorted(twice))} is declared more than once", "tools")
+    """Raises RequestError if two tools have the same name, or their definitions are larger than MAX_TOOLS_BYTES."""
+    counts = Counter(tool.function.name for tool in tools)
+    if repeated := sorted(name for name, count in counts.items() if count > 1):
+        raise RequestError(f"tools: {', '.join(repeated):.200} is declared more than once", "tools")
+    num_bytes = sum(len(json.dumps(tool.function.for_template())) for tool in tools)
+    if num_bytes > MAX_TOOLS_BYTES:
+        raise RequestError(
+            f"tools: the definitions of the {len(tools)} tools have {num_bytes} bytes as JSON, but at most "
+            f"{MAX_TOOLS_BYTES} are allowed: shorten descriptions and schemas, or declare fewer tools",
+            "tools",
+        )
 
 
 def chosen_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[list[FunctionTool], str]:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import time
 
 from fastapi import APIRouter
-from starlette.exceptions import HTTPException
 
-from chairlift.server.chat import ChatServing
+from chairlift.engine.async_llm import AsyncLLM
+from chairlift.server.model_check import check_model
 from chairlift.server.protocol import ErrorBody, ModelCard, ModelList
 
 
-class UnknownModelError(HTTPException):
-    """A request for a model that is not served here."""
-
-
-def check_model(asked: str | None, name: str) -> None:
-    """Raises UnknownModelError unless it is this one, or any."""
-    if asked is not None and asked != name:
-        raise UnknownModelError(404, f"model {asked!r} is not served here; {name!r} is")
-
-
-def router(chat: ChatServing) -> APIRouter:
-    """The routes that tell the model which the chat endpoint serves."""
+def router(llm: AsyncLLM, model_name: str) -> APIRouter:
+    """The routes that list the served model."""
     routes = APIRouter()
-    longest = chat.llm.engine.scheduler_config.max_model_len
-    card = ModelCard(id=chat.model_name, created=int(time.time()), max_model_len=longest)
+    longest = llm.engine.scheduler_config.max_model_len
+    card = ModelCard(id=model_name, created=int(time.time()), max_model_len=longest)
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
@@ -33,7 +23,7 @@ def router(chat: ChatServing) -> APIRouter:
 
     @routes.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
     async def get_model(model: str) -> ModelCard:
-        check_model(model, chat.model_name)
+        check_model(model, model_name)
         return card
 
     return routes

@@ -1,0 +1,101 @@
+"""A preparation worker: the process that parses, validates and tokenizes large bodies.
+
+Large bodies are prepared in a process of their own because their parts cannot be interrupted: the JSON parser, the
+validation and the tokenizer hold the interpreter for as long as they run. Here they delay no token and no other
+request, they can be ended, and their memory is returned with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import sys
+import time
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from chairlift.errors import RequestError
+from chairlift.server.body_limits import check_depth
+from chairlift.server.preparation.plan import Planner
+from chairlift.server.preparation.planners import Planners, make_planners
+from chairlift.server.preparation.process import Prepared, Rejection, Reply, WorkerSetup, read_frame, write_frame
+from chairlift.server.protocol.mistakes import describe_mistakes
+
+MEMORY_BYTES: Final = 4 << 30
+"""Address space of a worker."""
+
+NICENESS: Final = 5
+"""The scheduling priority is lowered by this, so that steps of the engine come first."""
+
+
+def prepare(planner: Planner[Any, Any], raw: bytes, max_depth: int) -> Prepared | Rejection:
+    """Parse and validate a body, and plan it; what is wrong with it becomes a rejection."""
+    try:
+        check_depth(raw, max_depth)
+        given = json.loads(raw)
+        body = planner.body_type.model_validate(given)
+        return Prepared(planner.without_content(body), planner.plan(body))
+    except ValidationError as error:
+        return Rejection(*describe_mistakes(error.errors(), given))
+    except RequestError as error:
+        return Rejection(str(error), error.param)
+    except UnicodeDecodeError as error:
+        return Rejection(f"The request body is not valid JSON: it is not UTF-8 ({error.reason})", None)
+    except ValueError as error:
+        return Rejection(f"The request body is not valid JSON: {error}", None)
+    except MemoryError:
+        return Rejection(f"The request needs more than {MEMORY_BYTES >> 30} GiB of memory to be read: shorten it", None)
+
+
+def main() -> None:
+    """Prepare bodies until standard input ends."""
+    # Frames go to the original standard output; what a library prints must not get between them.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _limit_this_process()
+    frame = read_frame(sys.stdin.buffer)
+    if frame is None:
+        return
+    setup: WorkerSetup = pickle.loads(frame)
+    planners = _planners(setup)
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
+        endpoint, raw = pickle.loads(frame)
+        started = time.process_time()
+        outcome = prepare(getattr(planners, endpoint), raw, setup.max_json_depth)
+        reply = Reply(outcome, time.process_time() - started, _peak_memory())
+        write_frame(answers, pickle.dumps(reply))
+
+
+def _planners(setup: WorkerSetup) -> Planners:
+    from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+    from chairlift.engine.remote_engine import RemoteEngine
+    from chairlift.loading.resolve import load_tokenizer, resolve_model
+
+    tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(resolve_model(setup.model))
+    processor = InputProcessor(setup.facts.model_config, tokenizer, setup.facts.limits)
+    return make_planners(RemoteEngine(setup.facts, tokenizer, processor), setup.api)
+
+
+def _limit_this_process() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.nice(NICENESS)
+
+
+def _peak_memory() -> int:
+    """Bytes; 0 where the system does not say."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The cost of preparing a request grows at most linearly with its size, in every field of every endpoint.
+
+Operations are counted here, not time: `make fuzz-cost` measures the same cases on a running server.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cost_cases import BASES, Case, all_cases
+from operations import count_operations
+
+from byte_tokenizer import VOCAB_SIZE
+from chairlift import AsyncLLM
+from chairlift.server.api_options import ApiOptions
+from chairlift.server.preparation import planners as endpoint_planners
+from chairlift.server.preparation.planners import Planners, make_planners
+from chairlift.server.preparation.process import Prepared, Rejection
+from chairlift.server.preparation.worker import prepare
+from server.api_model import with_api_tokenizer
+
+MAX_RATIO = 2.6
+SMALLEST = 4 << 10
+"""Bytes of the smallest of three bodies, each twice as large as the one before."""
+
+FEW_OPERATIONS = 2000
+"""Counts below this are mostly what every request costs."""
+
+TYPES = Planners(
+    completions=endpoint_planners.CompletionPlanner,  # type: ignore[arg-type]
+    chat=endpoint_planners.ChatPlanner,  # type: ignore[arg-type]
+    responses=endpoint_planners.ResponsesPlanner,  # type: ignore[arg-type]
+    messages=endpoint_planners.MessagesPlanner,  # type: ignore[arg-type]
+    count_tokens=endpoint_planners.CountTokensPlanner,  # type: ignore[arg-type]
+    tokenize=endpoint_planners.TokenizePlanner,  # type: ignore[arg-type]
+    detokenize=endpoint_planners.DetokenizePlanner,  # type: ignore[arg-type]
+)
+CASES = all_cases(TYPES)
+
+
+@pytest.fixture(scope="module")
+def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planners]:
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
+    folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
+    llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
+    yield make_planners(llm.engine, ApiOptions(trust_request_chat_template=True))
+    llm.close()
+
+
+def outcome_of(planners: Planners, case: Case, size: int) -> Prepared | Rejection:
+    return prepare(getattr(planners, case.endpoint), case.body(size), max_depth=64)
+
+
+def ratios(counts: list[int]) -> list[float]:
+    return [after / before for before, after in itertools.pairwise(counts) if after > FEW_OPERATIONS]
+
+
+@pytest.mark.parametrize("endpoint", sorted(BASES))
+def test_cost_grows_at_most_linearly(planners: Planners, endpoint: str) -> None:
+    planner = getattr(planners, endpoint)
+    worst: dict[str, list[int]] = {}
+    for case in (case for case in CASES if case.endpoint == endpoint):
+        bodies = [case.body(SMALLEST << doubling) for doubling in range(3)]
+        prepare(planner, bodies[0], 64)  # what is imported and cached at first use is not part of the growth
+        counts = [count_operations(lambda body=body: prepare(planner, body, 64)) for body in bodies]
+        if max(ratios(counts), default=0.0) > MAX_RATIO:
+            worst[case.field] = counts
+    assert not worst
+
+
+def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Planners) -> None:
+    outcomes = [outcome_of(planners, case, SMALLEST) for case in CASES]
+    assert {case.endpoint for case in CASES} == set(BASES)
+    valid = sum(isinstance(outcome, Prepared) for outcome in outcomes)
+    assert valid > len(CASES) / 3, [
+        (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
+    ]
+
+
+def test_a_quadratic_check_is_found() -> None:
+    def check(names: list[str]) -> set[str]:
+        return {name for name in names if names.count(name) > 1}
+
+    counts = [count_operations(lambda size=size: check([f"n{i}" for i in range(size)])) for size in (100, 200, 400)]
+    assert min(ratios(counts)) > MAX_RATIO
