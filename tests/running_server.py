@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -85,18 +86,20 @@ def run_server(
     api: ApiOptions | None = None,
     observe: ObserveOptions | None = None,
     cors: CorsOptions | None = None,
+    tls: ssl.SSLContext | None = None,
     workers: PreparationWorkers | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
     app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors, workers=workers)
-    server = DrainingServer(uvicorn_config(app, limits, log_level="warning"), llm, app.state.admission)
+    server = DrainingServer(uvicorn_config(app, limits, tls, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         time.sleep(0.01)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    scheme = "http" if tls is None else "https"
+    url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
     yield RunningServer(llm, url, app.state.admission, server, None if observe is None else observe.access_log)
     server.should_exit = True
     thread.join(timeout=20)

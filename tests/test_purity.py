@@ -16,6 +16,7 @@ VOCABULARY = (
     "errors",
     "clock",
     "output_files",
+    "control_groups",
     "config",
     "sampling_params",
     "structured_outputs",

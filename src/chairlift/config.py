@@ -155,7 +155,7 @@ class EngineConfig:
         random_weights: build the model from its config alone, with random parameters.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, answers have no text.
         seed: of the streams of requests that bring no seed of their own.
-        num_threads: of the CPU; None is all.
+        num_threads: of the CPU; None is all that this process may run on and has a control group's time for.
         event_log: a file that receives every event as a JSON line.
         record_trace: a file that receives every request that ended as a JSON line of lengths, times and keyed hashes of
             its prompt's blocks: a workload to be served again, without its contents.

@@ -70,7 +70,9 @@ def test_a_line_that_is_too_long_is_read_past(tmp_path: Path, monkeypatch: pytes
     assert second.custom_id == "short"
 
 
-@pytest.mark.parametrize("torn", [b'{"id": "batch_req_1", "custom', b"\0" * 5000, b'{"id":"x","custom_id":"r1"}'])
+@pytest.mark.parametrize(
+    "torn", [b'{"id": "batch_req_1", "custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
+)
 def test_a_torn_last_line_is_cut_and_answered_again(tmp_path: Path, torn: bytes) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(3)])
     out = tmp_path / "out.jsonl"

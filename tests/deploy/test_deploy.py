@@ -88,6 +88,7 @@ def test_the_unit_starts_the_command_that_there_is() -> None:
     command = service["ExecStart"].split()
     assert command[:2] == ["/opt/chairlift/bin/chairlift", "serve"]
     assert int(service["TimeoutStopSec"]) > 60, "longer than --drain-timeout"
+    assert service["OOMPolicy"] == "continue", "the server starts a killed engine again itself"
     assert command[command.index("--access-log-format") + 1] in ACCESS_LOG_FORMATS
 
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil
 import pytest
 import torch
 
+from chairlift.control_groups import ControlGroups
 from chairlift.errors import ConfigError
-from chairlift.worker.memory import available_memory, cgroup_available, format_memory, parse_memory
+from chairlift.worker.memory import available_memory, format_memory, parse_memory, total_memory
 
 
 @pytest.mark.parametrize(
@@ -49,46 +48,17 @@ def test_format_memory() -> None:
     ]
 
 
-def _write(folder: Path, **files: int | str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{value}\n")
-
-
-def test_cgroup_v2_tightest_ancestor_binds(tmp_path: Path) -> None:
-    process = tmp_path / "self"
-    process.write_text("0::/pod/box\n")
-    _write(tmp_path / "pod", memory__max=1000, memory__current=700, memory__stat="anon 1\ninactive_file 50")
-    _write(tmp_path / "pod" / "box", memory__max="max", memory__current=10, memory__stat="inactive_file 0")
-    assert cgroup_available(tmp_path, process) == 350
-    _write(tmp_path / "pod" / "box", memory__max=400, memory__current=390)
-    assert cgroup_available(tmp_path, process) == 10
-
-
-def test_cgroup_v1_with_the_hosts_path(tmp_path: Path) -> None:
-    process = tmp_path / "self"
-    process.write_text("5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/\n")
-    _write(
-        tmp_path / "memory",
-        memory__limit_in_bytes=5000,
-        memory__usage_in_bytes=6000,
-        memory__stat="inactive_file 1\ntotal_inactive_file 300",
-    )
-    assert cgroup_available(tmp_path, process) == 0
-    _write(tmp_path / "memory", memory__usage_in_bytes=4500)
-    assert cgroup_available(tmp_path, process) == 800
-
-
-def test_no_cgroups(tmp_path: Path) -> None:
-    assert cgroup_available(tmp_path, tmp_path / "missing") is None
-    (tmp_path / "self").write_text("0::/somewhere\n")
-    assert cgroup_available(tmp_path, tmp_path / "self") is None
-
-
 def test_available_memory_of_this_machine() -> None:
     assert 0 < available_memory(torch.device("cpu")) <= psutil.virtual_memory().total
 
 
-def test_available_memory_takes_the_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.worker.memory.cgroup_available", lambda: 12345)
+def test_memory_is_bounded_by_control_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlGroups, "memory_available", lambda _self: 12345)
+    monkeypatch.setattr(ControlGroups, "memory_limit", lambda _self: 23456)
     assert available_memory(torch.device("cpu")) == 12345
+    assert total_memory(torch.device("cpu")) == 23456
+
+
+def test_control_groups_wider_than_the_machine_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ControlGroups, "memory_limit", lambda _self: 1 << 55)
+    assert total_memory(torch.device("cpu")) == psutil.virtual_memory().total

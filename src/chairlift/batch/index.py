@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,14 @@ import numpy.typing as npt
 from chairlift.batch.records import custom_id_of, is_blank, read_lines
 from chairlift.errors import ConfigError
 
-MAX_DUPLICATES_TOLD = 5
+MAX_LINES: Final = 1 << 24
+"""Lines of a batch; at 17 bytes each the index takes 272 MiB then."""
+
+MAX_DUPLICATES_TOLD: Final = 5
+SUSPECTS_AT_ONCE: Final = 1000
+"""Lines whose keys agree, and of which the custom_ids are compared in one reading of the file."""
+
+UTF16_MARKS: Final = (b"\xff\xfe", b"\xfe\xff")
 
 
 class BatchIndex:
@@ -22,26 +30,19 @@ class BatchIndex:
     Lines without a custom_id, which cannot be requests, are known by their number alone.
 
     Raises:
-        ConfigError: it cannot be read, or a custom_id is there twice; names the lines.
+        ConfigError: it cannot be read, has more than MAX_LINES lines, or a custom_id is there twice; names the lines.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        keys = array("Q")
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file: a batch is read twice, so put it into one")
+        self._is_due = bytearray(1)  # of line 0, which does not exist
         try:
-            with path.open("rb") as file:
-                self._is_due = bytearray(1)  # of line 0, which does not exist
-                for number, line in read_lines(file):
-                    custom_id = custom_id_of(line)
-                    keys.append(number if custom_id is None else _key(custom_id))
-                    self._is_due.append(not is_blank(line))
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"{path} is no file: a batch is read twice, so put it into one")
+            self._keys = self._read_keys()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        unsorted = np.frombuffer(keys, dtype=np.uint64) if keys else np.empty(0, np.uint64)
-        self._order: npt.NDArray[np.int64] = np.argsort(unsorted, kind="stable")
-        self._keys = unsorted[self._order]
+        self._order: npt.NDArray[np.int64] = np.argsort(self._keys, kind="stable")
         self.num_requests = sum(self._is_due)
         self._refuse_duplicates()
 
@@ -52,45 +53,87 @@ class BatchIndex:
 
     def mark_id(self, custom_id: str) -> bool:
         """Note an answer; False: there is no such line, or it was answered before."""
-        found = int(np.searchsorted(self._keys, np.uint64(_key(custom_id))))
-        if found == len(self._keys) or int(self._keys[found]) != _key(custom_id):
+        key = np.uint64(_key(custom_id))
+        found = int(np.searchsorted(self._keys, key, sorter=self._order))
+        if found == len(self._keys):
             return False
-        return self.mark_line(int(self._order[found]) + 1)
+        return self.mark_line(int(self._order[found]) + 1, custom_id)
 
-    def mark_line(self, number: int) -> bool:
-        """The same by the line's number."""
+    def mark_line(self, number: int, custom_id: str | None) -> bool:
+        """The same by the line's number; False also if that line has another custom_id now."""
         if not 0 < number < len(self._is_due) or not self._is_due[number]:
+            return False
+        if int(self._keys[number - 1]) != _line_key(number, custom_id):
             return False
         self._is_due[number] = False
         return True
 
     def due(self) -> Iterator[tuple[int, bytes]]:
-        """The lines without an answer, read from the file as they are asked for."""
+        """The lines without an answer, read from the file as they are asked for.
+
+        Raises:
+            ConfigError: the file has changed since it was indexed.
+        """
         with self.path.open("rb") as file:
             for number, line in read_lines(file):
-                if number < len(self._is_due) and self._is_due[number]:
-                    yield number, line
+                if number >= len(self._is_due) or not self._is_due[number]:
+                    continue
+                if int(self._keys[number - 1]) != _line_key(number, custom_id_of(line)):
+                    raise ConfigError(
+                        f"{self.path}, line {number}: changed while the batch ran. What was answered is written: run "
+                        "the same command again with a file that stays as it is"
+                    )
+                yield number, line
+
+    def _read_keys(self) -> npt.NDArray[np.uint64]:
+        """A key for each line, and which of them hold something."""
+        keys = array("Q")
+        with self.path.open("rb") as file:
+            for number, line in read_lines(file):
+                if number == 1 and line.startswith(UTF16_MARKS):
+                    raise ConfigError(f"{self.path} is written in UTF-16: save it as UTF-8")
+                if number > MAX_LINES:
+                    raise ConfigError(f"{self.path} has more than {MAX_LINES:,} lines: split it into several batches")
+                is_due = not is_blank(line)
+                keys.append(_line_key(number, custom_id_of(line) if is_due else None))
+                self._is_due.append(is_due)
+        return np.frombuffer(keys, dtype=np.uint64) if keys else np.empty(0, np.uint64)
 
     def _refuse_duplicates(self) -> None:
-        equal = np.flatnonzero(self._keys[1:] == self._keys[:-1]) + 1
-        if not len(equal):
-            return
-        suspects = {int(self._order[i]) + 1 for i in (*equal, *(equal - 1))}
-        first: dict[str, int] = {}
+        in_order = self._keys[self._order]
+        equal = np.flatnonzero(in_order[1:] == in_order[:-1]) + 1
+        for start in range(0, len(equal), SUSPECTS_AT_ONCE):
+            places = equal[start : start + SUSPECTS_AT_ONCE]
+            suspects = {int(self._order[i]) + 1 for i in (*places, *(places - 1))}
+            twice = self._duplicates(suspects)
+            if twice:
+                more = "; and more" if len(equal) > len(twice[:MAX_DUPLICATES_TOLD]) else ""
+                raise ConfigError(
+                    f"{self.path}, {'; '.join(twice[:MAX_DUPLICATES_TOLD])}{more}. Answers are told apart by it: give "
+                    "each line its own"
+                )
+
+    def _duplicates(self, suspects: set[int]) -> list[str]:
+        """Which of these lines have the custom_id of an earlier one."""
+        first: dict[bytes, int] = {}
         twice = []
         with self.path.open("rb") as file:
             for number, line in read_lines(file):
                 custom_id = custom_id_of(line) if number in suspects else None
-                if custom_id is not None and first.setdefault(custom_id, number) != number:
-                    twice.append(f"line {number}: custom_id {custom_id!r:.80} is that of line {first[custom_id]}")
-        if twice:
-            more = f"; and {len(twice) - MAX_DUPLICATES_TOLD} more" if len(twice) > MAX_DUPLICATES_TOLD else ""
-            raise ConfigError(
-                f"{self.path}, {'; '.join(twice[:MAX_DUPLICATES_TOLD])}{more}. Answers are told apart by it: give each "
-                "line its own"
-            )
+                if custom_id is not None and first.setdefault(_digest(custom_id, 32), number) != number:
+                    earlier = first[_digest(custom_id, 32)]
+                    twice.append(f"line {number}: custom_id {custom_id!r:.80} is that of line {earlier}")
+        return twice
+
+
+def _line_key(number: int, custom_id: str | None) -> int:
+    return number if custom_id is None else _key(custom_id)
 
 
 def _key(custom_id: str) -> int:
     """64 bits of a hash. Lines that agree in it are compared before they are called the same."""
-    return int.from_bytes(blake2b(custom_id.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(_digest(custom_id, 8), "little")
+
+
+def _digest(custom_id: str, size: int) -> bytes:
+    return blake2b(custom_id.encode(errors="surrogatepass"), digest_size=size).digest()

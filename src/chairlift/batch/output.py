@@ -7,14 +7,20 @@ and its request is answered anew. Lines that are handed over together reach the 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from chairlift.batch.index import BatchIndex
 from chairlift.batch.records import DecodeError, is_blank, parse_answered
 from chairlift.errors import ConfigError
+
+ANSWER_START: Final = b'{"id":"batch_req_'
+TORN_ANSWER: Final = re.compile(rb'\{\s*"id"\s*:\s*"batch_req_')
+LONGEST_START: Final = 64
+CHUNK_BYTES: Final = 1 << 20
 
 
 class BatchOutput:
@@ -34,21 +40,25 @@ class BatchOutput:
     def __init__(self, path: Path, index: BatchIndex) -> None:
         self.path = path
         self.num_answered = 0
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file that answers can be read back from: give -o another name")
-        if path.exists() and path.samefile(index.path):
-            raise ConfigError(f"{path} is the input itself: give -o another name")
         try:
+            self._check_target(index)
             self._file = path.open("a+b", buffering=0)
             self._lock()
             self._end = self._take_up(index)
             self.num_cut = os.fstat(self._file.fileno()).st_size - self._end
             if self.num_cut:
+                self._check_torn_line()
                 self._file.truncate(self._end)
             os.fsync(self._file.fileno())
             _sync_folder(path.parent)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    def _check_target(self, index: BatchIndex) -> None:
+        if self.path.exists() and not self.path.is_file():
+            raise ConfigError(f"{self.path} is no file that answers can be read back from: give -o another name")
+        if self.path.exists() and self.path.samefile(index.path):
+            raise ConfigError(f"{self.path} is the input itself: give -o another name")
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Write whole lines; they are on the disk when it returns.
@@ -93,6 +103,8 @@ class BatchOutput:
         """Mark what is answered; returns where the last whole line ends."""
         end = 0
         with self.path.open("rb") as file:
+            if not _may_be_answers(file):
+                raise self._foreign(1, "is no answer of a batch")
             for number, line in enumerate(_whole_lines(file), start=1):
                 end += len(line)
                 if not is_blank(line):
@@ -100,27 +112,49 @@ class BatchOutput:
                     self.num_answered += 1
         return end
 
+    def _check_torn_line(self) -> None:
+        """Only what a batch has written is cut: the beginning of an answer, or zeros that a file system left."""
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            start = file.read(LONGEST_START)
+            is_answer = TORN_ANSWER.match(start) or ANSWER_START.startswith(start)
+            while not is_answer and start and not start.strip(b"\0"):
+                start = file.read(CHUNK_BYTES)
+        if not is_answer and start:
+            raise ConfigError(
+                f"{self.path} ends in {self.num_cut:,} bytes without a line end that are no part of an answer, and "
+                "would be cut: give -o another name, or remove them"
+            )
+
     def _mark(self, index: BatchIndex, line: bytes, number: int) -> None:
         try:
             answered = parse_answered(line)
         except DecodeError as error:
             raise self._foreign(number, f"is no answer of a batch ({error})") from None
         if answered.line is not None:
-            what, is_due = f"line {answered.line}", index.mark_line(answered.line)
+            what, is_due = f"line {answered.line}", index.mark_line(answered.line, answered.custom_id)
         elif answered.custom_id is not None:
             what, is_due = f"custom_id {answered.custom_id!r:.80}", index.mark_id(answered.custom_id)
         else:
             what, is_due = "nothing", False
         if not is_due:
             raise self._foreign(
-                number, f"answers {what}, which {index.path} does not hold, or which was answered before"
+                number,
+                f"answers {what}, which {index.path} does not hold, or not any more, or which was answered before",
             )
 
     def _foreign(self, number: int, problem: str) -> ConfigError:
         return ConfigError(
-            f"{self.path}, line {number}: {problem}. A batch goes on in its own output only: give -o another name, or "
-            "remove the file to begin anew"
+            f"{self.path}, line {number}: {problem}. A batch goes on in its own output only: give -o another name, "
+            "remove this line to have its request answered again, or remove the file to begin anew"
         )
+
+
+def _may_be_answers(file: BinaryIO) -> bool:
+    """Whether lines are worth reading: another file may have none, and be read into memory whole."""
+    start = file.read(LONGEST_START).lstrip()
+    file.seek(0)
+    return start.startswith(b"{") or not start.strip(b"\0")
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:

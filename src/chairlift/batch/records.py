@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import codecs
 import uuid
 from collections.abc import Iterator
 from typing import BinaryIO, Final, Literal
@@ -77,14 +78,15 @@ DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; one beyond MAX_LINE_BYTES is cut to something longer than that."""
+    """Lines with their numbers, from 1; one beyond MAX_LINE_BYTES is cut to something longer than that. A byte order
+    mark of UTF-8, which some editors write, is no part of the first line."""
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 2):
         number += 1
         rest = line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
             pass
-        yield number, line
+        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
 
 
 def custom_id_of(line: bytes) -> str | None:

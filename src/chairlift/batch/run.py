@@ -26,6 +26,9 @@ logger = logging.getLogger("chairlift")
 CALLS_PER_SEAT: Final = 2
 """Calls in flight, by the engine's seats: whoever leaves finds somebody waiting."""
 
+MAX_BYTES_IN_FLIGHT: Final = 64 << 20
+"""Bytes of lines beyond which no further one is read; each takes several times its size while it is parsed."""
+
 OK: Final = 200
 
 
@@ -138,6 +141,8 @@ class _Crew:
         self._due = due
         self._output = output
         self._on_written = on_written
+        self._bytes_in_flight = 0
+        self._has_room = asyncio.Event()
 
     async def run(self, num_calls: int) -> None:
         """Until every line is answered and written; if cancelled, until what is answered is written."""
@@ -163,8 +168,22 @@ class _Crew:
             raise errors.exceptions[0] from None
 
     async def _call(self, answers: asyncio.Queue[Answer | None]) -> None:
-        for number, line in self._due:
-            await answers.put(await self._answering.answer(number, line))
+        while (due := await self._next_line()) is not None:
+            number, line = due
+            self._bytes_in_flight += len(line)
+            try:
+                answer = await self._answering.answer(number, line)
+            finally:
+                self._bytes_in_flight -= len(line)
+                self._has_room.set()
+            await answers.put(answer)
+
+    async def _next_line(self) -> tuple[int, bytes] | None:
+        """Read a line once those in flight leave room; a single one may take more than there is."""
+        while self._bytes_in_flight >= MAX_BYTES_IN_FLIGHT:
+            self._has_room.clear()
+            await self._has_room.wait()
+        return next(self._due, None)
 
     async def _write(self, answers: asyncio.Queue[Answer | None]) -> None:
         """All that came meanwhile in one write, off the event loop."""

@@ -17,9 +17,11 @@ import msgspec
 import zmq
 
 from chairlift.config import EngineConfig
+from chairlift.control_groups import ControlGroups
 from chairlift.engine.engine_process import STACKS, Launch
 from chairlift.engine.wire import Address, Link, ToFront, front_link
 from chairlift.errors import ConfigError
+from chairlift.worker.memory import format_memory
 
 ENGINE_COMMAND: Final = (sys.executable, "-m", "chairlift.engine.engine_process")
 STACKS_SECONDS: Final = 0.5
@@ -40,6 +42,7 @@ class EngineChild:
 
     def __init__(self, config: EngineConfig, command: Sequence[str], log_level: int) -> None:
         self.is_closed = False
+        self._oom_kills = ControlGroups().oom_kills()
         with contextlib.ExitStack() as undo:
             self._folder = _private_folder()
             undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
@@ -79,7 +82,16 @@ class EngineChild:
             name = signal.Signals(-status).name
         except ValueError:  # one of the real-time signals, most of which have no name
             name = f"signal {-status}"
-        return f"{name}: out of memory?" if name == "SIGKILL" else name
+        return self._why_killed() if name == "SIGKILL" else name
+
+    def _why_killed(self) -> str:
+        groups = ControlGroups()
+        limit = groups.memory_limit()
+        where = "" if limit is None else f", where its control group allows {format_memory(limit)}"
+        if groups.oom_kills() == self._oom_kills:
+            return f"SIGKILL: out of memory{where}?"
+        way_out = "lower kv_cache_memory" if limit is None else "lower kv_cache_memory or raise that limit"
+        return f"SIGKILL: out of memory{where}; {way_out}"
 
     def ask_for_stacks(self) -> None:
         """Have it write down where its threads are, within STACKS_SECONDS."""

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from chairlift.config import EngineConfig
+from chairlift.control_groups import ControlGroups
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.token_budget import StepTimes
 from chairlift.errors import ConfigError
@@ -27,7 +28,7 @@ from chairlift.models.registry import build_model
 from chairlift.planning.engine import planned_weights
 from chairlift.planning.memory import Amount
 from chairlift.worker.kv_cache import KVCachePlan
-from chairlift.worker.memory import format_memory, total_memory
+from chairlift.worker.memory import available_memory, format_memory, total_memory
 
 logger = logging.getLogger("chairlift")
 
@@ -117,7 +118,8 @@ class LoadedModel:
             return
         total = total_memory(self.device)
         if plan.num_bytes > total:  # the system may well promise it, and end whoever comes to use it
-            raise _kv_cache_too_large(plan, f"more than the {format_memory(total)} there are")
+            raise _kv_cache_too_large(plan, f"more than the {format_memory(total)} that this process may use")
+        self._warn_of_short_memory(plan)
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
         except (MemoryError, RuntimeError) as error:
@@ -125,6 +127,17 @@ class LoadedModel:
                 raise
             raise _kv_cache_too_large(plan, f"which cannot be had ({error})") from None
         self.kv_cache_plan = plan
+
+    def _warn_of_short_memory(self, plan: KVCachePlan) -> None:
+        """Pages of a CPU's pool are claimed when they are first written, which may be days after the start."""
+        available = available_memory(self.device)
+        if self.device.type == "cpu" and plan.num_bytes > available:
+            logger.warning(
+                "the KV pool takes %s once it is full, and only %s are free now: the system may kill the engine then; "
+                "lower kv_cache_memory or free memory",
+                format_memory(plan.num_bytes),
+                format_memory(available),
+            )
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -186,11 +199,25 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def default_num_threads() -> int:
+    """CPUs that this process may run on, and no more than its control groups give it the time of.
+
+    With more threads than that all of them are stopped for the rest of every period, in the middle of a step. A part of
+    a CPU is left to the process that answers HTTP.
+    """
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = ControlGroups().cpu_quota()
+    if quota is None or quota >= num_cores:
+        return min(num_cores, MAX_THREADS)
+    num_threads = min(max(1, int(quota)), MAX_THREADS)
+    logger.info("num_threads %d: the control group allows the time of %.3g of %d CPUs", num_threads, quota, num_cores)
+    return num_threads
+
+
 def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
     """Native kernels have threads of their own, and torch's would only take turns with them."""
     if num_threads is None:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num_threads = min(num_cores, MAX_THREADS)
+        num_threads = default_num_threads()
     if num_threads > MAX_THREADS:
         raise ConfigError(f"num_threads={num_threads} is more than the {MAX_THREADS} that kernels share work among")
     if choice.kernels == "native":

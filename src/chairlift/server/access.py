@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
 from chairlift.server.cors import CorsOptions
 from chairlift.server.keys import KeyRing
+from chairlift.server.tls import load_tls_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class AccessOptions:
             raise ConfigError("ssl_certfile and ssl_keyfile go together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):
             path = getattr(self, name)
-            if path is not None and not path.is_file():
+            if path is not None and not os.path.isfile(path):
                 raise ConfigError(f"{name}={path}: no such file")
         if self.keys and self.allow_unauthenticated:
             raise ConfigError("allow_unauthenticated has no effect beside API keys: leave out the one or the others")
@@ -43,6 +46,16 @@ class AccessOptions:
     @property
     def scheme(self) -> str:
         return "http" if self.ssl_certfile is None else "https"
+
+    def load_tls(self) -> ssl.SSLContext | None:
+        """The context to serve TLS with; None: plain HTTP.
+
+        Raises:
+            ConfigError: as `load_tls_context`.
+        """
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            return None
+        return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
 
     def check_host(self, host: str) -> None:
         """Refuse to serve everybody who can reach this machine, unless that is meant.

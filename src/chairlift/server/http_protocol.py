@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from chairlift.server.event_loop import BoundedTlsConfig
 from chairlift.server.limits import ServerLimits
 
 
@@ -139,6 +141,8 @@ def guarded(limits: ServerLimits) -> type[GuardedProtocol]:
     return type("GuardedProtocol", (GuardedProtocol,), {"limits": limits})
 
 
-def uvicorn_config(app: Any, limits: ServerLimits, **options: Any) -> uvicorn.Config:
-    """How an application is served under these limits; `options` are uvicorn's."""
-    return uvicorn.Config(app, http=guarded(limits), ws="none", **options)
+def uvicorn_config(app: Any, limits: ServerLimits, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:
+    """How an application is served under these limits, over TLS if there is a context; `options` are uvicorn's."""
+    if tls is not None:
+        options["ssl_context_factory"] = lambda *_: tls
+    return BoundedTlsConfig(limits, app, http=guarded(limits), ws="none", **options)

@@ -14,10 +14,11 @@ class ServerLimits:
     max_queued_tokens: tokens of those prompts.
     max_body_bytes, max_json_depth: of a request's body; checked before it is parsed.
     max_header_bytes: of a request's line and headers.
-    header_timeout: seconds that a client may take to send those, from when it connects.
+    header_timeout: seconds that a client may take to send those, from when it connects; over TLS for the handshake, and
+        then as many for the headers.
     body_timeout: seconds that it may take to send the body after them.
     write_timeout: seconds without taking anything of its answer, while `max_unsent_bytes` wait to be sent, after which
-        a reader is cut off.
+        a reader is cut off; over TLS also seconds that it may take to answer the end of a session.
     drain_timeout: seconds that a server which was told to stop goes on answering what it has taken in.
     share_prefix_cache: keys find prefixes that other keys computed.
 

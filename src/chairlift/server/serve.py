@@ -19,6 +19,8 @@ from chairlift.server.limits import ServerLimits
 from chairlift.server.observe_options import ObserveOptions
 
 if TYPE_CHECKING:
+    import ssl
+
     import uvicorn
     from fastapi import FastAPI
 
@@ -49,13 +51,15 @@ def run(
         started: `time.perf_counter()` when the command began, to print how long it took to get ready.
 
     Raises:
-        ConfigError: the address cannot be had, or may not without a key, a log cannot be written, or
-            static_run_to=global; before the model is loaded. Then as `ProcessClient.wait_until_ready`.
+        ConfigError: the address cannot be had, or may not without a key, a log cannot be written, the certificate
+            cannot be used, or static_run_to=global; before the model is loaded. Then as
+            `ProcessClient.wait_until_ready`.
     """
     config = _servable(config, access)
     config.check_files()
     access.check_host(host)
     access.keys.warn_of_short_ones()
+    tls = access.load_tls()
     listener = _listen(host, port)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
@@ -84,7 +88,7 @@ def run(
             WorkerSetup(config.model, config.skip_tokenizer_init, client.engine.facts, api, limits.max_json_depth)
         ),
     )
-    server = DrainingServer(_uvicorn_config(app, limits, access), llm, app.state.admission)
+    server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission)
     settle_heap()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -109,17 +113,16 @@ def _say_ready(url: str, model_name: str, started: float) -> None:
     logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
 
 
-def _uvicorn_config(app: FastAPI, limits: ServerLimits, access: AccessOptions) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, limits: ServerLimits, tls: ssl.SSLContext | None) -> uvicorn.Config:
     from chairlift.server.http_protocol import uvicorn_config
 
     return uvicorn_config(
         app,
         limits,
+        tls,
         log_config=None,
         access_log=False,
         timeout_keep_alive=60,
-        ssl_certfile=access.ssl_certfile,
-        ssl_keyfile=access.ssl_keyfile,
     )
 
 

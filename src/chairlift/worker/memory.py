@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
+from chairlift.control_groups import ControlGroups
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,62 +70,19 @@ def available_memory(device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that the device has, or the host that it is."""
+    """Bytes that the device has; on the CPU those that the host has and this process's control groups allow."""
     if device.type == "cuda":
         import torch
 
         _free, total = torch.cuda.mem_get_info(device)
         return total
-    return int(psutil.virtual_memory().total)
+    system = int(psutil.virtual_memory().total)
+    limit = ControlGroups().memory_limit()
+    return system if limit is None else min(system, limit)
 
 
 def available_host_memory() -> int:
     """`available_memory` of the CPU, without torch."""
     system = int(psutil.virtual_memory().available)
-    limit = cgroup_available()
-    return system if limit is None else min(system, limit)
-
-
-def cgroup_available(mount: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Bytes left below the tightest memory limit of this process's control groups, version 1 and 2; None: no limit.
-
-    A group is bound by its ancestors too. Page cache that the kernel would drop first counts as left.
-    """
-    rooms = [room for folder in _cgroup_folders(mount, process) if (room := _room(folder)) is not None]
-    return min(rooms, default=None)
-
-
-def _cgroup_folders(mount: Path, process: Path) -> Iterator[Path]:
-    """Every group that binds this process. In a container the path may be the host's, and then only the root exists."""
-    try:
-        lines = process.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _hierarchy, controllers, path = line.split(":", 2)
-        if controllers == "":
-            roots = [mount, mount / "unified"]
-        elif "memory" in controllers.split(","):
-            roots = [mount / "memory"]
-        else:
-            continue
-        relative = Path(path.lstrip("/"))
-        for root in roots:
-            yield from (root / folder for folder in (relative, *relative.parents))
-
-
-def _room(folder: Path) -> int | None:
-    for limit_name, usage_name, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (folder / limit_name).read_text().strip()
-            if limit == "max":
-                return None
-            usage = int((folder / usage_name).read_text())
-            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except OSError:
-            continue
-        return max(0, int(limit) - usage + int(statistics.get(cache_key, 0)))
-    return None
+    left = ControlGroups().memory_available()
+    return system if left is None else min(system, left)

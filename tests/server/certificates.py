@@ -1,0 +1,42 @@
+"""Certificates for servers of tests."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+def self_signed(folder: Path, passphrase: bytes | None = None, valid_days: int = 1) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 and its key, as PEM files.
+
+    Args:
+        passphrase: encrypts the key.
+        valid_days: from now on; a certificate of negative days has expired.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=30))
+        .not_valid_after(now + datetime.timedelta(days=valid_days))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    encryption = plain if passphrase is None else serialization.BestAvailableEncryption(passphrase)
+    private = serialization.PrivateFormat.PKCS8, encryption
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, *private))
+    return paths

@@ -1,0 +1,78 @@
+"""The limits that SECURITY.md names are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from chairlift import sampling_params, structured_outputs
+from chairlift.batch import index, records, run
+from chairlift.grammar import checker, compiler
+from chairlift.loading import template_process, template_worker
+from chairlift.server.limits import HELP, ServerLimits
+from chairlift.worker.memory import format_memory
+
+POLICY = Path(__file__).parent.parent / "SECURITY.md"
+MARK = "<!-- item limits -->"
+ROW = re.compile(r"^\| `([\w.-]+)` \| (.*?) \|", re.MULTILINE)
+
+CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
+    sampling_params: ("MAX_N", "MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_LOGIT_BIAS", "MAX_BAD_WORDS"),
+    structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
+    compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED"),
+    checker: ("MEMORY_BYTES",),
+    template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),
+    template_process: ("SECONDS",),
+    records: ("MAX_LINE_BYTES",),
+    index: ("MAX_LINES",),
+    run: ("MAX_BYTES_IN_FLIGHT",),
+}
+
+
+def shown(name: str, value: Any) -> str:
+    """A limit as the document writes it; its name tells the unit."""
+    if "BYTES" in name.upper():
+        return format_memory(value)
+    if re.search("SECONDS|TIMEOUT", name.upper()):
+        return f"{value:g} s"
+    return f"{value:,}"
+
+
+def expected() -> dict[str, str]:
+    limits = {name: getattr(ServerLimits(), name) for name in HELP}
+    options = {
+        f"--{name.replace('_', '-')}": shown(name, value)
+        for name, value in limits.items()
+        if not isinstance(value, bool)
+    }
+    constants = {
+        f"{module.__name__.rpartition('.')[2]}.{name}": shown(name, getattr(module, name))
+        for module, names in CONSTANTS.items()
+        for name in names
+    }
+    return options | constants
+
+
+def documented() -> dict[str, str]:
+    section = POLICY.read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition(MARK)[0]
+    return dict(ROW.findall(section))
+
+
+def test_the_table_of_limits_is_that_of_the_code() -> None:
+    assert documented() == expected()
+
+
+def test_the_document_has_a_place_for_limits_on_items() -> None:
+    assert POLICY.read_text(encoding="utf-8").count(MARK) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("max_body_bytes", 8 << 20, "8 MiB"), ("header_timeout", 10.0, "10 s"), ("MAX_LINES", 1 << 24, "16,777,216")],
+)
+def test_units_come_from_names(name: str, value: float, text: str) -> None:
+    assert shown(name, value) == text
