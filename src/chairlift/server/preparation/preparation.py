@@ -23,7 +23,7 @@ NUM_THREADS: Final = 16
 MAX_SECONDS: Final = 15.0
 """Time that a worker may take for one body. After it the worker is ended and the request rejected."""
 
-IDLE_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 10.0
 """A worker without work for so long is ended, which returns its memory."""
 
 CORES_PER_WORKER: Final = 8
