@@ -97,5 +97,9 @@ class EngineClient(Protocol):
     def stop(self) -> None:
         """Have the engine stop after the step it is in, and wait for nothing. `on_lost` is not called any more."""
 
-    def close(self) -> None:
-        """Stop it, and wait until it has stopped and is cleared away. May be called on another thread after `stop`."""
+    def close(self, seconds: float | None = None) -> None:
+        """Stop it, and wait until it has stopped and is cleared away. May be called on another thread after `stop`.
+
+        Args:
+            seconds: an engine in a process of its own is killed if it runs for longer; None: a default.
+        """

@@ -205,9 +205,10 @@ class ProcessClient:
             self._detach()
             self._child.link.send(Stop())
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
         self.stop()
-        self._child.close(STOP_SECONDS if self._engine is not None else 0.0)
+        seconds = STOP_SECONDS if seconds is None else seconds
+        self._child.close(seconds if self._engine is not None else 0.0)
 
     # -- messages ------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ class ThreadClient:
         if self._core.is_alive:
             self._core.stop()
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
+        """A thread cannot be killed: `seconds` has no effect."""
         self.stop()
         self._core.join()
         self.engine.close()
