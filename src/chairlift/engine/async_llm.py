@@ -143,8 +143,8 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine can answer, now or once it is back."""
-        return self._dead is None
+        """Whether the engine can answer, now or once it has been started again."""
+        return self._dead is None and self._client.unavailable is None
 
     @property
     def num_unfinished(self) -> int:
@@ -196,8 +196,11 @@ class AsyncLLM:
         Raises:
             RequestError: something does not fit or would have no effect, or the request id is in use.
             EngineDeadError: the engine is gone.
+            EngineUnavailableError: it cannot be started again for now.
         """
         self.open()
+        if (unavailable := self._client.unavailable) is not None:
+            raise unavailable
         request_id = request_id or uuid.uuid4().hex
         if (tenant, request_id) in self._ids_in_use:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
