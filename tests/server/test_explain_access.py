@@ -20,7 +20,7 @@ from chairlift.events import RequestRefused
 from chairlift.metrics.tracker import RequestTracker
 from chairlift.server.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.routes.engine import events_of
-from chairlift.server.routes.health import STALL_SECONDS, Readiness
+from chairlift.server.routes.health import NOT_RUNNING, STALL_SECONDS, Readiness
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -122,15 +122,19 @@ def test_a_slow_reader_of_events_is_told_what_it_lost() -> None:
     assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r3", "r4"]
 
 
-def readiness(state: EngineState, unfinished: int = 0, stalled: float = 0.0) -> Readiness:
-    llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled))
+def readiness(
+    state: EngineState, unfinished: int = 0, stalled: float = 0.0, last_failure: str | None = None
+) -> Readiness:
+    llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled, last_failure))
     return Readiness(llm)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_restarts_or_died_is_not_ready() -> None:
     assert readiness("running", 3).why_not() is None
-    for state in ("starting", "restarting", "dead"):
-        assert readiness(state).why_not() == f"the engine is {state}"
+    reasons = {state: readiness(state, last_failure="SIGKILL").why_not() or "" for state in NOT_RUNNING}
+    assert len(set(reasons.values())) == len(NOT_RUNNING) == 4
+    assert reasons["restarting"] == "the engine died and is being started again: SIGKILL"
+    assert "cannot be started again" in reasons["cannot_restart"]
 
 
 def test_an_engine_that_hangs_is_not_ready_and_one_that_was_idle_is() -> None:

@@ -142,7 +142,7 @@ def test_events_are_streamed_as_they_are_logged(tight: RunningServer) -> None:
 
 def test_ready_and_health(tight: RunningServer) -> None:
     assert get(tight, "/health") == {"status": "ok"}
-    assert get(tight, "/ready") == {"status": "ready", "reason": None}
+    assert get(tight, "/ready") == {"status": "ready", "state": "running", "reason": None}
     deadline = time.monotonic() + 30
     while tight.llm.num_unfinished and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -61,6 +61,10 @@ class Observatory:
 
 ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[AsyncLLM], float]]]] = {
     "chairlift:engine_up": ("1 if the engine runs.", lambda llm: float(llm.status().state == "running")),
+    "chairlift:engine_cannot_restart": (
+        "1 if the engine died and requests are refused because it cannot be started again.",
+        lambda llm: float(llm.status().state == "cannot_restart"),
+    ),
     "chairlift:engine_restarts": ("How often it was started again.", lambda llm: float(llm.status().restarts)),
     "chairlift:engine_seconds_since_step": (
         "Seconds since its last step ended.",

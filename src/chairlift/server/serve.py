@@ -15,8 +15,10 @@ from chairlift.engine.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.server.access import AccessOptions
 from chairlift.server.api_options import ApiOptions
+from chairlift.server.init_process import continue_in_a_child_of_process_1
 from chairlift.server.limits import ServerLimits
 from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.process_exit import END_SECONDS, ProcessExit
 
 if TYPE_CHECKING:
     import ssl
@@ -43,7 +45,7 @@ def run(
     api: ApiOptions,
     observe: ObserveOptions,
 ) -> None:
-    """Serve until interrupted, and then until what was taken in is answered.
+    """Serve until interrupted, and then until what was taken in is answered, or the process ends, see `ProcessExit`.
 
     Args:
         port: 0 takes a free one, which is printed.
@@ -55,6 +57,7 @@ def run(
             cannot be used, or static_run_to=global; before the model is loaded. Then as
             `ProcessClient.wait_until_ready`.
     """
+    continue_in_a_child_of_process_1()
     config = _servable(config, access)
     config.check_files()
     access.check_host(host)
@@ -88,12 +91,15 @@ def run(
             WorkerSetup(config.model, config.skip_tokenizer_init, client.engine.facts, api, limits.max_json_depth)
         ),
     )
-    server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission)
+    process_exit = ProcessExit(limits.drain_timeout)
+    server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission, process_exit)
     settle_heap()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])
     finally:
+        process_exit.end_at_next_signal()
+        process_exit.limit(END_SECONDS)
         llm.close()
 
 

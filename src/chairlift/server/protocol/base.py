@@ -91,7 +91,10 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "dead"]
+    """`reason`: why the engine died, unless `status` is "ok"."""
+
+    status: Literal["ok", "restarting", "cannot_restart", "dead"]
+    reason: str | None = None
 
 
 class ErrorInfo(BaseModel):
