@@ -1,4 +1,4 @@
-"""Clients that send large requests and leave: other requests go on, memory is returned, and a signal ends the server."""
+"""Clients that send large requests and leave: other requests go on, memory is returned, a signal ends the server."""
 
 from __future__ import annotations
 
