@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +48,16 @@ def _flag(name: str, value: Any) -> None:
         raise RequestError(f"{name} must be true or false, got {value!r}", name)
 
 
+def _check_unicode(name: str, strings: Iterable[str]) -> None:
+    for text in strings:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError(
+                f"{name} must be valid Unicode text, and a surrogate without its pair is not, got {text!r:.100}", name
+            ) from None
+
+
 def _stop_strings(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
@@ -58,6 +68,7 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
         raise RequestError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
     if any(not s for s in strings):
         raise RequestError("stop must not hold an empty string: it would end every answer at once", "stop")
+    _check_unicode("stop", strings)
     return tuple(strings)
 
 
@@ -71,6 +82,7 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in value)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
         raise RequestError("bad_words must not hold an empty word or one of spaces alone", "bad_words")
+    _check_unicode("bad_words", (word for word in words if isinstance(word, str)))
     return words
 
 

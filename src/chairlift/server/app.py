@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -42,6 +42,7 @@ from chairlift.server.routes import (
 )
 from chairlift.server.routes.models import UnknownModelError
 from chairlift.server.serving import error_body, error_headers
+from chairlift.server.unicode_check import check_unicode
 from chairlift.server.validation import describe
 
 
@@ -78,7 +79,9 @@ def create_app(
     observatory = Observatory(llm)
     listeners = [] if observe is None else observe.listeners(observatory)
     lifespan = _lifespan(llm, on_ready, [listener.close for listener in listeners])
-    app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
+    )
     app.state.admission = admission
     _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
     if observe is not None:
