@@ -16,6 +16,7 @@ import openai
 
 from chairlift import AsyncLLM
 from chairlift.server.admission import Admission
+from chairlift.server.allowed_hosts import AllowedHosts
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.app import create_app
 from chairlift.server.cors import CorsOptions
@@ -84,10 +85,13 @@ def run_server(
     api: ApiOptions | None = None,
     observe: ObserveOptions | None = None,
     cors: CorsOptions | None = None,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors)
+    app = create_app(
+        llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors, allowed_hosts=allowed_hosts
+    )
     server = DrainingServer(uvicorn_config(app, limits, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -17,6 +17,7 @@ import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.admission import Admission, AdmissionMiddleware
+from chairlift.server.allowed_hosts import AllowedHosts, HostMiddleware
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
@@ -56,6 +57,7 @@ def create_app(
     api: ApiOptions | None = None,
     observe: ObserveOptions | None = None,
     cors: CorsOptions | None = None,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> FastAPI:
     """The API over one engine, which is closed when the application ends.
 
@@ -66,6 +68,7 @@ def create_app(
         api: what the operator decides about the API.
         observe: who is told of each call; nobody if None.
         cors: which pages in browsers may call; none if None.
+        allowed_hosts: hosts that requests may name; every host if None.
 
     Returns:
         the application; `app.state.admission` counts what it answers and can let it drain, `app.state.paths` are its
@@ -84,6 +87,7 @@ def create_app(
     )
     app.state.admission = admission
     _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
+    app.add_middleware(HostMiddleware, allowed=allowed_hosts or AllowedHosts())
     if observe is not None:
         keeps_body = observe.access_log_bodies
         app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)

@@ -15,6 +15,8 @@ from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
+BODILESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods whose bodies mean nothing; they are not read."""
 LARGE = 256 << 10
 """Bytes from which a body is looked through on a thread."""
 
@@ -41,7 +43,7 @@ class BodyLimitMiddleware:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http" or scope["method"] in BODILESS_METHODS:
             await self._app(scope, receive, send)
             return
         try:

@@ -54,6 +54,7 @@ def run(
     access.check_host(host)
     access.keys.warn_of_short_ones()
     listener = _listen(host, port)
+    allowed_hosts = access.hosts_of(host)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These take long to import; meanwhile the engine's process loads the model.
@@ -75,6 +76,7 @@ def run(
         api=api,
         observe=observe,
         cors=access.cors,
+        allowed_hosts=allowed_hosts,
     )
     server = DrainingServer(_uvicorn_config(app, limits, access), llm, app.state.admission)
     settle_heap()

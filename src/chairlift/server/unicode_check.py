@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 
-from chairlift.server.body_limits import LARGE
+from chairlift.server.body_limits import BODILESS_METHODS, LARGE
 
 Path = tuple[str | int, ...]
 
@@ -36,7 +36,9 @@ async def check_unicode(request: Request) -> None:
     Raises:
         RequestValidationError: names the first field that holds an unpaired surrogate.
     """
-    body = await request.body()
+    if request.method in BODILESS_METHODS:
+        return
+    body = await request.body()  # BodyLimitMiddleware has read it.
     error = _find_error(body) if len(body) < LARGE else await asyncio.to_thread(_find_error, body)
     if error is not None:
         raise error
