@@ -17,13 +17,14 @@ import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.admission import Admission, AdmissionMiddleware
-from chairlift.server.allowed_hosts import AllowedHosts, HostMiddleware
+from chairlift.server.allowed_hosts import AllowedHosts
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.call_log import CallLogMiddleware
 from chairlift.server.chat import ChatServing
 from chairlift.server.cors import CorsOptions
+from chairlift.server.host_check import HostMiddleware
 from chairlift.server.http_errors import sentence
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
