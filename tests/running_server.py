@@ -17,6 +17,7 @@ import openai
 
 from chairlift import AsyncLLM
 from chairlift.server.admission import Admission
+from chairlift.server.allowed_hosts import AllowedHosts
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.app import create_app
 from chairlift.server.cors import CorsOptions
@@ -88,10 +89,21 @@ def run_server(
     cors: CorsOptions | None = None,
     tls: ssl.SSLContext | None = None,
     workers: PreparationWorkers | None = None,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors, workers=workers)
+    app = create_app(
+        llm,
+        name,
+        keys=keys,
+        limits=limits,
+        api=api,
+        observe=observe,
+        cors=cors,
+        workers=workers,
+        allowed_hosts=allowed_hosts,
+    )
     server = DrainingServer(uvicorn_config(app, limits, tls, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -293,8 +293,7 @@ class EventFile:
                 if self._queue.empty():
                     self._file.flush()
             except OSError as error:
-                self.error = error
-                logger.warning("the event log %s is cut short: %s", self._file.name, error)
+                self._cut_short(error)
 
     def close(self) -> None:
         """Write what is queued and close the file."""
@@ -303,7 +302,12 @@ class EventFile:
         try:
             self._file.close()
         except OSError as error:
-            self.error = self.error or error
+            self._cut_short(error)
+
+    def _cut_short(self, error: OSError) -> None:
+        if self.error is None:
+            self.error = error
+            logger.warning("the event log %s is cut short: %s", self._file.name, error)
 
 
 def open_event_log(path: Path | None) -> EventFile | None:

@@ -23,13 +23,9 @@ from chairlift import AsyncLLM
 from chairlift.engine.wire import EngineFacts
 from chairlift.errors import RequestError
 from chairlift.server.api_options import ApiOptions
+from chairlift.server.body_limits import LARGE_BODY
 from chairlift.server.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
-from chairlift.server.preparation.preparation import (
-    LARGE_BODY,
-    PreparationJob,
-    PreparationWorkers,
-    TenantQueues,
-)
+from chairlift.server.preparation.preparation import PreparationJob, PreparationWorkers, TenantQueues
 from chairlift.server.preparation.process import Prepared, WorkerSetup
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
@@ -114,6 +110,8 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, "response_format": WRONG_FORMAT}),
     ("/v1/completions", {"prompt": [], "max_tokens": 1}),
     ("/v1/completions", {"prompt": "x", "nonsense": 1}),
+    ("/v1/completions", {"prompt": "x", "stop": ["\ud800"]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\udc00"}]}),
     ("/v1/responses", {"input": "x", "max_output_tokens": 100_000}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "output_config": WRONG_OUTPUT}),
     ("/detokenize", {"tokens": [999_999]}),

@@ -90,6 +90,7 @@ ModelOption = Annotated[
 
 
 def log_to_stderr() -> None:
-    """Show what the engine says, on standard error."""
+    """Write the log of the package to standard error. Lines that cannot be written are dropped without a traceback."""
+    logging.raiseExceptions = False
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -8,6 +8,7 @@ from pathlib import Path
 from chairlift.commands.option_groups import Command, Given, option, options_of, take, with_options
 from chairlift.errors import ConfigError
 from chairlift.server.access import AccessOptions
+from chairlift.server.allowed_hosts import AllowedHosts, parse_hosts
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.cors import HELP as CORS_HELP
 from chairlift.server.cors import CorsOptions, parse_list
@@ -33,6 +34,12 @@ ACCESS = [
         rich_help_panel="Access",
     ),
     option("allow_unauthenticated", bool, False, help="Serve other machines without a key.", rich_help_panel="Access"),
+    option(
+        "allowed_hosts",
+        str | None,
+        help="Hosts that requests may name, as a,b,*.c; * is every host. Without keys on the loopback: its own names.",
+        rich_help_panel="Access",
+    ),
     option("ssl_certfile", Path | None, help="Certificate (PEM), to serve TLS.", rich_help_panel="Access"),
     option("ssl_keyfile", Path | None, help="Its private key (PEM).", rich_help_panel="Access"),
 ]
@@ -80,7 +87,9 @@ def takes_api_options(command: Command) -> Command:
 def _access(given: Given) -> AccessOptions:
     chosen = take(given, ACCESS)
     keys = load_keys(chosen.pop("api_key_file"), chosen.pop("api_key") or ())
-    return AccessOptions(keys, cors=_cors(given), **chosen)
+    hosts = chosen.pop("allowed_hosts")
+    allowed_hosts = None if hosts is None else AllowedHosts(parse_hosts(hosts))
+    return AccessOptions(keys, cors=_cors(given), allowed_hosts=allowed_hosts, **chosen)
 
 
 def _cors(given: Given) -> CorsOptions:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
+from chairlift.server.allowed_hosts import LOOPBACK_HOSTS, AllowedHosts
 from chairlift.server.cors import CorsOptions
 from chairlift.server.keys import KeyRing
 from chairlift.server.tls import load_tls_context
@@ -22,6 +23,7 @@ class AccessOptions:
     allow_unauthenticated: everybody may, over the network too.
     ssl_certfile, ssl_keyfile: PEM files; TLS if they are given.
     cors: which pages in browsers may call.
+    allowed_hosts: hosts that requests may name; None chooses by keys and address, see `hosts_of`.
 
     Raises:
         ConfigError: one of the two files without the other, or a file that is not there.
@@ -32,6 +34,7 @@ class AccessOptions:
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     cors: CorsOptions = field(default_factory=CorsOptions)
+    allowed_hosts: AllowedHosts | None = None
 
     def __post_init__(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -56,6 +59,18 @@ class AccessOptions:
         if self.ssl_certfile is None or self.ssl_keyfile is None:
             return None
         return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
+
+    def hosts_of(self, host: str) -> AllowedHosts:
+        """The hosts that requests to a server on `host` may name.
+
+        If `allowed_hosts` is None, a server on the loopback without keys allows the names of the loopback and `host`,
+        so that no page of a foreign name reaches it through a browser; other servers allow every host.
+        """
+        if self.allowed_hosts is not None:
+            return self.allowed_hosts
+        if self.keys or self.allow_unauthenticated or not is_loopback(host):
+            return AllowedHosts()
+        return AllowedHosts((*LOOPBACK_HOSTS, host))
 
     def check_host(self, host: str) -> None:
         """Refuse to serve everybody who can reach this machine, unless that is meant.

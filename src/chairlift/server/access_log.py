@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from chairlift.server.call_log import CallRecord
+from chairlift.server.log_file import LogFile
 
 PLAIN: Final = "/-._~!$&'()*+,;=:@"
 """Characters that a path has as they are, besides letters and digits (RFC 3986, section 3.3)."""
@@ -22,22 +21,20 @@ class AccessLog:
     Args:
         log_format: "text" or "json".
         path: None is standard error.
+
+    Raises:
+        ConfigError: the file cannot be opened.
     """
 
     def __init__(self, log_format: str, path: Path | None = None) -> None:
-        self._write = {"text": _text, "json": _json}[log_format]
-        self._logger = logging.Logger("chairlift.access", logging.INFO)
-        self._handler = (
-            logging.StreamHandler(sys.stderr) if path is None else logging.FileHandler(path, encoding="utf-8")
-        )
-        self._handler.setFormatter(logging.Formatter("%(message)s"))
-        self._logger.addHandler(self._handler)
+        self._format = {"text": _text, "json": _json}[log_format]
+        self._file = LogFile("access_log", path)
 
     def __call__(self, record: CallRecord) -> None:
-        self._logger.info("%s", self._write(access_fields(record)))
+        self._file.write(self._format(access_fields(record)))
 
     def close(self) -> None:
-        self._handler.close()
+        self._file.close()
 
 
 def access_fields(record: CallRecord) -> dict[str, Any]:

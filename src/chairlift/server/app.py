@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -17,12 +17,14 @@ import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
 from chairlift.server.admission import Admission, AdmissionMiddleware
+from chairlift.server.allowed_hosts import AllowedHosts
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.authentication import KeyMiddleware
 from chairlift.server.body_limits import BodyLimitMiddleware
 from chairlift.server.call_log import CallLogMiddleware
 from chairlift.server.cors import CorsOptions
 from chairlift.server.endpoints import Endpoints
+from chairlift.server.host_check import HostMiddleware
 from chairlift.server.http_errors import sentence
 from chairlift.server.keys import KeyRing
 from chairlift.server.limits import ServerLimits
@@ -43,6 +45,7 @@ from chairlift.server.routes import (
     tokenize,
 )
 from chairlift.server.serving import error_body, error_headers
+from chairlift.server.unicode_check import check_unicode
 from chairlift.server.validation import describe
 
 
@@ -57,6 +60,7 @@ def create_app(
     observe: ObserveOptions | None = None,
     cors: CorsOptions | None = None,
     workers: PreparationWorkers | None = None,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> FastAPI:
     """The API over one engine, which is closed when the application ends.
 
@@ -68,6 +72,7 @@ def create_app(
         observe: who is told of each call; nobody if None.
         cors: which pages in browsers may call; none if None.
         workers: processes that prepare large bodies; if None, they are prepared on threads.
+        allowed_hosts: hosts that requests may name; every host if None.
 
     Returns:
         the application; `app.state.admission` counts what it answers and can let it drain, `app.state.paths` are its
@@ -82,9 +87,12 @@ def create_app(
     listeners = [] if observe is None else observe.listeners(observatory)
     preparation = Preparation(admission.take_cpu_seconds, workers)
     lifespan = _lifespan(llm, on_ready, [preparation.close, *(listener.close for listener in listeners)])
-    app = FastAPI(title="Chairlift", version=chairlift.__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
+    )
     app.state.admission = admission
     _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
+    app.add_middleware(HostMiddleware, allowed=allowed_hosts or AllowedHosts())
     if observe is not None:
         keeps_body = observe.access_log_bodies
         app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)

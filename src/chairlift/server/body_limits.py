@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from itertools import accumulate
+from typing import Final
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,6 +17,11 @@ from chairlift.server.protocol.base import ErrorBody, ErrorInfo
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = bytes(1 if byte in b"[{" else 255 for byte in range(256))
+BODILESS_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods whose bodies mean nothing; they are not read."""
+
+LARGE_BODY: Final = 32 << 10
+"""Bytes from which a body is prepared off the event loop, by a preparation worker if there is one."""
 
 
 def json_depth(body: bytes) -> int:
@@ -49,7 +55,7 @@ class BodyLimitMiddleware:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http" or scope["method"] in BODILESS_METHODS:
             await self._app(scope, receive, send)
             return
         try:

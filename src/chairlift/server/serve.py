@@ -64,6 +64,7 @@ def run(
     access.keys.warn_of_short_ones()
     tls = access.load_tls()
     listener = _listen(host, port)
+    allowed_hosts = access.hosts_of(host)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These take long to import; meanwhile the engine's process loads the model.
@@ -90,6 +91,7 @@ def run(
         workers=PreparationWorkers(
             WorkerSetup(config.model, config.skip_tokenizer_init, client.engine.facts, api, limits.max_json_depth)
         ),
+        allowed_hosts=allowed_hosts,
     )
     process_exit = ProcessExit(limits.drain_timeout)
     server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission, process_exit)

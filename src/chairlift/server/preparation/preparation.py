@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from chairlift.errors import RequestError
+from chairlift.server.body_limits import LARGE_BODY
 from chairlift.server.preparation.process import PreparationProcess, Prepared, Rejection, Reply, WorkerSetup
 
 Result = TypeVar("Result")
-
-LARGE_BODY: Final = 32 << 10
-"""Bytes from which a body is prepared by a worker. A smaller one takes the event loop a few milliseconds."""
 
 NUM_THREADS: Final = 16
 MAX_SECONDS: Final = 15.0

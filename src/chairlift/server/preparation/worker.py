@@ -14,9 +14,10 @@ import pickle
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from chairlift.errors import RequestError
 from chairlift.server.body_limits import check_depth
@@ -24,6 +25,7 @@ from chairlift.server.preparation.plan import Planner
 from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.process import Prepared, Rejection, Reply, WorkerSetup, read_frame, write_frame
 from chairlift.server.protocol.mistakes import describe_mistakes
+from chairlift.server.unicode_check import find_surrogate, may_hold_surrogate
 
 MEMORY_BYTES: Final = 4 << 30
 """Address space of a worker."""
@@ -37,6 +39,8 @@ def prepare(planner: Planner[Any, Any], raw: bytes, max_depth: int) -> Prepared 
     try:
         check_depth(raw, max_depth)
         given = json.loads(raw)
+        if may_hold_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
+            return Rejection(*describe_mistakes([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
         return Prepared(planner.without_content(body), planner.plan(body))
     except ValidationError as error:

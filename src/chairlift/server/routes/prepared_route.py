@@ -9,8 +9,8 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from chairlift.server.body_limits import check_depth
-from chairlift.server.preparation.preparation import LARGE_BODY, Preparation
+from chairlift.server.body_limits import LARGE_BODY, check_depth
+from chairlift.server.preparation.preparation import Preparation
 from chairlift.server.responses import unless_disconnected
 
 FinishCall = Callable[[Any, Any, Request], Awaitable[Response]]
