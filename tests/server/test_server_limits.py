@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from chairlift import AsyncLLM
+from chairlift.errors import ConfigError
 from chairlift.server.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.limits import ServerLimits
 from running_server import RunningServer, run_server
@@ -38,6 +39,9 @@ QUICK = ServerLimits(
     write_timeout=0.4,
     max_unsent_bytes=8192,
 )
+
+
+JSON_TYPE = {"Content-Type": "application/json"}
 
 
 def body(tokens: int, **fields: Any) -> dict[str, Any]:
@@ -330,3 +334,28 @@ def test_a_reader_that_is_merely_slow_gets_everything(server: RunningServer) -> 
         received += chunk
         time.sleep(0.004)
     connection.close()
+
+
+def test_bodies_of_all_requests_together_have_a_limit(tiny_model_dir: Callable[..., Path]) -> None:
+    llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    limits = ServerLimits(max_body_bytes=20_000, max_buffered_body_bytes=30_000, body_timeout=5)
+    with run_server(llm, "tiny", limits=limits) as running:
+        fields = (b"Host: x", b"Content-Type: application/json", b"Content-Length: 20000")
+        head = b"\r\n".join((b"POST /v1/completions HTTP/1.1", *fields, b"", b""))
+        slow = running.connect()
+        slow.sendall(head + b" " * 19_000)
+        time.sleep(0.2)
+        padded = json.dumps(body(1)).encode() + b" " * 15_000
+        refused = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert "max_buffered_body_bytes=30000" in refused.json()["error"]["message"]
+        slow.close()
+        wait_for(lambda: running.post("/v1/completions", body(1)).status_code == 200)
+        answer = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
+        assert answer.status_code == 200
+
+
+def test_the_limit_of_all_bodies_has_room_for_one() -> None:
+    with pytest.raises(ConfigError, match="max_buffered_body_bytes must be at least 8388608, got 1024"):
+        ServerLimits(max_buffered_body_bytes=1024)

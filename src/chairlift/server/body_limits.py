@@ -48,24 +48,38 @@ class _RefusedError(Exception):
 
 
 class BodyLimitMiddleware:
-    """Reads the whole body, within the limits, and hands it on; whoever exceeds them gets an answer and is cut off."""
+    """Reads the whole body, within the limits, and passes it on; a request beyond a limit is rejected.
+
+    Bodies of all requests together are limited as well. `request.state.release_body` ends the accounting of a body
+    before its call ends, which an endpoint calls when it has read the body and keeps nothing of it.
+    """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
         self._app = app
         self._limits = limits
+        self._num_buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in BODILESS_METHODS:
             await self._app(scope, receive, send)
             return
+        share = _BufferShare(self)
         try:
-            body = await self._read(scope, receive)
+            body = await self._read(scope, receive, share)
+            if body is None:
+                return
+            first: Message = {"type": "http.request", "body": body, "more_body": False}
+            del body
+            scope.setdefault("state", {})["release_body"] = share.release
+            await self._pass_on(first, scope, receive, send)
         except _RefusedError as refusal:
             await _answer(refusal)(scope, receive, send)
-            return
-        if body is None:
-            return
-        first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        finally:
+            share.release()
+
+    async def _pass_on(self, message: Message, scope: Scope, receive: Receive, send: Send) -> None:
+        first: Message | None = message
+        del message
 
         async def replay() -> Message:
             nonlocal first
@@ -76,7 +90,19 @@ class BodyLimitMiddleware:
 
         await self._app(scope, replay, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    def reserve(self, num_bytes: int) -> None:
+        """Account for bytes of a body; raises _RefusedError if all bodies together exceed the limit."""
+        limit = self._limits.max_buffered_body_bytes
+        if self._num_buffered + num_bytes > limit:
+            problem = f"the request bodies that are being read have {self._num_buffered} bytes in all"
+            raise _RefusedError(503, f"{problem}, and max_buffered_body_bytes={limit}: send this again in a second")
+        self._num_buffered += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """End the accounting of bytes that were reserved."""
+        self._num_buffered -= num_bytes
+
+    async def _read(self, scope: Scope, receive: Receive, share: _BufferShare) -> bytes | None:
         """The body; None if the client went before its end."""
         limits = self._limits
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -89,9 +115,11 @@ class BodyLimitMiddleware:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    parts += message.get("body", b"")
-                    if len(parts) > limits.max_body_bytes:
+                    chunk = message.get("body", b"")
+                    if len(parts) + len(chunk) > limits.max_body_bytes:
                         raise self._too_large()
+                    share.add(len(chunk))
+                    parts += chunk
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
@@ -104,7 +132,27 @@ class BodyLimitMiddleware:
         return _RefusedError(413, f"the body is larger than {limit} bytes (max_body_bytes): send less at once")
 
 
+class _BufferShare:
+    """The bytes that one body has in the middleware's account."""
+
+    def __init__(self, middleware: BodyLimitMiddleware) -> None:
+        self._middleware = middleware
+        self._num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        self._middleware.reserve(num_bytes)
+        self._num_bytes += num_bytes
+
+    def release(self) -> None:
+        self._middleware.release(self._num_bytes)
+        self._num_bytes = 0
+
+
 def _answer(refusal: _RefusedError) -> JSONResponse:
-    info = ErrorInfo(message=str(refusal), type="invalid_request_error")
-    headers = None if refusal.status == 400 else {"Connection": "close"}
+    if refusal.status == 503:
+        info = ErrorInfo(message=str(refusal), type="service_unavailable_error", code="too_many_bodies")
+        headers = {"Connection": "close", "Retry-After": "1"}
+    else:
+        info = ErrorInfo(message=str(refusal), type="invalid_request_error")
+        headers = {"Connection": "close"}
     return JSONResponse(ErrorBody(error=info).model_dump(), status_code=refusal.status, headers=headers)

@@ -13,6 +13,7 @@ class ServerLimits:
     max_queued_requests: prompts that may wait for their first token; more get a 429.
     max_queued_tokens: tokens of those prompts.
     max_body_bytes, max_json_depth: of a request's body; checked before it is parsed.
+    max_buffered_body_bytes: bodies of all requests together that are being received or prepared; more get a 503.
     max_header_bytes: of a request's line and headers.
     header_timeout: seconds that a client may take to send those, from when it connects; over TLS for the handshake, and
         then as many for the headers.
@@ -30,6 +31,7 @@ class ServerLimits:
     max_queued_tokens: int = 2_000_000
     max_body_bytes: int = 8 << 20
     max_json_depth: int = 64
+    max_buffered_body_bytes: int = 64 << 20
     max_header_bytes: int = 64 << 10
     max_unsent_bytes: int = 256 << 10
     header_timeout: float = 10.0
@@ -44,6 +46,7 @@ class ServerLimits:
             ("max_queued_tokens", 1),
             ("max_body_bytes", 1024),
             ("max_json_depth", 8),
+            ("max_buffered_body_bytes", self.max_body_bytes),
             ("max_header_bytes", 1024),
             ("max_unsent_bytes", 4096),
             ("header_timeout", 0.05),
@@ -60,6 +63,7 @@ HELP = {
     "max_queued_tokens": "Tokens of the prompts that wait.",
     "max_body_bytes": "Of a request's body.",
     "max_json_depth": "Of a request's body.",
+    "max_buffered_body_bytes": "Of the bodies of all requests that are being received or prepared; more get a 503.",
     "max_header_bytes": "Of a request's line and headers.",
     "max_unsent_bytes": "Of an answer that its reader does not take; then --write-timeout counts.",
     "header_timeout": "Seconds for a client to send its headers.",

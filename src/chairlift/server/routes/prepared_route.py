@@ -54,6 +54,7 @@ def prepared_route(
                 request._body = b""  # it is not read again, and the request lives as long as its stream
                 prepared = await preparation.prepare(request.state.key.tenant, endpoint, body)
                 del body
+                request.state.release_body()
                 return await finish_call(prepared.body, prepared.plan, request)
 
             return handle
