@@ -67,6 +67,13 @@ API = [
     option(
         "trust_request_chat_template", bool, False, help="Let requests bring a chat template.", rich_help_panel="API"
     ),
+    option(
+        "allow_special_tokens_in_content",
+        bool,
+        False,
+        help="Read special tokens in message content, so that a message can write turns of its own.",
+        rich_help_panel="API",
+    ),
 ]
 
 

@@ -246,11 +246,20 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answers to a conversation; the rest as `generate`."""
+        """Stream the answers to a conversation; the rest as `generate`.
+
+        Args:
+            allow_special_tokens_in_content: special tokens that a message spells become these tokens; otherwise they
+                are plain text.
+            template_options: further variables of the chat template.
+        """
         await self._prepare(params)
-        text, token_ids = self.engine.input_processor.encode_chat(messages, params, **template_options)
+        text, token_ids = self.engine.input_processor.encode_chat(
+            messages, params, allow_special_tokens_in_content=allow_special_tokens_in_content, **template_options
+        )
         async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 

@@ -15,6 +15,8 @@ class ApiOptions:
     reasoning_parser: the same for its reasoning; `none` leaves reasoning in the content.
     chat_template: Jinja2 text, instead of the model's.
     trust_request_chat_template: requests may bring their own.
+    allow_special_tokens_in_content: added tokens that the content of messages spells become these tokens; otherwise
+        they are plain text.
 
     Raises:
         ConfigError: there is no parser of that name.
@@ -24,6 +26,7 @@ class ApiOptions:
     reasoning_parser: str = "auto"
     chat_template: str | None = None
     trust_request_chat_template: bool = False
+    allow_special_tokens_in_content: bool = False
 
     def __post_init__(self) -> None:
         tool_call_format(self.tool_call_parser, None)

@@ -10,6 +10,8 @@ from typing import Any
 from chairlift.engine.client import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.loading.chat_template import ChatTemplate
+from chairlift.loading.marked_text import MarkedText, template_text, unmarked
+from chairlift.loading.template_check import log_template_problems
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api_options import ApiOptions
 from chairlift.server.preparation.plan import Plan, attribute_errors_to
@@ -101,6 +103,8 @@ class Conversations:
         self._template: ChatTemplate | None = engine.tokenizer.chat_template
         if options.chat_template is not None:
             self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
+        if self._template is not None and not options.allow_special_tokens_in_content:
+            log_template_problems(self._template, engine.tokenizer)
         text = None if self._template is None else self._template.text
         self._calls = tool_call_format(options.tool_call_parser, text)
         self._reasoning = reasoning_format(options.reasoning_parser, text)
@@ -119,11 +123,11 @@ class Conversations:
         last = body.messages[-1].for_template()
         echoes = body.echo and last["role"] == "assistant"
         return ChatPlan(
-            [(text, token_ids)],
+            [(unmarked(text), token_ids)],
             params,
             source,
             new_parser=self._new_parser(tools, reasoning),
-            echoed=last["content"] if echoes else "",
+            echoed=unmarked(last["content"]) if echoes else "",
             calls_end_it=tools.mode in ("auto", "required"),
         )
 
@@ -191,7 +195,7 @@ class Conversations:
             return partial(_reasoning_parser, reasoning, rest)
         return None if tools.mode == "none" else rest
 
-    def _render(self, body: ChatCompletionRequest, tools: _Tools) -> str:
+    def _render(self, body: ChatCompletionRequest, tools: _Tools) -> MarkedText:
         template = self._template_for(body)
         messages = [message.for_template() for message in body.messages]
         shown = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
@@ -207,7 +211,8 @@ class Conversations:
             variables["tools"] = shown or None
         else:
             messages = told_in_words(messages, shown)
-        return _rendered(template, messages, variables, body)
+        text = _rendered(template, messages, variables, body)
+        return template_text(text) if self._options.allow_special_tokens_in_content else text
 
     def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
         if body.chat_template is not None:
@@ -217,7 +222,7 @@ class Conversations:
                     "--trust-request-chat-template",
                     "chat_template",
                 )
-            return ChatTemplate(body.chat_template, self._engine.tokenizer.special_tokens)
+            return ChatTemplate(body.chat_template, self._engine.tokenizer.special_tokens, from_request=True)
         if self._template is None:
             self._engine.tokenizer.render_chat([])  # says what is missing
             raise AssertionError("unreachable")
@@ -226,7 +231,7 @@ class Conversations:
 
 def _rendered(
     template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any], body: ChatCompletionRequest
-) -> str:
+) -> MarkedText:
     if not body.continue_final_message:
         return template.render(messages, add_generation_prompt=body.add_generation_prompt, **variables)
     if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
@@ -242,7 +247,7 @@ def _rendered(
     return _cut_after(text, last["content"])
 
 
-def _cut_after(text: str, content: str) -> str:
+def _cut_after(text: MarkedText, content: str) -> MarkedText:
     """The prompt up to the end of the last message's content, as the template wrote it."""
     for written in (content, content.strip()):
         if (at := text.rfind(written)) >= 0:
