@@ -18,7 +18,7 @@ MAX_STOP_CHARACTERS = 16 << 10
 
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
-MAX_BAD_WORD_CHARACTERS = 64 << 10
+MAX_BAD_WORD_CHARACTERS = 8 << 10
 """Characters of all bad words of one request."""
 
 MAX_TOKEN_IDS = 1 << 19
