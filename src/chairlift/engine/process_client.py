@@ -35,6 +35,7 @@ from chairlift.engine.wire import (
 from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
 from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
+from chairlift.memory_limits import limit_hint
 
 logger = logging.getLogger("chairlift")
 
@@ -163,7 +164,8 @@ class ProcessClient:
     def _check_start(self) -> None:
         """The process has been silent for GRACE_SECONDS and is not ready."""
         if self._child.has_ended:
-            raise EngineDeadError(f"the engine process ended while it started ({self._child.why_ended()})")
+            way_out = f"; free some memory{hint}" if (hint := limit_hint()) else ""
+            raise EngineDeadError(f"the engine process ended while it started ({self._child.why_ended()}){way_out}")
         if not self._start_watchdog.is_stuck(True):
             return
         self._child.ask_for_stacks()
