@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -28,7 +29,7 @@ class BatchIndex:
     def __init__(self, path: Path) -> None:
         self.path = path
         keys = array("Q")
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not path.is_file():
             raise ConfigError(f"{path} is no file: a batch is read twice, so put it into one")
         try:
             with path.open("rb") as file:

@@ -34,9 +34,9 @@ class BatchOutput:
     def __init__(self, path: Path, index: BatchIndex) -> None:
         self.path = path
         self.num_answered = 0
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not path.is_file():
             raise ConfigError(f"{path} is no file that answers can be read back from: give -o another name")
-        if path.exists() and path.samefile(index.path):
+        if os.path.exists(path) and path.samefile(index.path):
             raise ConfigError(f"{path} is the input itself: give -o another name")
         try:
             self._file = path.open("a+b", buffering=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ class AccessOptions:
             raise ConfigError("ssl_certfile and ssl_keyfile go together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):
             path = getattr(self, name)
-            if path is not None and not path.is_file():
+            if path is not None and not os.path.isfile(path):
                 raise ConfigError(f"{name}={path}: no such file")
         if self.keys and self.allow_unauthenticated:
             raise ConfigError("allow_unauthenticated has no effect beside API keys: leave out the one or the others")

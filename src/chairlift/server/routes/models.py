@@ -18,7 +18,7 @@ class UnknownModelError(HTTPException):
 def check_model(asked: str | None, name: str) -> None:
     """Raises UnknownModelError unless it is this one, or any."""
     if asked is not None and asked != name:
-        raise UnknownModelError(404, f"model {asked!r} is not served here; {name!r} is")
+        raise UnknownModelError(404, f"model {asked!r:.100} is not served here; {name!r} is")
 
 
 def router(chat: ChatServing) -> APIRouter:
