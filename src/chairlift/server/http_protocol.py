@@ -275,11 +275,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._is_lingering:
             return
         seconds = min(LINGER_IDLE_SECONDS, self._linger_until - self.loop.time())
-        self._linger_timer.start(max(0.0, seconds), self.transport.close)
+        self._linger_timer.start(max(0.0, seconds), self.transport.abort)
 
     def shutdown(self) -> None:
-        if self._is_lingering:
-            self.transport.close()
+        if self._is_lingering:  # Closing would wait for the client's part of the end of a TLS connection.
+            self.transport.abort()
         else:
             super().shutdown()
 
