@@ -139,9 +139,14 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._decline_upgrade()
         except httptools.HttpParserError as error:
-            peer = ":".join(map(str, self.client)) if self.client else "a local socket"
-            logger.warning("invalid HTTP request from %s: %.200s", peer, error)
+            logger.warning("invalid HTTP request from %s: %.200s", self._peer(), error)
             self._refuse(400, f"the HTTP request is not valid: {error!s:.200}")
+
+    def _peer(self) -> str:
+        if self.client is None:
+            return "a local socket"
+        host, port = self.client
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _decline_upgrade(self) -> None:
         """Go on in HTTP/1.1, which declines an upgrade (RFC 9110, section 7.8). The parser has stopped behind the
@@ -156,7 +161,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # -- the parser's callbacks ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are discarded: as headers they would be seen only by those who look late."""
+        """Discard trailers: added to the headers, they would be visible to some checks of these and not to others."""
         if self._body is None:
             super().on_header(name, value)
 
