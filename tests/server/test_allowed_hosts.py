@@ -27,7 +27,7 @@ KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
 
 @pytest.fixture(scope="module")
 def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """As `chairlift serve` without keys on the loopback, but for pages that CORS lets in."""
+    """As `chairlift serve` without keys on the loopback, with CORS for every page."""
     llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
     hosts = AccessOptions().hosts_of("127.0.0.1")
     with run_server(llm, "tiny", allowed_hosts=hosts, cors=CorsOptions(allowed_origins=("*",))) as running:

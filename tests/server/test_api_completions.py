@@ -149,6 +149,13 @@ def test_what_cannot_be_honoured_is_refused(
     assert words in response.json()["error"]["message"]
 
 
+def test_max_tokens_null_is_the_default(api_server: RunningServer) -> None:
+    fields = {"prompt": PROMPT, "ignore_eos": True}
+    for limit in ({"max_tokens": None}, {}, {"max_tokens": None, "echo": True}):
+        answer = api_server.post("/v1/completions", {**fields, **limit}).json()
+        assert answer["usage"]["completion_tokens"] == 16
+
+
 def test_tokenize_takes_a_prompt_or_messages(api_server: RunningServer) -> None:
     for body, param in [({}, "prompt"), ({"prompt": "x", "tools": []}, "tools")]:
         response = api_server.post("/tokenize", body)

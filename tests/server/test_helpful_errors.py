@@ -38,6 +38,29 @@ def test_a_wrong_path_or_method_is_told_the_right_one(
     assert len(message(answer)) < 200
 
 
+def test_a_long_model_name_is_an_ordinary_error_and_is_shortened(api_server: RunningServer) -> None:
+    name = "x" * 5000
+    fields = {"messages": [{"role": "user", "content": "x"}], "model": name}
+    bodies = {
+        "/v1/completions": {"prompt": "x", "model": name},
+        "/v1/chat/completions": fields,
+        "/v1/responses": {"input": "x", "model": name},
+        "/v1/messages": {**fields, "max_tokens": 1},
+        "/v1/messages/count_tokens": fields,
+        "/tokenize": {"prompt": "x", "model": name},
+        "/detokenize": {"tokens": [1], "model": name},
+    }
+    answers = [api_server.post(path, body) for path, body in bodies.items()]
+    answers += [httpx.get(f"{api_server.url}/v1/{kind}/{name}") for kind in ("models", "requests")]
+    for answer in answers:
+        assert answer.status_code == 404
+        assert "'xxx" in message(answer)
+        assert len(answer.content) < 500
+        assert sum(len(value) for value in answer.headers.values()) < 200
+    assert api_server.access_log is not None
+    assert max(map(len, api_server.access_log.read_text().splitlines()[-len(answers) :])) < 1500
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 def test_a_body_that_is_not_utf8_is_told_so(api_server: RunningServer, path: str) -> None:
     body = b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'

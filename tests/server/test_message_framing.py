@@ -20,7 +20,7 @@ def lines(first: bytes, fields: list[bytes]) -> bytes:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-    """Headers as the parser tells them, and the bytes of the head and of the body."""
+    """Headers as the parser reports them, and the bytes of the head and of the body."""
     head = lines(b"POST / HTTP/1.1", draw(FIELDS))
     if draw(st.booleans()):
         body = draw(CONTENT)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +23,7 @@ from chairlift.config import (
     STATIC_RUN_TO,
     EngineConfig,
 )
+from chairlift.memory_limits import check_address_space
 
 HELP = {
     "device": "cpu or cuda.",
@@ -75,8 +77,15 @@ def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
 
 
 def takes_engine_options(command: Command) -> Command:
-    """Give a command all of the engine's options."""
-    return takes_options(ENGINE_OPTIONS)(command)
+    """Give a command all of the engine's options; it ends at once if no engine could start."""
+    with_config = takes_options(ENGINE_OPTIONS)(command)
+
+    @functools.wraps(with_config)
+    def checked(**given: Any) -> None:
+        check_address_space()
+        with_config(**given)
+
+    return checked
 
 
 ModelArgument = Annotated[

@@ -11,6 +11,7 @@ from chairlift.engine.in_flight import InFlight
 from chairlift.engine.watchdog import Watchdog, main_frame, write_state_dump
 from chairlift.engine.wire import CannotStart, EngineFacts, Ready, Said
 from chairlift.errors import ChairliftError, EngineDeadError
+from chairlift.memory_limits import limit_hint
 
 CONNECT_SECONDS: Final = 10.0
 
@@ -43,7 +44,8 @@ def wait_for_facts(child: EngineChild, watchdog: Watchdog) -> EngineFacts:
 def _check_start(child: EngineChild, watchdog: Watchdog) -> None:
     """The process has been silent for GRACE_SECONDS and is not ready."""
     if child.has_ended:
-        raise EngineDeadError(f"the engine process ended while it started ({child.why_ended()})")
+        way_out = f"; free some memory{hint}" if (hint := limit_hint()) else ""
+        raise EngineDeadError(f"the engine process ended while it started ({child.why_ended()}){way_out}")
     if not watchdog.is_stuck(True):
         return
     child.ask_for_stacks()

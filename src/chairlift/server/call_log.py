@@ -15,6 +15,7 @@ from chairlift.server.observatory import Observatory
 from chairlift.server.tally import Tally
 
 MAX_BODY_BYTES: Final = 4096
+MAX_PATH_CHARACTERS: Final = 1024
 QUIET_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
 """Asked again and again by machines; their successes are not recorded."""
 
@@ -118,7 +119,7 @@ def _begin(scope: Scope) -> CallRecord:
     return CallRecord(
         time=time.time(),
         method=scope["method"],
-        path=scope["path"],
+        path=scope["path"][:MAX_PATH_CHARACTERS],
         client="" if client is None else str(client[0]),
         headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
     )

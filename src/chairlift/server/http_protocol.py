@@ -141,9 +141,14 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._decline_upgrade()
         except httptools.HttpParserError as error:
-            peer = ":".join(map(str, self.client)) if self.client else "a local socket"
-            logger.warning("invalid HTTP request from %s: %.200s", peer, error)
+            logger.warning("invalid HTTP request from %s: %.200s", self._peer(), error)
             self._refuse(400, f"the HTTP request is not valid: {error!s:.200}")
+
+    def _peer(self) -> str:
+        if self.client is None:
+            return "a local socket"
+        host, port = self.client
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _decline_upgrade(self) -> None:
         """Go on in HTTP/1.1, which declines an upgrade (RFC 9110, section 7.8). The parser has stopped behind the
@@ -158,7 +163,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # -- the parser's callbacks ----------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers are discarded: as headers they would be seen only by those who look late."""
+        """Discard trailers: added to the headers, they would be visible to some checks of these and not to others."""
         if self._body is None:
             super().on_header(name, value)
 
@@ -277,11 +282,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._is_lingering:
             return
         seconds = min(LINGER_IDLE_SECONDS, self._linger_until - self.loop.time())
-        self._linger_timer.start(max(0.0, seconds), self.transport.close)
+        self._linger_timer.start(max(0.0, seconds), self.transport.abort)
 
     def shutdown(self) -> None:
-        if self._is_lingering:
-            self.transport.close()
+        if self._is_lingering:  # Closing would wait for the client's part of the end of a TLS connection.
+            self.transport.abort()
         else:
             super().shutdown()
 

@@ -12,4 +12,4 @@ class UnknownModelError(HTTPException):
 def check_model(requested: str | None, name: str) -> None:
     """Raises UnknownModelError unless a request names this model, or none."""
     if requested is not None and requested != name:
-        raise UnknownModelError(404, f"model {requested!r} is not served here; {name!r} is")
+        raise UnknownModelError(404, f"model {requested!r:.100} is not served here; {name!r} is")

@@ -143,6 +143,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from None
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen on {host:.100}:{port}: {error}; choose another --host or --port") from None
     return listener

@@ -46,7 +46,9 @@ class CompletionRequest(SamplingFields, SatisfiedByCompletions):
 
     def params(self) -> SamplingParams:
         """Validated parameters; raises RequestError naming the field."""
-        more: dict[str, Any] = {"max_tokens": 1 if self.is_echo_only else self.max_tokens, "logprobs": self.logprobs}
+        more: dict[str, Any] = {"logprobs": self.logprobs}
+        if self.max_tokens is not None:  # null is the default, as with other fields.
+            more["max_tokens"] = 1 if self.is_echo_only else self.max_tokens
         if self.best_of is not None:
             self._check_best_of(self.best_of)
             more |= {"n": self.best_of, "logprobs": self.logprobs or 0}

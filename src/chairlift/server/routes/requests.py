@@ -58,9 +58,8 @@ def router(observatory: Observatory) -> APIRouter:
 def _find(observatory: Observatory, request_id: str, request: Request) -> list[TrackedRequest]:
     if found := observatory.find(request_id, observatory.viewer(request)):
         return found
-    raise HTTPException(
-        404, f"request {request_id!r} is not known: it ended too long ago, never got to the engine, or is another key's"
-    )
+    why = "it ended too long ago, never got to the engine, or is another key's"
+    raise HTTPException(404, f"request {request_id!r:.140} is not known: {why}")
 
 
 def _view(observatory: Observatory, entry: TrackedRequest) -> SequenceView:
