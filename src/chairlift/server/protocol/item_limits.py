@@ -6,9 +6,9 @@ proportional to its size: no field may hold so many items that work for each of 
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 MAX_MESSAGES: Final = 4096
 """Messages of a conversation, or items of the input of /v1/responses."""
@@ -36,4 +36,14 @@ MAX_METADATA: Final = 16
 
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=MAX_METADATA)]
+
+
+def check_number_of_pairs(given: Any) -> Any:
+    """Reject an object with too many pairs before each pair is validated: each wrong pair would be an error of its
+    own."""
+    if isinstance(given, dict) and len(given) > MAX_METADATA:
+        raise ValueError(f"must have at most {MAX_METADATA} entries, got {len(given)}")
+    return given
+
+
+Metadata = Annotated[dict[MetadataKey, MetadataValue], BeforeValidator(check_number_of_pairs)]

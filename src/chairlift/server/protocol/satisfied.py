@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from chairlift.server.protocol.base import Body
-from chairlift.server.protocol.item_limits import MAX_METADATA, Metadata, MetadataKey, MetadataValue
+from chairlift.server.protocol.item_limits import Metadata, MetadataKey, MetadataValue, check_number_of_pairs
 
 Nothing = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""
@@ -78,8 +78,8 @@ class SatisfiedByResponses(SatisfiedEverywhere):
 class SatisfiedByMessages(SatisfiedEverywhere):
     """At /v1/messages."""
 
-    metadata: dict[MetadataKey, MetadataValue | None] | None = Field(
-        None, max_length=MAX_METADATA, description="Identifies the caller; has no effect here."
+    metadata: Annotated[dict[MetadataKey, MetadataValue | None], BeforeValidator(check_number_of_pairs)] | None = Field(
+        None, description="Identifies the caller; has no effect here."
     )
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one tier.")
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="It runs where it runs.")
