@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 MAX_MESSAGES: Final = 4096
 """Messages of a conversation, or items of the input of /v1/responses."""
@@ -42,7 +43,7 @@ def check_number_of_pairs(given: Any) -> Any:
     """Reject an object with too many pairs before each pair is validated: each wrong pair would be an error of its
     own."""
     if isinstance(given, dict) and len(given) > MAX_METADATA:
-        raise ValueError(f"must have at most {MAX_METADATA} entries, got {len(given)}")
+        raise PydanticCustomError("too_long", "has too many entries", {"max_length": MAX_METADATA})
     return given
 
 
