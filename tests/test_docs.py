@@ -16,7 +16,7 @@ import typer
 from chairlift.cli import app
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("benchmarks", "deploy", "docs", "src", "tests")
+FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
 OF_MODELS = {
     "config.json",
@@ -142,8 +142,15 @@ def test_the_architecture_names_every_package() -> None:
     assert packages - named == set()
 
 
+@pytest.mark.parametrize(("pattern", "limit"), [("README.md", 150), ("docs/guide/*.md", 250)])
+def test_pages_are_short(pattern: str, limit: int) -> None:
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob(pattern)}
+    assert lengths
+    assert {name: length for name, length in lengths.items() if length > limit} == {}
+
+
 def test_there_is_something_to_check() -> None:
-    guide, architecture = ROOT / "docs" / "guide.md", ROOT / "docs" / "architecture.md"
-    assert len(list(commands(guide))) > 15
+    guide, architecture = (ROOT / "docs" / "guide").glob("*.md"), ROOT / "docs" / "architecture.md"
+    assert sum(len(list(commands(page))) for page in guide) > 15
     assert len(FILE.findall(prose(architecture))) > 40
     assert len(CLASS.findall(prose(architecture))) > 20
