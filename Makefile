@@ -67,6 +67,7 @@ test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a
 test-clients: venv ## Let simonw/llm and LangChain, unchanged, talk to a server.
 	tests/clients/with-clients "llm langchain-openai" tests/clients/check_llm.py
 	tests/clients/with-clients "llm langchain-openai" tests/clients/check_langchain.py
+	tests/clients/with-clients "llm langchain-openai" examples/langchain_chat.py
 
 load-test: venv ## Put a server under guidellm's load: 8 streams, 64 requests.
 	tests/clients/with-clients guidellm -m guidellm run --disable-progress --output kind=console \
@@ -86,6 +87,7 @@ check: venv ## Lint, format, types, import contracts.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 	$(BIN)/lint-imports
 
 format: venv ## Let ruff rewrite what it can.
