@@ -128,13 +128,6 @@ def test_options_are_there(document: Path) -> None:
     assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose(document))) - options()) == []
 
 
-@pytest.mark.parametrize("package", ["core", "engine", "worker"])
-def test_the_architecture_names_every_file(package: str) -> None:
-    text = prose(ROOT / "docs" / "architecture.md")
-    files = [path.name for path in (ROOT / "src" / "chairlift" / package).glob("[!_]*.py")]
-    assert [name for name in sorted(files) if f"`{name}`" not in text] == []
-
-
 def test_the_architecture_names_every_package() -> None:
     rows = re.findall(r"^\| (`.*?) \|", prose(ROOT / "docs" / "architecture.md"), re.MULTILINE)
     named = {name.rstrip("/") for row in rows for name in re.findall(r"`([\w/]+)`", row)}
@@ -152,5 +145,5 @@ def test_pages_are_short(pattern: str, limit: int) -> None:
 def test_there_is_something_to_check() -> None:
     guide, architecture = (ROOT / "docs" / "guide").glob("*.md"), ROOT / "docs" / "architecture.md"
     assert sum(len(list(commands(page))) for page in guide) > 15
-    assert len(FILE.findall(prose(architecture))) > 40
+    assert len(FILE.findall(prose(architecture))) > 20
     assert len(CLASS.findall(prose(architecture))) > 20
