@@ -30,6 +30,7 @@ FEW_OPERATIONS = 2000
 """Counts below this are mostly what every request costs."""
 
 TYPES = Planners(
+    conversations=None,  # type: ignore[arg-type]
     completions=endpoint_planners.CompletionPlanner,  # type: ignore[arg-type]
     chat=endpoint_planners.ChatPlanner,  # type: ignore[arg-type]
     responses=endpoint_planners.ResponsesPlanner,  # type: ignore[arg-type]

@@ -170,7 +170,10 @@ def test_cpu_time_is_accounted_for_by_key_and_limited(server: RunningServer) -> 
     before = server.admission.cpu_seconds().get("eve", 0.0)
     answers = [post(server, "/tokenize", content, "eve-secret") for content in (body + PADDING, body)]
     assert answers[0].status_code == 200
-    assert server.admission.cpu_seconds()["eve"] > before
+    seconds = server.admission.cpu_seconds()["eve"]
+    assert seconds > before
+    headers = {"Authorization": "Bearer ops-secret"}
+    assert httpx.get(f"{server.url}/v1/engine", headers=headers).json()["cpu_seconds"]["eve"] >= seconds
     assert answers[1].status_code == 429
     assert "cpu_seconds_per_minute=0.0001" in answers[1].json()["error"]["message"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -86,7 +87,10 @@ def create_app(
     observatory = Observatory(llm)
     listeners = [] if observe is None else observe.listeners(observatory)
     preparation = Preparation(admission.take_cpu_seconds, workers)
-    lifespan = _lifespan(llm, on_ready, [preparation.close, *(listener.close for listener in listeners)])
+    endpoints = Endpoints(llm, name, api or ApiOptions(), preparation, limits.max_json_depth)
+    on_start = partial(preparation.start, endpoints.planners.conversations.check_template)
+    on_end = [preparation.close, *(listener.close for listener in listeners)]
+    lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
     app = FastAPI(
         title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
     )
@@ -97,7 +101,6 @@ def create_app(
         keeps_body = observe.access_log_bodies
         app.add_middleware(CallLogMiddleware, observatory=observatory, listeners=listeners, keeps_body=keeps_body)
     _add_error_handlers(app)
-    endpoints = Endpoints(llm, name, api or ApiOptions(), preparation, limits.max_json_depth)
     routers = [module.router(endpoints) for module in (completions, messages, responses, tokenize)]
     routers.append(models.router(llm, name))
     routers += [module.router(observatory) for module in (engine, metrics, requests)]
@@ -122,13 +125,13 @@ def _add_middlewares(
 
 
 def _lifespan(
-    llm: AsyncLLM, on_ready: Callable[[], None] | None, on_end: Iterable[Callable[[], None]]
+    llm: AsyncLLM, on_start: Iterable[Callable[[], None]], on_end: Iterable[Callable[[], None]]
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         llm.open()
-        if on_ready is not None:
-            on_ready()
+        for start in on_start:
+            start()
         yield
         await llm.aclose()
         for close in on_end:

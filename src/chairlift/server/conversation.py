@@ -103,11 +103,14 @@ class Conversations:
         self._template: ChatTemplate | None = engine.tokenizer.chat_template
         if options.chat_template is not None:
             self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
-        if self._template is not None and not options.allow_special_tokens_in_content:
-            log_template_problems(self._template, engine.tokenizer)
         text = None if self._template is None else self._template.text
         self._calls = tool_call_format(options.tool_call_parser, text)
         self._reasoning = reasoning_format(options.reasoning_parser, text)
+
+    def check_template(self) -> None:
+        """Log a warning for each problem of the chat template with special tokens; renders probe conversations."""
+        if self._template is not None and not self._options.allow_special_tokens_in_content:
+            log_template_problems(self._template, self._engine.tokenizer)
 
     def plan(self, body: ChatCompletionRequest) -> ChatPlan:
         """What to ask of the engine; raises RequestError."""

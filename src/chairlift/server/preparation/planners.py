@@ -18,6 +18,7 @@ from chairlift.server.tokenization import DetokenizePlanner, TokenizePlanner
 class Planners:
     """One planner for each endpoint that takes a body."""
 
+    conversations: Conversations
     completions: CompletionPlanner
     chat: ChatPlanner
     responses: ResponsesPlanner
@@ -31,6 +32,7 @@ def make_planners(engine: ServedEngine, options: ApiOptions) -> Planners:
     """The planners for an engine, or for what a preparation worker knows of one."""
     conversations = Conversations(engine, options)
     return Planners(
+        conversations=conversations,
         completions=CompletionPlanner(engine),
         chat=ChatPlanner(conversations),
         responses=ResponsesPlanner(conversations),

@@ -186,6 +186,10 @@ class Preparation:
         finally:
             self._on_cpu_seconds(tenant, seconds)
 
+    def start(self, function: Callable[[], None]) -> None:
+        """Call a function on a thread, and wait for nothing."""
+        self._threads.submit(function)
+
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> Prepared:
         """Let a worker prepare a large body for an endpoint, at the expense of a tenant.
 

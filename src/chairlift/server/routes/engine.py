@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -88,6 +88,7 @@ class EngineView(BaseModel):
     batch: BatchView | None
     step_cost: StepCostView | None
     events_dropped: int
+    cpu_seconds: dict[str, float] = Field(description="CPU time outside of the engine, by the name of the API key.")
 
 
 def router(observatory: Observatory) -> APIRouter:
@@ -98,7 +99,7 @@ def router(observatory: Observatory) -> APIRouter:
     async def get_engine(request: Request) -> EngineView:
         """Configuration, plan, pool and accounting."""
         _require_admin(observatory, request)
-        return _engine_view(observatory)
+        return _engine_view(observatory, request.state.admission.cpu_seconds())
 
     @routes.get("/v1/events", responses={**ADMINS_ONLY, 503: {"model": ErrorBody}})
     async def stream_events(request: Request) -> Response:
@@ -147,7 +148,7 @@ def _sse(kind: str, data: str) -> bytes:
     return f"event: {kind}\ndata: {data}\n\n".encode()
 
 
-def _engine_view(observatory: Observatory) -> EngineView:
+def _engine_view(observatory: Observatory, cpu_seconds: dict[str, float]) -> EngineView:
     llm, tracker = observatory.llm, observatory.tracker
     plan, started = llm.engine.kv_cache_plan, tracker.started
     line = tracker.cost.line()
@@ -164,6 +165,7 @@ def _engine_view(observatory: Observatory) -> EngineView:
         batch=_batch_view(observatory),
         step_cost=None if line is None else StepCostView(base=line[0], per_token=line[1]),
         events_dropped=llm.events.num_dropped,
+        cpu_seconds=cpu_seconds,
     )
 
 
