@@ -8,6 +8,7 @@ request, they can be ended, and their memory is returned with the process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -66,12 +67,17 @@ def main() -> None:
         return
     setup: WorkerSetup = pickle.loads(frame)
     planners = _planners(setup)
+    # A body may become millions of objects: the collector would visit all of them again and again while they are made.
+    gc.freeze()
+    gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
         started = time.process_time()
         outcome = prepare(getattr(planners, endpoint), raw, setup.max_json_depth)
         reply = Reply(outcome, time.process_time() - started, _memory())
         write_frame(answers, pickle.dumps(reply))
+        del frame, raw, outcome, reply
+        gc.collect()
 
 
 def _planners(setup: WorkerSetup) -> Planners:
