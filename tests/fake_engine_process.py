@@ -40,9 +40,7 @@ def build(config: EngineConfig, outbox: Outbox) -> Any:
         enable_prefix_caching=True,
         arena="buddy",
     )
-    executor = CheckingExecutor(
-        block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs, limits.prefill_ahead
-    )
+    executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)
     clock = MonotonicClock()
     started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)
     outbox.emit(started)

@@ -26,7 +26,6 @@ class EngineStarted:
     """The first event of a log: the limits under which everything after it happened.
 
     Attributes:
-        max_num_seqs: seats; prefill_ahead: requests that may run beyond them, until their prompts are computed.
         static_batch_size, static_run_to: None unless `batching` is "static"; kv_arena: None where `kv` is "paged".
         kernels: "native", "torch" or "reference"; kv_cache_dtype: of K and V; quantization: as asked for; "" or None
             where no model computes.
@@ -54,7 +53,6 @@ class EngineStarted:
     quantization: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_slot: int = 0
-    prefill_ahead: int = 0
     schema_version: int = SCHEMA_VERSION
 
 
@@ -131,7 +129,6 @@ class Step:
         admitted, preempted: by the schedule of this step; finished: by its result.
         new_blocks: block ids that each request received; the whole table when it is admitted.
         num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
-        standing: of those that run, whom it computes nothing for because all seats are taken, in the order of seating.
         token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
             `core.accounting`; reserved and internal are split by `max_tokens`, since nobody knows yet what will come.
         shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
@@ -165,7 +162,6 @@ class Step:
     saved: int = 0
     wait_reason: str | None = None
     head_id: str | None = None
-    standing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +190,6 @@ class RequestFinished:
     kv_slot_seconds_held: float = 0.0
     kv_slot_seconds_used: float = 0.0
     step: int = 0
-    steps_stood: int = 0
 
 
 Event = EngineStarted | RequestArrived | RequestQueued | RequestRefused | RequestWaiting | Step | RequestFinished

@@ -51,14 +51,13 @@ class FinishReason(enum.StrEnum):
 class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
-    SEATS: max_num_seqs are running, and with prefill_ahead the places beyond them are taken too, or those with a seat
-    leave no tokens or no memory to spare, or it has its first token already; or a static batch has its
-    static_batch_size. MEMORY: too few free blocks; for a static batch, with all members at their worst.
-    SIBLING_PREFILL: it will share the blocks of a sibling whose prompt is not computed yet. PENDING_TOKEN: it was
-    preempted and its last token is still on its way from the device. PREEMPTION: a running request was preempted in
-    this step, so nobody is admitted. BATCH: it came, or came to the head of the queue, when a static batch was closed
-    already. Whoever was refused when the batch closed keeps that reason while it runs. FAIRNESS: it is another tenant's
-    turn, which had less service; the head of the queue, who is that tenant's, has the reason why nobody is admitted.
+    SEATS: max_num_seqs are running, or a static batch has its static_batch_size. MEMORY: too few free blocks; for a
+    static batch, with all members at their worst. SIBLING_PREFILL: it will share the blocks of a sibling whose prompt
+    is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way from the device.
+    PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: it came, or came to the head
+    of the queue, when a static batch was closed already. Whoever was refused when the batch closed keeps that reason
+    while it runs. FAIRNESS: it is another tenant's turn, which had less service; the head of the queue, who is that
+    tenant's, has the reason why nobody is admitted.
     """
 
     SEATS = "seats"
@@ -125,7 +124,6 @@ class Request:
     wait_reason: WaitReason | None = field(default=None, init=False)
     wait_mark: dict[str, int] = field(default_factory=dict, init=False)
     steps_waited: dict[str, int] = field(default_factory=dict, init=False)
-    steps_stood: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     recompute_until: int = field(default=0, init=False)
     num_recomputed_tokens: int = field(default=0, init=False)

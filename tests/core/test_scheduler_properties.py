@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.config import KV_ARENAS
-from chairlift.core import batching as batching_rules
 from chairlift.core.accounting import account
 from chairlift.core.arena import ARENAS
-from chairlift.core.batching import SPARED_TOKENS
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
 from chairlift.outputs import SchedulerOutput
@@ -32,8 +30,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 24),
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 4),
-        prefill_ahead=st.integers(0, 5),
-        spared_tokens=st.sampled_from([0, 4, SPARED_TOKENS]),
         extra_budget=st.integers(0, 8),
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.booleans(),
@@ -47,8 +43,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
-        prefill_ahead: int,
-        spared_tokens: int,
         extra_budget: int,
         policy: str,
         caching: bool,
@@ -57,7 +51,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena: str,
         batching: tuple[str, str],
     ) -> None:
-        batching_rules.SPARED_TOKENS = spared_tokens  # type: ignore[misc]
         self.kv = kv
         self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
@@ -76,12 +69,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             arena=arena,
             batching=batching[0],
             static_run_to=batching[1],
-            prefill_ahead=prefill_ahead if batching[0] == "continuous" else 0,
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
         self.waited: dict[str, Counter[str]] = {}
-        self.stood: Counter[str] = Counter()
         self.answers: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
@@ -169,16 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert request is not None
                 has_turn = not self.is_fair or request.tenant == plan.head.tenant
                 self.waited[name][plan.wait_reason.value if has_turn else "fairness"] += 1
-            self.count_standing(output)
         return output
-
-    def count_standing(self, output: SchedulerOutput) -> None:
-        """Who runs behind the seats, and gets nothing."""
-        running = self.core.scheduler._batch.running
-        for request in running[self.executor.max_num_seqs :]:
-            has_more = request.num_tokens < request.end_total_tokens
-            if has_more and request.request_id not in output.num_scheduled_tokens:
-                self.stood[request.request_id] += 1
 
     def with_status(self, status: RequestStatus) -> list[str]:
         requests = map(self.core.scheduler.get, self.core.scheduler.unfinished_ids())
@@ -210,7 +192,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.manager.check()
         requests = [scheduler.get(name) for name in scheduler.unfinished_ids()]
         running = [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
-        assert scheduler.num_running == len(running) <= self.executor.max_num_running
+        assert scheduler.num_running == len(running) <= self.executor.max_num_seqs
         assert scheduler.num_waiting == len(requests) - len(running)
         for request in requests:
             assert request is not None
@@ -228,12 +210,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
-        try:
-            self.check_end()
-        finally:
-            batching_rules.SPARED_TOKENS = SPARED_TOKENS  # type: ignore[misc]
-
-    def check_end(self) -> None:
         for _ in range(5000):
             if not self.core.has_work:
                 break
@@ -254,9 +230,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sorted(arrived) == sorted(finished) == sorted(self.expected)
         assert len(arrived) + len(refused) == self.count
         assert {e.request_id: e.steps_waited for e in events if isinstance(e, RequestFinished)} == self.waited
-        assert Counter({e.request_id: e.steps_stood for e in events if isinstance(e, RequestFinished)}) == self.stood
         log = [e for e in events if isinstance(e, Step)]
-        assert Counter(name for e in log for name in e.standing) == self.stood
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
         # A preemption is told with the next step that computes anything; aborts may leave none.
         assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._batch.preempted) == counted
@@ -278,25 +252,18 @@ TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=4
     blocks=st.integers(24, 60),
     caching=st.booleans(),
     steps_ahead=st.integers(0, 1),
-    prefill_ahead=st.integers(0, 5),
 )
 @settings(max_examples=80, deadline=None)
 def test_tokens_do_not_depend_on_budget_pool_cache_or_crowd(
-    requests: list[tuple[list[int], int]],
-    budget: int,
-    blocks: int,
-    caching: bool,
-    steps_ahead: int,
-    prefill_ahead: int,
+    requests: list[tuple[list[int], int]], budget: int, blocks: int, caching: bool, steps_ahead: int
 ) -> None:
     core, _, _, _ = make_engine(
         num_blocks=blocks,
         block_size=1,
-        max_num_seqs=6 - prefill_ahead,
+        max_num_seqs=6,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
         steps_ahead=steps_ahead,
-        prefill_ahead=prefill_ahead,
     )
     for index, (prompt, max_tokens) in enumerate(requests):
         core.add(make_request(str(index), prompt, max_tokens))

@@ -88,7 +88,6 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
         "num_blocks": num_blocks,
         "max_num_seqs": draw(st.integers(1, 4)),
         "max_num_batched_tokens": draw(st.integers(4, 12)),
-        "prefill_ahead": draw(st.integers(0, 3)) if batching == "continuous" else 0,
         "max_model_len": max(2, block_size * num_blocks // 4) if kv == "max" else 64,
     }
     arena = draw(st.sampled_from(KV_ARENAS))

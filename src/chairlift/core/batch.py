@@ -16,8 +16,8 @@ from chairlift.request import Request, RequestStatus, WaitReason
 class Batch:
     """Who runs, who was removed since the last step, and the queue behind them.
 
-    `running` is in the policy's order, as it was when the step began: its first `max_num_seqs` have a seat, and those
-    behind them were let in ahead of one. `preempted` are told with the next step that computes anything.
+    `running` is in the policy's order, as it was when the step began; `preempted` are told with the next step that
+    computes anything.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Batch:
     @property
     def num_newcomers(self) -> int:
         """Waiting requests for which there is a seat."""
-        return min(len(self.waiting), max(0, self.config.max_num_seqs - len(self.running)))
+        return min(len(self.waiting), self.config.max_num_seqs - len(self.running))
 
     def enqueue(self, request: Request) -> None:
         request.status = RequestStatus.WAITING
@@ -63,9 +63,7 @@ class Batch:
             self._is_stale = False
 
     def end_step(self, plan: StepPlan) -> None:
-        """The step will be computed: whoever only stands is counted, and the executor learns who is gone."""
-        for request in plan.standing:
-            request.steps_stood += 1
+        """The executor learns with this plan who is gone."""
         plan.output.removed.extend(self._removed)
         self._removed.clear()
         plan.preempted.extend(self.preempted)
@@ -104,7 +102,7 @@ class Batch:
         return False
 
     def introduce(self, request: Request, plan: StepPlan) -> None:
-        """The head of the queue, which holds its memory, joins the batch."""
+        """The head of the queue, which holds its memory, takes a seat."""
         now = plan.scheduled_time
         self.waiting.pop()
         self._waits.leave(request)

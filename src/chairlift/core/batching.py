@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from chairlift.core.batch import Batch
 from chairlift.core.kv_cache_manager import MemoryDemand
 from chairlift.core.step_plan import StepPlan
 from chairlift.errors import RequestError
 from chairlift.request import FinishReason, Request, WaitReason
-
-SPARED_TOKENS: Final = 64
-"""What each seat may yet write in memory that nobody ahead of a seat is given. See adr/0022 for what others cost."""
 
 
 class Batching(Protocol):
@@ -43,10 +40,6 @@ class ContinuousBatching:
     waiting ones, within the token budget and the seats. Prompts are computed in chunks (Sarathi-Serve; Agrawal et al.,
     OSDI'24, section 4). When memory is short, the running request with the largest key is preempted (Kwon et al.,
     SOSP'23, section 4.5): it stands behind everyone already scheduled in the step, so nothing is ever taken back.
-
-        order of the policy  | 0 ... max_num_seqs - 1 |  ... max_num_running - 1  |        the queue
-        computes             | what it lacks          | what its prompt lacks     | nothing, holds nothing
-        of the token budget  | what is left to it     | what the seats have left  |
     """
 
     is_closed = False
@@ -59,15 +52,14 @@ class ContinuousBatching:
         """Every request will do."""
 
     def fill(self, plan: StepPlan) -> None:
-        budget, has_preempted = self._schedule_seated(plan)
-        budget = self._schedule_unseated(plan, budget)
+        budget, has_preempted = self._schedule_running(plan)
         self._schedule_waiting(plan, budget, may_admit=not has_preempted)
 
-    def _schedule_seated(self, plan: StepPlan) -> tuple[int, bool]:
-        """Give everyone with a seat what it lacks; returns what is left of the token budget, and whether somebody was
+    def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
+        """Give every running request what it lacks; returns what is left of the token budget, and whether somebody was
         preempted.
 
-        A chunk leaves one token to every seat behind it, and to everyone who waits for a seat that is free: a decode
+        A chunk leaves one token to everyone behind it, and to everyone who waits for a seat that is free: a decode
         never stalls behind a prompt, and a freed seat is taken in the next step. That is always possible, because
         max_num_batched_tokens >= max_num_seqs.
         """
@@ -75,40 +67,21 @@ class ContinuousBatching:
         running = batch.running
         budget = batch.config.max_num_batched_tokens
         num_running, newcomers = len(running), batch.num_newcomers
-        num_seated = min(num_running, batch.config.max_num_seqs)
         index = 0
-        while index < num_seated:
+        while index < len(running):
             request = running[index]
             index += 1
             start = request.num_computed_tokens
             count = request.num_tokens - start
             if count > 1:
-                count = min(count, budget - newcomers - (num_seated - index))
+                count = min(count, budget - newcomers - (len(running) - index))
             elif not count or request.num_tokens == request.end_total_tokens:
                 continue
-            if start + count > request.num_slots:
-                if not self._grow(request, start + count, plan):
-                    break
-                num_seated = min(num_seated, len(running))
+            if start + count > request.num_slots and not self._grow(request, start + count, plan):
+                break
             batch.schedule_tokens(request, start, count, plan)
             budget -= count
         return budget, len(running) < num_running
-
-    def _schedule_unseated(self, plan: StepPlan, budget: int) -> int:
-        """Compute the prompts of those ahead of a seat, in their order, with what is left; returns what remains.
-
-        Their prompts have had their slots since they were admitted, so nobody is preempted for them.
-        """
-        batch = self._batch
-        for request in batch.running[batch.config.max_num_seqs :]:
-            start = request.num_computed_tokens
-            count = min(request.num_prompt_tokens - start, budget)
-            if count > 0:
-                batch.schedule_tokens(request, start, count, plan)
-                budget -= count
-            elif request.num_tokens < request.end_total_tokens:
-                plan.standing.append(request)
-        return budget
 
     def _grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
         """Extend the request's memory, preempting from the end of the batch; False if that took the request itself."""
@@ -118,10 +91,10 @@ class ContinuousBatching:
         return True
 
     def _schedule_waiting(self, plan: StepPlan, budget: int, may_admit: bool) -> None:
-        """Admit from the head of the queue while there are places, tokens and memory."""
+        """Admit from the head of the queue while there are seats, tokens and memory."""
         batch = self._batch
         while (request := batch.waiting.peek()) is not None:
-            reason = self._refusal(request, budget) if may_admit else WaitReason.PREEMPTION
+            reason = self._refusal(request) if may_admit else WaitReason.PREEMPTION
             if reason is not None:
                 batch.refuse(request, reason, plan)
                 return
@@ -131,38 +104,13 @@ class ContinuousBatching:
             batch.schedule_tokens(request, start, count, plan)
             budget -= count
 
-    def _refusal(self, request: Request, budget: int) -> WaitReason | None:
+    def _refusal(self, request: Request) -> WaitReason | None:
         """Why the head of the queue is not admitted; None if it was, and then it holds its memory."""
-        if not self._has_place(request, budget):
+        if len(self._batch.running) >= self._batch.config.max_num_seqs:
             return WaitReason.SEATS
         if request.num_pending_tokens:
             return WaitReason.PENDING_TOKEN
         return None if self._batch.admit(request) else WaitReason.MEMORY
-
-    def _has_place(self, request: Request, budget: int) -> bool:
-        """A seat is free; or a place ahead of the seats, for one who has no token yet, while the seats leave tokens and
-        memory for it.
-
-        So nobody who was preempted while it stood takes memory again before there is a seat for it.
-        """
-        config, num_running = self._batch.config, len(self._batch.running)
-        if num_running < config.max_num_seqs:
-            return True
-        is_new = request.num_tokens == request.num_prompt_tokens
-        return is_new and budget > 0 and num_running < config.max_num_running and self._can_spare(request)
-
-    def _can_spare(self, request: Request) -> bool:
-        """Whether its prompt leaves every seat the memory of its next SPARED_TOKENS: else that would soon be taken from
-        it again, and the prompt be computed twice. What is reserved is taken from nobody."""
-        batch = self._batch
-        if not batch.kv.grows:
-            return True
-        block_size = batch.kv.block_size
-        needed = -(-request.num_prompt_tokens // block_size)
-        for member in batch.running[: batch.config.max_num_seqs]:
-            end = min(member.num_computed_tokens + SPARED_TOKENS, member.max_total_tokens - 1)
-            needed += max(0, -(-(end - member.num_slots) // block_size))
-        return needed <= batch.kv.num_free_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,6 @@ def _last(output: EngineCoreOutput, request: Request, now: float) -> EngineCoreO
     assert request.finish_reason is not None
     stats = RequestStats(
         steps_waited=request.steps_waited,
-        steps_stood=request.steps_stood,
         num_recomputed_tokens=request.num_recomputed_tokens,
         num_padding_tokens=request.num_padding_tokens,
         kv_slot_seconds_held=request.kv_slot_seconds_held,

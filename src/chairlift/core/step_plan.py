@@ -14,14 +14,12 @@ from chairlift.request import FinishReason, Request, WaitReason
 @dataclass(slots=True)
 class StepPlan:
     """What a schedule decided. `sampling` are the requests whose last known token is computed in this step, `prefilled`
-    those whose prompt is, `standing` those who run and get nothing for want of a seat; `wait_reason` is why the `head`
-    of the queue is not in it."""
+    those whose prompt is; `wait_reason` is why the `head` of the queue is not in it."""
 
     output: SchedulerOutput
     scheduled_time: float
     sampling: list[Request] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
-    standing: list[Request] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     num_computed: list[int] = field(default_factory=list)
@@ -56,7 +54,6 @@ class StepPlan:
             evictable_blocks=self.evictable_blocks,
             num_padding=[padding.get(request_id, 0) for request_id in scheduled] if padding else [],
             num_recomputed=self.num_recomputed,
-            standing=[request.request_id for request in self.standing],
             new_blocks={new.request_id: new.block_ids for new in output.new_requests} | output.new_block_ids,
             token_states=memory.token_states,
             reserved=memory.reserved,
@@ -114,7 +111,6 @@ def finished(request: Request, now: float, step: int) -> RequestFinished:
         first_scheduled_time=request.first_scheduled_time,
         first_token_time=request.first_token_time,
         steps_waited=request.steps_waited,
-        steps_stood=request.steps_stood,
         num_recomputed_tokens=request.num_recomputed_tokens,
         num_padding_tokens=request.num_padding_tokens,
         kv_slot_seconds_held=request.kv_slot_seconds_held,

@@ -112,7 +112,7 @@ def build_engine(
     budget = None if times is None else largest_budget(times, config.max_num_seqs)
     scheduler_config = config.scheduler_config(limits.max_model_len, budget)
     manager = _manager(config, plan, scheduler_config)
-    runner = _runner(loaded, scheduler_config.max_num_running, limits.max_model_len, plan)
+    runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
     listeners = _open_listeners(config, events)
@@ -221,7 +221,6 @@ def _started(
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         max_num_seqs=scheduler_config.max_num_seqs,
-        prefill_ahead=scheduler_config.prefill_ahead,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         max_model_len=scheduler_config.max_model_len,
         scheduling_policy=scheduler_config.scheduling_policy,
@@ -262,7 +261,7 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         return
     step = StepLimits(
         scheduler_config.max_num_batched_tokens,
-        scheduler_config.max_num_running,
+        scheduler_config.max_num_seqs,
         scheduler_config.max_model_len,
         plan.block_size,
     )

@@ -65,7 +65,6 @@ class SimConfig:
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             max_num_seqs=limits.max_num_seqs,
-            prefill_ahead=limits.prefill_ahead,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
             scheduling_policy=limits.scheduling_policy,
