@@ -8,9 +8,8 @@ from typing import Any
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.request import Request
@@ -148,7 +147,7 @@ def make_engine(
     )
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)
     events = EventList()
-    core = EngineCore(Scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
+    core = EngineCore(make_scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
     return core, manager, executor, events
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
 from chairlift.output_files import unwritable
+from chairlift.request import Request
 
 logger = logging.getLogger("chairlift")
 
@@ -73,6 +74,21 @@ class RequestArrived:
     tenant: str = ""
     step: int = 0
 
+    @classmethod
+    def of(cls, request: Request, step: int) -> RequestArrived:
+        """The event of a request that arrives before the step is planned."""
+        return cls(
+            time=request.arrival_time,
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_total_tokens - request.num_prompt_tokens,
+            priority=request.priority,
+            leader_id=request.leader_id,
+            output_len=request.output_len,
+            tenant=request.tenant,
+            step=step,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued:
@@ -130,7 +146,7 @@ class Step:
         new_blocks: block ids that each request received; the whole table when it is admitted.
         num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
         token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
-            `core.accounting`; reserved and internal are split by `max_tokens`, since nobody knows yet what will come.
+            `core.kv.accounting`; reserved and internal are split by `max_tokens`.
         shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
         wait_reason: why the head of the queue, `head_id`, is not in it; None if nobody waits.
     """
@@ -190,6 +206,29 @@ class RequestFinished:
     kv_slot_seconds_held: float = 0.0
     kv_slot_seconds_used: float = 0.0
     step: int = 0
+
+    @classmethod
+    def of(cls, request: Request, now: float, step: int) -> RequestFinished:
+        """The event of a request that leaves at `now`, before the step is planned."""
+        assert request.finish_reason is not None
+        return cls(
+            time=now,
+            request_id=request.request_id,
+            finish_reason=request.finish_reason.value,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            arrival_time=request.arrival_time,
+            first_scheduled_time=request.first_scheduled_time,
+            first_token_time=request.first_token_time,
+            steps_waited=request.steps_waited,
+            num_recomputed_tokens=request.num_recomputed_tokens,
+            num_padding_tokens=request.num_padding_tokens,
+            kv_slot_seconds_held=request.kv_slot_seconds_held,
+            kv_slot_seconds_used=request.kv_slot_seconds_used,
+            step=step,
+        )
 
 
 Event = EngineStarted | RequestArrived | RequestQueued | RequestRefused | RequestWaiting | Step | RequestFinished

@@ -177,6 +177,15 @@ class EngineCoreOutput(NamedTuple):
     error_param: str | None = None
 
 
+def attach_prompt_logprobs(
+    outputs: list[EngineCoreOutput], prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]]
+) -> list[EngineCoreOutput]:
+    """Attach prompt logprobs by request id. A chunk that sampled no token gets an output of its own."""
+    pending = dict(prompt_logprobs)
+    outputs = [o._replace(prompt_logprobs=pending.pop(o.request_id, None)) for o in outputs]
+    return outputs + [EngineCoreOutput(rid, [], prompt_logprobs=entry) for rid, entry in pending.items()]
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` hold what is new since the last one.

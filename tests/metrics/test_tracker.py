@@ -129,7 +129,7 @@ ENGINES = st.fixed_dictionaries(
 def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None:
     """One thing that can happen to an engine."""
     what = data.draw(st.sampled_from(["arrive", "arrive", "siblings", "step", "step", "steps", "abort"]))
-    unfinished = crowd.core.scheduler.unfinished_ids()
+    unfinished = list(crowd.core.scheduler.unfinished)
     if what == "abort" and unfinished:
         crowd.core.abort(data.draw(st.sampled_from(unfinished)))
     elif what in ("step", "steps"):

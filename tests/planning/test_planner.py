@@ -210,7 +210,7 @@ def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     none = count_fit(pool, seats(), repeat(lengths[1]))
     assert none.num_fit == 0
     assert none.why_none is not None
-    assert "the largest piece that the arena of 12 blocks can give has 8" in none.why_none
+    assert "the largest piece of the arena of 12 blocks has 8" in none.why_none
 
 
 def test_a_policy_that_would_not_start_says_why() -> None:

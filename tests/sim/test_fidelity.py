@@ -19,9 +19,8 @@ import pytest
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
-from chairlift.core.engine_core import EngineCore
-from chairlift.core.executor import Executor
-from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.factory import build_engine
 from chairlift.events import EventList, RequestWaiting, Step
@@ -162,7 +161,7 @@ def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_
     real = run(engine.core.scheduler, engine.core._executor)
 
     manager = make_kv_cache_manager(kv, num_blocks=NUM_BLOCKS[kv], block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
-    scheduler = Scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
+    scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
     executor = SimExecutor(OneSecond(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
     simulated = run(scheduler, executor)
 

@@ -15,7 +15,7 @@ from chairlift.bench.load import LoadOptions
 from chairlift.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
-from chairlift.core.kv_policies import max_request_slots
+from chairlift.core.baselines.selection import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventFan, EventSink, open_event_log, read_events
 from chairlift.loading.formats import matrix_formats

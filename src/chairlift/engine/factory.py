@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.engine_core import EngineCore
-from chairlift.core.executor import Executor
-from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.kv_policies import make_kv_cache_manager, max_request_slots
-from chairlift.core.scheduler import Scheduler
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler, max_request_slots
+from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
@@ -122,7 +120,7 @@ def build_engine(
     if says:
         _say(config, loaded, scheduler_config, plan)
         _say_budget(scheduler_config.max_num_batched_tokens, times)
-    scheduler = Scheduler(scheduler_config, manager, listeners.sink)
+    scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     return Engine(
         core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
         loaded=loaded,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
-from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted
 from chairlift.metrics.queue_timeline import Holder
@@ -213,7 +213,7 @@ def _holds(started: EngineStarted, kv: str, num_blocks: int, holders: Sequence[H
     members = [
         Ask(h.num_prompt_tokens, max(h.num_prompt_tokens, h.num_computed), h.max_tokens, h.output_len) for h in holders
     ]
-    return all(manager.admit(_request(entry, index)) for index, entry in enumerate((*members, *asks)))
+    return all(manager.allocate(_request(entry, index)) for index, entry in enumerate((*members, *asks)))
 
 
 def _manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCacheManager:

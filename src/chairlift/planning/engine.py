@@ -7,8 +7,8 @@ from itertools import repeat
 from typing import Final
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.arena import ARENAS
-from chairlift.core.kv_policies import max_request_slots
+from chairlift.core.baselines.arena import ARENAS
+from chairlift.core.baselines.selection import max_request_slots
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
 from chairlift.models.config import ModelConfig
@@ -40,7 +40,7 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
         memory_bytes=config.kv_cache_memory or memory_bytes,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
-        rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded,
+        rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size,
     )
 
 

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError, RequestError
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
@@ -152,7 +152,7 @@ def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterab
             continue
         worst_case += manager.worst_case_blocks(request)
         num_slots = length.prompt + length.output - 1
-        if (is_static and worst_case > pool.num_blocks) or not manager.admit(request):
+        if (is_static and worst_case > pool.num_blocks) or not manager.allocate(request):
             break
         if num_slots > request.num_slots and manager.grow(request, num_slots) is None:
             break

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.request import Request
@@ -135,7 +134,7 @@ def simulate(
     )
     if events is not None:
         events.emit(config.started())
-    scheduler = Scheduler(config.scheduler, manager, events)
+    scheduler = make_scheduler(config.scheduler, manager, events)
     executor = SimExecutor(cost_model, clock, tokens)
     feed = workload if isinstance(workload, Feed) else Feed(workload)
     result = _Run(EngineCore(scheduler, executor, clock), clock, feed).to_end()
