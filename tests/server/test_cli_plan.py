@@ -62,7 +62,6 @@ def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
         ["--kv", "exact", "--kv-arena", "first-fit", "--max-tokens", "40", "--block-size", "8"],
         ["--kv", "max", "--batching", "static", "--static-batch-size", "3", "--max-num-seqs", "5"],
         ["--dtype", "bfloat16", "--max-model-len", "100", "--max-num-batched-tokens", "70"],
-        ["--max-num-seqs", "2", "--prefill-ahead", "5"],
     ],
 )
 def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
@@ -93,19 +92,6 @@ def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., 
     assert "embedding: 256 x 64 values x 4 bytes = 65,536" in explained
     assert "a slot: 2 layers x 4 KV heads x (2 x 16 x 4) bytes = 1,024" in explained
     assert "25 requests write 700 slots and hold 800 of 800; the next one does not fit" in explained
-
-
-def test_those_ahead_of_a_seat_are_told_beside_those_that_have_one(tiny_model_dir: Callable[..., Path]) -> None:
-    load = ["--prompt-len", "fixed:20", "--output-len", "fixed:9", "--num-kv-blocks", "50", "--max-num-seqs", "4"]
-    options = [str(tiny_model_dir("opt")), *load, "--explain"]
-    ahead = run(*options, "--prefill-ahead", "30").stdout
-    assert "run at once: 4, limited by max_num_seqs" in ahead
-    assert "ahead of a seat: 21 = min(prefill_ahead=30, 25 - 4)" in ahead
-    assert "4 + 21" in ahead
-    assert "- prefill_ahead=30: 21 of them have memory and their first token before a seat is free." in ahead
-    assert "run: within the seats + ahead of one" in ahead
-    assert json.loads(ahead.splitlines()[-1])["fit"]["num_ahead"] == 21
-    assert "ahead of" not in run(*options).stdout
 
 
 def test_torch_kernels_take_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:

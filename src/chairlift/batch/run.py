@@ -118,7 +118,7 @@ async def _run(
 
             crew = _Crew(Answering(llm, create_app(llm, name, api=api)), index.due(), output, written)
             with suppress(asyncio.CancelledError):
-                await crew.run(CALLS_PER_SEAT * llm.engine.scheduler_config.max_num_running)
+                await crew.run(CALLS_PER_SEAT * llm.engine.scheduler_config.max_num_seqs)
     finally:
         summary.seconds = time.perf_counter() - started
         llm.close()

@@ -137,7 +137,6 @@ NOT_FELT_ALONE = {
     "scheduling_policy",
     "tenant_weights",
     "max_num_seqs",
-    "prefill_ahead",
     "kv",
     "kv_arena",
     "enable_prefix_caching",

@@ -27,7 +27,6 @@ PLANNED = (
     "kv_cache_dtype",
     "max_model_len",
     "max_num_seqs",
-    "prefill_ahead",
     "max_num_batched_tokens",
     "batching",
     "static_batch_size",

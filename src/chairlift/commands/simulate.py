@@ -15,7 +15,6 @@ from chairlift.errors import ConfigError
 SIMULATED = (
     "max_model_len",
     "max_num_seqs",
-    "prefill_ahead",
     "max_num_batched_tokens",
     "scheduling_policy",
     "tenant_weights",

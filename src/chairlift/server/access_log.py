@@ -69,7 +69,6 @@ def _of_sequences(record: CallRecord) -> dict[str, Any]:
         "queue_time": round(max(queue_times), 6) if queue_times else None,
         "ttft": round(min(first_tokens), 6) if first_tokens else None,
         "preemptions": sum(s.num_preemptions for s in sequences) or None,
-        "steps_stood": sum(s.steps_stood for s in sequences) or None,
         "finish_reason": record.finish_reason or (None if first.finished is None else first.finished.finish_reason),
     }
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from chairlift.engine.explain import BatchMember, CrowdCost, ExplainedSpan, Explanation
-from chairlift.engine.wait_text import describe, describe_standing
+from chairlift.engine.wait_text import describe
 from chairlift.metrics.tracked_request import Span, TrackedRequest
 
 
@@ -26,8 +26,7 @@ class RequestTimings(BaseModel):
 
 
 class SequenceView(BaseModel):
-    """One of the answers to a call. `state`: "standing" if it runs and gets nothing, for want of a seat; `steps_stood`:
-    the steps of that; `wait_reason`: what it waits for now."""
+    """One of the answers to a call. `wait_reason`: what it waits for now."""
 
     id: str
     state: str
@@ -42,7 +41,6 @@ class SequenceView(BaseModel):
     num_recomputed_tokens: int
     wait_reason: str | None
     steps_waited: dict[str, int]
-    steps_stood: int
     timings: RequestTimings
 
 
@@ -74,22 +72,9 @@ class SpanView(BaseModel):
     evictable_blocks: int | None
     largest_free_piece: int | None
     num_running: int | None
-    num_ahead: int | None
     num_waiting: int | None
     behind: list[BatchMember]
     estimate: float | None
-
-
-class StandView(BaseModel):
-    """See `ExplainedStand`."""
-
-    text: str
-    seconds: float
-    num_steps: int
-    has_token: bool
-    is_standing: bool
-    position: int | None
-    expected_wait: float | None
 
 
 class WaitView(BaseModel):
@@ -114,7 +99,6 @@ class SequenceExplanation(BaseModel):
     expected_wait: float | None
     refusal: str | None
     waits: list[WaitView]
-    standing: StandView | None
     would_have_let_in: list[WhatIfView]
     crowd: CrowdCost
 
@@ -133,7 +117,7 @@ def sequence_view(request: TrackedRequest, waits: Sequence[Sequence[Span]], now:
         steps_waited[span.reason] += span.num_steps
     return SequenceView(
         id=request.request_id,
-        state="standing" if request.is_standing else request.state,
+        state=request.state,
         finish_reason=None if ended is None else ended.finish_reason,
         num_prompt_tokens=arrived.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
@@ -145,7 +129,6 @@ def sequence_view(request: TrackedRequest, waits: Sequence[Sequence[Span]], now:
         num_recomputed_tokens=request.recompute_tokens,
         wait_reason=waits[-1][-1].reason if request.state == "waiting" and waits[-1] else None,
         steps_waited=dict(+steps_waited),
-        steps_stood=request.steps_stood,
         timings=_timings(request, now),
     )
 
@@ -167,8 +150,6 @@ def explanation_view(explanation: Explanation) -> SequenceExplanation:
     content = asdict(explanation)
     for wait, shown in zip(explanation.waits, content["waits"], strict=True):
         shown["spans"] = [_span_view(span) for span in wait.spans]
-    if explanation.standing is not None:
-        content["standing"]["text"] = describe_standing(explanation.standing)
     return SequenceExplanation.model_validate(content)
 
 

@@ -123,9 +123,6 @@ def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) 
         "chairlift.cached_tokens": request.num_cached_tokens,
         "chairlift.preemptions": request.num_preemptions,
     }
-    if request.steps_stood:
-        attributes["chairlift.steps_stood"] = request.steps_stood
-        attributes["chairlift.standing_time"] = request.stood_until(end)
     if finish_reason is not None:
         attributes["gen_ai.response.finish_reasons"] = [finish_reason]
     if request.queue_time is not None:

@@ -59,13 +59,11 @@ class PoolView(BaseModel):
 
 
 class BatchView(BaseModel):
-    """Who runs, who of those stands for want of a seat, and who waits now; `num_tokens` were computed in the last step,
-    which was number `step`. `wait_reason`: why `head`, at the head of the queue, was not admitted to it, if anybody
-    waits."""
+    """Who runs and who waits now; `num_tokens` were computed in the last step, which was number `step`. `wait_reason`:
+    why `head`, at the head of the queue, was not admitted to it, if anybody waits."""
 
     step: int
     num_running: int
-    num_standing: int
     num_waiting: int
     num_tokens: int
     wait_reason: str | None
@@ -192,7 +190,6 @@ def _batch_view(observatory: Observatory) -> BatchView | None:
     return BatchView(
         step=last.step,
         num_running=state["running"],
-        num_standing=observatory.tracker.num_standing(),
         num_waiting=state["waiting"],
         num_tokens=sum(last.num_scheduled) + sum(last.num_padding),
         wait_reason=last.wait_reason if waits else None,

@@ -1,7 +1,5 @@
-"""Contiguous memory: what serving systems reserved from before paging (Kwon et al., SOSP'23, section 6.1).
-
-A range of consecutive blocks is a block table like any other, so the same kernels run on it.
-"""
+"""Arenas: allocators of consecutive blocks, as serving systems used them before paging (Kwon et al., SOSP'23, section
+6.1)."""
 
 from __future__ import annotations
 
@@ -10,43 +8,37 @@ from typing import NamedTuple, Protocol
 
 
 class Piece(NamedTuple):
-    """Blocks `start` to `start + size - 1`. `size` may be more than was asked for."""
+    """The blocks `start` to `start + size - 1`."""
 
     start: int
     size: int
 
 
 class Arena(Protocol):
-    """Hands out consecutive blocks."""
+    """Allocates pieces of consecutive blocks."""
 
     num_blocks: int
 
     @property
     def num_free(self) -> int:
-        """Blocks in no piece."""
-        ...
+        """Number of blocks that are in no piece."""
 
     @property
     def largest_piece(self) -> int:
-        """The largest request that an empty arena can grant."""
-        ...
+        """Size of the largest piece that an empty arena can allocate."""
 
     @property
     def largest_free(self) -> int:
-        """The largest request that could be granted now."""
-        ...
+        """Size of the largest piece that can be allocated now."""
 
-    def rounded(self, count: int) -> int:
-        """How many blocks a request for `count` takes."""
-        ...
+    def rounded_size(self, count: int) -> int:
+        """Size of the piece that an allocation of `count` blocks takes."""
 
     def allocate(self, count: int) -> Piece | None:
-        """A piece of `rounded(count)` blocks, or None with nothing changed."""
-        ...
+        """Allocate a piece of `rounded_size(count)` blocks; None, with nothing changed, if there is no such piece."""
 
     def release(self, piece: Piece) -> None:
-        """Take back a piece that was handed out."""
-        ...
+        """Free an allocated piece."""
 
 
 def power_of_two_above(count: int) -> int:
@@ -55,14 +47,15 @@ def power_of_two_above(count: int) -> int:
 
 
 class BuddyArena:
-    """The buddy allocator (Knowlton, 1965): pieces are powers of two, split in halves, and merged with their buddy.
+    """The buddy allocator (Knowlton, 1965): the size of a piece is a power of two. Pieces are split in halves, and are
+    merged with their buddy when both are free.
 
-    A size that is no power of two is a row of shrinking trees:
+    An arena whose size is not a power of two is a row of trees of decreasing size:
 
         983 blocks = |------ 512 ------|--- 256 ---|- 128 -|64|16|4|2|1|
 
-    Each tree begins at a multiple of its size, so the buddy of a piece is at `start ^ size`, and no merge crosses
-    trees, because the neighbour tree is smaller.
+    Each tree starts at a multiple of its size, so the buddy of a piece starts at `start ^ size`. No merge crosses
+    trees, because the next tree is smaller.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -88,11 +81,11 @@ class BuddyArena:
     def largest_free(self) -> int:
         return max((size for size, starts in self._free.items() if starts), default=0)
 
-    def rounded(self, count: int) -> int:
+    def rounded_size(self, count: int) -> int:
         return power_of_two_above(count)
 
     def allocate(self, count: int) -> Piece | None:
-        wanted = self.rounded(count)
+        wanted = self.rounded_size(count)
         size = next((size for size, starts in self._free.items() if size >= wanted and starts), None)
         if size is None:
             return None
@@ -106,13 +99,13 @@ class BuddyArena:
     def release(self, piece: Piece) -> None:
         start, size = piece
         self._num_free += size
-        while self._take(size, start ^ size):
+        while self._take_free(size, start ^ size):
             start &= ~size
             size *= 2
         insort(self._free[size], start)
 
-    def _take(self, size: int, start: int) -> bool:
-        """Remove a free piece, if it is free as a whole."""
+    def _take_free(self, size: int, start: int) -> bool:
+        """Remove this piece from the free list; False if it is not free as a whole."""
         starts = self._free.get(size, [])
         index = bisect_left(starts, start)
         if index == len(starts) or starts[index] != start or 2 * size not in self._free:
@@ -122,7 +115,7 @@ class BuddyArena:
 
 
 class FirstFitArena:
-    """First fit: the lowest gap that is large enough gives exactly what is asked for."""
+    """First fit: an allocation takes exactly `count` blocks from the lowest gap that is large enough."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
@@ -142,7 +135,7 @@ class FirstFitArena:
     def largest_free(self) -> int:
         return max((gap.size for gap in self._gaps), default=0)
 
-    def rounded(self, count: int) -> int:
+    def rounded_size(self, count: int) -> int:
         return count
 
     def allocate(self, count: int) -> Piece | None:

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from chairlift.core.arena import ARENAS, Arena, BuddyArena, FirstFitArena, Piece, power_of_two_above
+from chairlift.core.baselines.arena import ARENAS, Arena, BuddyArena, FirstFitArena, Piece, power_of_two_above
 
 
 @pytest.mark.parametrize(("count", "power"), [(1, 1), (2, 2), (3, 4), (128, 128), (129, 256)])
@@ -33,7 +33,7 @@ def test_buddies_merge_again() -> None:
     assert arena.allocate(8) == Piece(0, 8)
 
 
-def test_a_buddy_arena_refuses_what_only_neighbours_that_are_no_buddies_could_hold() -> None:
+def test_free_neighbours_that_are_not_buddies_do_not_merge() -> None:
     arena = BuddyArena(4)
     first, second, third, fourth = (arena.allocate(1) for _ in range(4))
     assert second is not None
@@ -57,7 +57,7 @@ def test_first_fit_takes_the_lowest_gap_that_is_large_enough() -> None:
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Pieces never overlap, the counts agree, and what is free is granted exactly when it should be."""
+    """Pieces never overlap, the counts agree, and an allocation succeeds exactly when a piece is large enough."""
 
     pieces = Bundle("pieces")
 
@@ -69,14 +69,14 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(target=pieces, count=st.integers(1, 40))
     def allocate(self, count: int) -> Piece | None:
-        possible = self.arena.rounded(count) <= self.arena.largest_free
+        possible = self.arena.rounded_size(count) <= self.arena.largest_free
         before = self.arena.num_free
         piece = self.arena.allocate(count)
         assert (piece is not None) == possible
         if piece is None:
             assert self.arena.num_free == before
             return None
-        assert piece.size == self.arena.rounded(count) >= count
+        assert piece.size == self.arena.rounded_size(count) >= count
         self.held.add(piece)
         return piece
 
@@ -87,7 +87,7 @@ class ArenaMachine(RuleBasedStateMachine):
             self.held.remove(piece)
 
     @invariant()
-    def pieces_are_apart_and_add_up(self) -> None:
+    def pieces_do_not_overlap_and_counts_agree(self) -> None:
         blocks = [block for piece in self.held for block in range(piece.start, piece.start + piece.size)]
         assert len(blocks) == len(set(blocks))
         assert all(0 <= block < self.arena.num_blocks for block in blocks)

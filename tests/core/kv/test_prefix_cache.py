@@ -1,11 +1,12 @@
-"""Prefix blocks are shared within a salt and never across."""
+"""The hash of a block depends on all tokens before it; blocks are shared within a cache salt and never across."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.core.kv_cache_manager import PagedKVCacheManager, hash_of_nothing
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.core.kv.prefix_cache import block_hash, root_hash
 from fakes import collect, expected_tokens, make_engine, make_request, run_to_end
 
 SALTS = [None, "", "a", "b"]
@@ -40,14 +41,14 @@ def test_no_block_crosses_salts(arrivals: list[tuple[str | None, int, int, int]]
 
 
 def check_tables(manager: PagedKVCacheManager, salt_of_hash: dict[bytes, str | None]) -> None:
-    """No block is in tables of two salts, and what makes it findable is of one salt for good."""
+    """No block is in tables of two salts, and no hash belongs to two salts."""
     salt_of_block: dict[int, str | None] = {}
     for table in manager._tables.values():
         salt = table.request.cache_salt
         for block in table.block_ids:
             assert salt_of_block.setdefault(block, salt) == salt
-            block_hash = manager.pool.hash_of(block)
-            assert block_hash is None or salt_of_hash.setdefault(block_hash, salt) == salt
+            found = manager.pool._hashes[block]
+            assert found is None or salt_of_hash.setdefault(found, salt) == salt
 
 
 def test_the_same_salt_shares_and_another_one_does_not() -> None:
@@ -72,7 +73,12 @@ def test_siblings_share_under_a_salt_without_a_prefix_cache() -> None:
     run_to_end(core)
 
 
-def test_a_salt_is_no_block() -> None:
-    values = [hash_of_nothing(salt) for salt in SALTS]
+def test_every_salt_has_a_root_hash_of_its_own() -> None:
+    values = [root_hash(salt) for salt in SALTS]
     assert len(set(values)) == len(SALTS)
     assert values[0] == b""
+
+
+def test_the_hash_of_a_block_depends_on_everything_before_it() -> None:
+    assert block_hash(block_hash(b"", [1, 2]), [3, 4]) != block_hash(block_hash(b"", [1, 9]), [3, 4])
+    assert block_hash(b"", [1, 23]) != block_hash(b"", [12, 3])

@@ -1,4 +1,4 @@
-"""Static batches: who is in them, what is computed for them, and when they answer."""
+"""Static batches: their members, the columns that they compute, and when their outputs are returned."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def steps(events: EventList) -> list[Step]:
     return [event for event in events.events if isinstance(event, Step)]
 
 
-def test_nothing_is_told_before_the_longest_member_is_done() -> None:
+def test_outputs_are_returned_when_the_longest_member_has_finished() -> None:
     core, _, events = static(static_batch_size=2)
     core.add(make_request("short", [1, 2], 2))
     core.add(make_request("long", [3, 4], 5))
     outputs = []
     while core.has_work:
         outputs.append(core.step())
-    assert [len(told) for told in outputs] == [0, 0, 0, 0, 2]
+    assert [len(step) for step in outputs] == [0, 0, 0, 0, 2]
     short, long = outputs[-1]
     assert (short.new_token_ids, short.finish_reason) == (expected_tokens([1, 2], 2), "length")
     assert (long.new_token_ids, long.finish_reason) == (expected_tokens([3, 4], 5), "length")
     assert short.stats is not None
-    assert short.stats.num_padding_tokens == 3, "one a step after its end"
+    assert short.stats.num_padding_tokens == 3, "one for each step after it has finished"
     assert [step.num_scheduled for step in steps(events)] == [[2, 2], [1, 1], [0, 1], [0, 1], [0, 1]]
     assert [step.finished for step in steps(events)] == [[], [], [], [], ["short", "long"]]
 
@@ -55,7 +55,7 @@ def test_prompts_are_padded_on_the_left_and_computed_column_by_column() -> None:
     ]
 
 
-def test_a_member_that_is_done_keeps_its_slots_and_a_newcomer_waits_for_the_batch() -> None:
+def test_a_finished_member_keeps_its_slots_and_a_new_request_waits_for_the_batch() -> None:
     core, _, events = static(static_batch_size=2, num_blocks=8, block_size=2)
     core.add(make_request("a", [1, 2], 1))
     core.add(make_request("b", [3, 4], 4))
@@ -77,9 +77,9 @@ def test_a_member_that_is_done_keeps_its_slots_and_a_newcomer_waits_for_the_batc
 
 
 @pytest.mark.parametrize(
-    ("size", "blocks", "reason"), [(2, 64, "seats"), (8, 5, "memory")], ids=["as many as asked", "as many as fit"]
+    ("size", "blocks", "reason"), [(2, 64, "seats"), (8, 5, "memory")], ids=["batch size", "memory"]
 )
-def test_members_are_in_order_as_many_as_asked_or_as_fit_at_their_worst(size: int, blocks: int, reason: str) -> None:
+def test_members_are_limited_by_batch_size_and_by_worst_case_memory(size: int, blocks: int, reason: str) -> None:
     core, _, events = static(static_batch_size=size, num_blocks=blocks, block_size=4)
     for name in ("a", "b", "c"):
         core.add(make_request(name, [1, 2, 3], 6, stop_token_ids=expected_tokens([1, 2, 3], 6)[1:2]))
@@ -88,11 +88,11 @@ def test_members_are_in_order_as_many_as_asked_or_as_fit_at_their_worst(size: in
     waiting = [event for event in events.events if isinstance(event, RequestWaiting)]
     assert [(event.request_id, event.reason) for event in waiting] == [("c", reason)]
     lost = {step.external for step in steps(events)}
-    assert (lost != {0}) == (reason == "memory"), "free slots are lost while the head is refused for memory"
+    assert (lost != {0}) == (reason == "memory"), "free slots are lost while the queue waits for memory"
     assert len(run_to_end(core)) == 3
 
 
-def test_a_refusal_for_memory_is_told_with_the_worst_cases() -> None:
+def test_a_wait_for_memory_is_reported_with_worst_cases() -> None:
     core, _, events = static(static_batch_size=8, num_blocks=5, block_size=4)
     for name in ("a", "b", "c"):
         core.add(make_request(name, [1, 2, 3], 6))
@@ -114,7 +114,7 @@ def test_global_decodes_every_batch_to_the_longest_output_of_all() -> None:
     assert sum(sum(step.num_padding) for step in steps(events)) == padding
 
 
-def test_global_forgets_the_longest_output_when_everybody_has_gone() -> None:
+def test_global_resets_the_longest_output_when_the_engine_is_empty() -> None:
     core, executor, _ = static(static_run_to="global")
     for name, length in (("long", 9), ("short", 2)):
         core.add(make_request(name, [1], 9, output_len=length))
@@ -124,11 +124,11 @@ def test_global_forgets_the_longest_output_when_everybody_has_gone() -> None:
 
 def test_global_needs_forced_lengths() -> None:
     core, _, _ = static(static_run_to="global")
-    with pytest.raises(RequestError, match=r"forced length: ignore_eos.*--static-run-to batch"):
+    with pytest.raises(RequestError, match=r"forced length: set ignore_eos.*--static-run-to batch"):
         core.add(make_request("free", [1], 4))
 
 
-def test_an_aborted_member_keeps_its_row_and_a_batch_of_aborted_members_ends() -> None:
+def test_an_aborted_member_keeps_its_row_and_a_batch_of_aborted_members_completes() -> None:
     core, _, events = static(static_batch_size=3)
     for name in ("a", "b", "c"):
         core.add(make_request(name, [1, 2], 4))
@@ -141,12 +141,12 @@ def test_an_aborted_member_keeps_its_row_and_a_batch_of_aborted_members_ends() -
     assert steps(events)[-1].num_scheduled == [0, 1, 1]
     for name in ("b", "c"):
         core.abort(name)
-    assert core.scheduler.unfinished_ids() == ["next"]
+    assert list(core.scheduler.unfinished) == ["next"]
     assert run_to_end(core) == {"next": expected_tokens([9], 1)}
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 2])
-def test_global_computes_nothing_more_for_a_batch_that_nobody_wants(steps_ahead: int) -> None:
+def test_global_computes_no_further_columns_for_a_batch_of_aborted_members(steps_ahead: int) -> None:
     core, executor, _ = static(static_batch_size=1, static_run_to="global", steps_ahead=steps_ahead)
     core.add(make_request("gone", [1], 9, output_len=9))
     core.add(make_request("next", [2], 9, output_len=9))
@@ -156,7 +156,7 @@ def test_global_computes_nothing_more_for_a_batch_that_nobody_wants(steps_ahead:
     assert len(executor.outputs) == 1 + steps_ahead + 9
 
 
-def test_those_who_were_done_are_told_when_their_last_companion_is_aborted() -> None:
+def test_outputs_are_returned_when_the_last_unfinished_member_is_aborted() -> None:
     core, _, _ = static(static_batch_size=2)
     core.add(make_request("done", [1], 1))
     core.add(make_request("gone", [2], 9))
@@ -169,7 +169,7 @@ def test_those_who_were_done_are_told_when_their_last_companion_is_aborted() -> 
     assert not core.has_work
 
 
-def test_an_aborted_request_says_so_when_its_batch_is_over() -> None:
+def test_an_aborted_member_is_reported_when_its_batch_is_complete() -> None:
     core, _, events = static(static_batch_size=2)
     core.add(make_request("a", [1], 2))
     core.add(make_request("b", [2], 4))
@@ -177,12 +177,12 @@ def test_an_aborted_request_says_so_when_its_batch_is_over() -> None:
     core.abort("a", FinishReason.ABORT)
     run_to_end(core)
     a, b = (event for event in events.events if isinstance(event, RequestFinished))
-    assert (a.finish_reason, a.first_token_time) == ("abort", None), "its token was never told"
+    assert (a.finish_reason, a.first_token_time) == ("abort", None), "its token was never returned"
     assert (b.finish_reason, b.first_token_time) == ("length", b.time)
 
 
 @pytest.mark.parametrize("kv", KV_POLICIES)
-def test_both_batchings_give_the_same_tokens_under_every_policy(kv: str) -> None:
+def test_both_batching_policies_give_the_same_tokens_under_every_kv_policy(kv: str) -> None:
     answers = []
     for batching in ("continuous", "static"):
         core, _, _, _ = make_engine(kv=kv, batching=batching, max_model_len=64, num_blocks=48, steps_ahead=1)
@@ -191,58 +191,6 @@ def test_both_batchings_give_the_same_tokens_under_every_policy(kv: str) -> None
         answers.append(run_to_end(core))
     assert answers[0] == answers[1]
     assert len(answers[0]) == 12
-
-
-@pytest.mark.parametrize("batching", ["continuous", "static"])
-def test_a_sibling_waits_in_every_step_that_computes_its_leaders_prompt(batching: str) -> None:
-    core, _, _, events = make_engine(batching=batching, max_num_seqs=1, max_num_batched_tokens=4)
-    core.add(make_request("leader", list(range(9)), 2))
-    core.add(make_request("behind", [7], 1))
-    core.add(make_request("sibling", list(range(9)), 2, leader_id="leader"))
-    run_to_end(core)
-    waited = {e.request_id: e.steps_waited for e in events.events if isinstance(e, RequestFinished)}
-    assert waited == {"leader": {}, "behind": {"seats": 4}, "sibling": {"sibling_prefill": 3, "seats": 2}}
-
-
-def test_slot_seconds_are_what_a_sum_over_time_gives() -> None:
-    core, _, _, events = make_engine(num_blocks=9, block_size=2, max_num_batched_tokens=9, max_num_seqs=3)
-    clock: Any = core._clock
-    for index in range(5):
-        core.add(make_request(str(index), list(range(index + 2)), 6))
-    held: dict[str, float] = {}
-    used: dict[str, float] = {}
-    for number in range(200):
-        if not core.has_work:
-            break
-        before = core.scheduler.get
-        output = core.scheduler.schedule(clock.now())
-        assert output is not None
-        seconds = 0.5 + number % 3
-        for name in core.scheduler.unfinished_ids():
-            request = before(name)
-            assert request is not None
-            held[name] = held.get(name, 0.0) + request.num_slots * seconds
-            used[name] = used.get(name, 0.0) + request.num_computed_tokens * seconds
-        clock.advance(seconds)
-        core.scheduler.update(core._executor.result(core._executor.submit(output)), clock.now())
-    finished = [event for event in events.events if isinstance(event, RequestFinished)]
-    assert len(finished) == 5
-    assert sum(event.num_preemptions for event in finished) > 0
-    for event in finished:
-        assert event.kv_slot_seconds_held == pytest.approx(held[event.request_id])
-        assert event.kv_slot_seconds_used == pytest.approx(used[event.request_id])
-
-
-def test_recomputed_tokens_are_those_that_had_been_computed_before() -> None:
-    core, _, executor, events = make_engine(num_blocks=8, block_size=2, enable_prefix_caching=False)
-    for name in ("a", "b"):
-        core.add(make_request(name, [1, 2, 3], 8))
-    run_to_end(core)
-    finished = {e.request_id: e for e in events.events if isinstance(e, RequestFinished)}
-    computed = sum(out.total_num_scheduled_tokens for out in executor.outputs)
-    assert finished["b"].num_preemptions == 1
-    assert finished["b"].num_recomputed_tokens == computed - 2 * (3 + 8 - 1) > 0
-    assert sum(step.num_recomputed for step in steps(events)) == finished["b"].num_recomputed_tokens
 
 
 @pytest.mark.parametrize(
@@ -256,15 +204,15 @@ def test_recomputed_tokens_are_those_that_had_been_computed_before() -> None:
         ({"batching": "static", "static_batch_size": 65}, "static_batch_size=65 is more than max_num_seqs=64"),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be_honoured_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**options)
 
 
-def test_the_batch_size_that_nobody_gave_fits_the_seats() -> None:
+def test_the_default_batch_size_is_at_most_max_num_seqs() -> None:
     assert EngineConfig(batching="static", max_num_seqs=3).scheduler_config(100).static_batch_size == 3
 
 
-def test_the_schedulers_piece_of_the_configuration() -> None:
+def test_the_scheduler_config_of_an_engine_config() -> None:
     config = EngineConfig(batching="static", static_run_to="global").scheduler_config(100)
     assert asdict(config) == asdict(SchedulerConfig(100, batching="static", static_run_to="global"))

@@ -1,11 +1,11 @@
-"""Blocks: who holds how many references, which are free, and which of the free ones still hold a known prefix.
+"""The block pool: reference counts, the free list in eviction order, and an index of cached blocks by hash.
 
     allocate ----> held (references > 0) ----> release
        ^                 ^                        |
        |                 | share (prefix hit)     v
        +--- free, in eviction order: [ never hashed ... | cached: least recently used ... most recently used ]
 
-A cached block stays findable by its hash until it is allocated again, which is its eviction.
+A cached block can be found by its hash until it is allocated again, which evicts its contents.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Iterable
 
 
 class BlockPool:
-    """Reference counts, the free list and the prefix index of `num_blocks` equal blocks.
+    """Owns `num_blocks` blocks of equal size.
 
-    `version` changes when a block becomes free or findable.
+    Attributes:
+        version: changes whenever a block becomes free or can be found by its hash.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -33,45 +34,39 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, the evictable ones included."""
+        """Number of blocks without references, including evictable ones."""
         return len(self._free)
 
     @property
     def num_evictable(self) -> int:
-        """Free blocks that are findable by hash."""
+        """Number of free blocks that can still be found by their hash."""
         return self._num_evictable
 
     @property
     def num_shared(self) -> int:
-        """Blocks with several references."""
+        """Number of blocks with several references."""
         return self._num_shared
-
-    def references(self, block_id: int) -> int:
-        return self._references[block_id]
 
     def is_free(self, block_id: int) -> bool:
         return self._references[block_id] == 0
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block with these contents, held or free; None if there is none."""
+        """Return the block with this hash, held or free; None if there is none."""
         return self._block_by_hash.get(block_hash)
 
-    def hash_of(self, block_id: int) -> bytes | None:
-        return self._hashes[block_id]
-
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free blocks, evicting cached ones last. The caller has compared with `num_free`."""
+        """Take `count` free blocks, and evict cached ones last. The caller has checked `num_free`."""
         assert count <= len(self._free)
         block_ids = []
         for _ in range(count):
             block_id, _none = self._free.popitem(last=False)
-            self._forget(block_id)
+            self._evict(block_id)
             self._references[block_id] = 1
             block_ids.append(block_id)
         return block_ids
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Add a reference to each; a cached free block comes back to life."""
+        """Add a reference to each block. A cached free block leaves the free list."""
         for block_id in block_ids:
             if self._references[block_id] == 0:
                 assert self._hashes[block_id] is not None
@@ -82,7 +77,7 @@ class BlockPool:
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop a reference to each. Those freed first are evicted first, so pass a table's tail first."""
+        """Remove a reference from each block. What is freed first is evicted first: pass the end of a table first."""
         for block_id in block_ids:
             self._references[block_id] -= 1
             assert self._references[block_id] >= 0
@@ -97,31 +92,16 @@ class BlockPool:
                     self._num_evictable += 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Make a held, full block findable. If equal contents are findable already, the first one stays."""
+        """Index a held, full block by its hash. If another block has the same hash, that one stays in the index."""
         assert self._references[block_id] > 0
         if self._hashes[block_id] is None and block_hash not in self._block_by_hash:
             self.version += 1
             self._hashes[block_id] = block_hash
             self._block_by_hash[block_hash] = block_id
 
-    def forget_cached(self) -> int:
-        """Make every free block unfindable; returns how many were."""
-        forgotten = [block_id for block_id in self._free if self._hashes[block_id] is not None]
-        for block_id in forgotten:
-            self._forget(block_id)
-        return len(forgotten)
-
-    def _forget(self, block_id: int) -> None:
+    def _evict(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             del self._block_by_hash[block_hash]
             self._hashes[block_id] = None
             self._num_evictable -= 1
-
-    def check(self) -> None:
-        """Assert the invariants; for tests and idle moments."""
-        free = set(self._free)
-        assert free == {b for b, count in enumerate(self._references) if count == 0}
-        assert self._num_shared == sum(count > 1 for count in self._references)
-        assert self._num_evictable == sum(self._hashes[b] is not None for b in free)
-        assert self._block_by_hash == {h: b for b, h in enumerate(self._hashes) if h is not None}

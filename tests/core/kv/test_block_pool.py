@@ -4,7 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from chairlift.core.block_pool import BlockPool
+from chairlift.core.kv.block_pool import BlockPool
+from kv_invariants import check_pool
 
 
 def test_plain_blocks_are_reused_before_a_cached_one_is_evicted() -> None:
@@ -35,18 +36,7 @@ def test_equal_contents_keep_the_first_block() -> None:
     pool.register(first, b"same")
     pool.register(second, b"same")
     assert pool.find(b"same") == first
-    assert pool.hash_of(second) is None
-
-
-def test_forget_cached_leaves_held_blocks_findable() -> None:
-    pool = BlockPool(2)
-    held, freed = pool.allocate(2)
-    pool.register(held, b"held")
-    pool.register(freed, b"freed")
-    pool.release([freed])
-    assert pool.forget_cached() == 1
-    assert pool.find(b"held") == held
-    assert pool.find(b"freed") is None
+    assert pool._hashes[second] is None
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -66,7 +56,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(set(blocks)) == count
         for block in blocks:
             assert self.held[block] == 0
-            assert self.pool.hash_of(block) is None
+            assert self.pool._hashes[block] is None
             self.held[block] = 1
         return blocks
 
@@ -85,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(blocks=holdings, key=st.integers(0, 5))
     def register(self, blocks: list[int], key: int) -> None:
-        if blocks and self.pool.hash_of(blocks[0]) is None:
+        if blocks and self.pool._hashes[blocks[0]] is None:
             self.pool.register(blocks[0], bytes([key]))
             assert self.pool.find(bytes([key])) is not None
 
@@ -98,16 +88,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.held[block] += 1
         return [block]
 
-    @rule()
-    def forget(self) -> None:
-        self.pool.forget_cached()
-        assert self.pool.num_evictable == 0
-
     @invariant()
     def counts_agree(self) -> None:
-        self.pool.check()
+        check_pool(self.pool)
         assert self.pool.num_free == self.held.count(0)
-        assert [self.pool.references(b) for b in range(self.pool.num_blocks)] == self.held
+        assert self.pool._references == self.held
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -1,4 +1,4 @@
-"""What a closed batch has to say, kept until it is over."""
+"""Buffers the outputs of a static batch until the batch is complete."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 from chairlift.outputs import EngineCoreOutput
 
 
-class HeldOutputs:
-    """Outputs by request, in the order of their steps; joined once, when they are told."""
+class BufferedOutputs:
+    """Outputs by request, in the order of their steps; they are joined once, when they are taken."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[EngineCoreOutput]] = {}
 
-    def hold(self, outputs: Iterable[EngineCoreOutput]) -> None:
+    def add(self, outputs: Iterable[EngineCoreOutput]) -> None:
         for output in outputs:
             self._parts.setdefault(output.request_id, []).append(output)
 
-    def release(self, request_id: str) -> EngineCoreOutput:
-        """All that was held for the request; empty if there was nothing.
+    def take(self, request_id: str) -> EngineCoreOutput:
+        """Remove and return the joined outputs of the request; an empty output if there are none.
 
-        The chunks of its prompt logprobs follow one another, since nobody in a closed batch is preempted; a chunk that
-        does not reach the prompt's end has no token and no logprobs of one.
+        The chunks of its prompt logprobs follow one another, because no member of a static batch is preempted. A chunk
+        that does not reach the end of the prompt has neither a token nor the logprobs of one.
         """
         parts = self._parts.pop(request_id, [])
         logprobs = [entry for part in parts for entry in part.logprobs or ()]
