@@ -21,7 +21,6 @@ from chairlift.planning.memory import (
     TILE_BYTES,
     Amount,
     StepLimits,
-    config_of,
     plan_activations,
     plan_weights,
     total,
@@ -36,7 +35,7 @@ from chairlift.worker import model_runner
 from chairlift.workload.lengths import Fixed, Uniform, parse_lengths
 
 GIB = 1 << 30
-OPT_CONFIG = config_of(MODEL_SHAPES["opt-13b"])
+OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
 FIXED = Load(prompt_len=Fixed(100), output_len=Fixed(60))
 A100 = DEVICES["A100-40GB"]
@@ -57,7 +56,7 @@ def seats(num: int = 10_000) -> SchedulerConfig:
 
 def test_the_matrices_are_those_that_a_step_reads() -> None:
     for shape in MODEL_SHAPES.values():
-        amounts = plan_weights(config_of(shape), "float16", "cuda")
+        amounts = plan_weights(shape.config, "float16", "cuda")
         matrices = [amount for amount in amounts if amount.what in ("attention", "MLP", "embedding")]
         assert total(matrices) == shape.weight_bytes, shape.name
 
@@ -89,12 +88,12 @@ def all_amounts() -> list[Amount]:
     amounts = []
     for shape in MODEL_SHAPES.values():
         for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
-            amounts += plan_weights(config_of(shape), dtype, device)
+            amounts += plan_weights(shape.config, dtype, device)
             for limits in (StepLimits(512, 64, 2048, 16), StepLimits(8192, 1000, 30_000, 7)):
-                amounts += plan_activations(config_of(shape), limits, dtype, device)
-                amounts += plan_native_activations(config_of(shape), limits)
+                amounts += plan_activations(shape.config, limits, dtype, device)
+                amounts += plan_native_activations(shape.config, limits)
         for quantization in (None, *QUANTIZATIONS):
-            amounts += plan_native_weights(config_of(shape), lambda name: "bf16", quantization)
+            amounts += plan_native_weights(shape.config, lambda name: "bf16", quantization)
     return amounts
 
 

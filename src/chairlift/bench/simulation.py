@@ -22,7 +22,6 @@ from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.figures import FIGURES
 from chairlift.metrics.run import RunMetrics, RunTally
 from chairlift.planning.engine import plan_pool, settle_max_model_len
-from chairlift.planning.memory import config_of
 from chairlift.planning.planner import PlannedModel, plan_memory
 from chairlift.sim.cost_model import CostModel
 from chairlift.sim.devices import DEVICES, Device, find_device
@@ -164,7 +163,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     """
     is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
     kind = "cuda" if device.name in DEVICES else "cpu"
-    model_config = config_of(model)
+    model_config = model.config
     memory = plan_memory(
         PlannedModel(model.name, model.name, model_config, matrix_formats(None, model_config)),
         replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], attention_backend="torch"),

@@ -133,13 +133,12 @@ def _model(config: EngineConfig) -> PlannedModel:
     """
     from chairlift.loading.formats import matrix_formats
     from chairlift.loading.resolve import load_config, resolve_model
-    from chairlift.planning.memory import config_of
     from chairlift.planning.planner import PlannedModel
     from chairlift.sim.model_shape import MODEL_SHAPES
 
     name = config.model
     if name in MODEL_SHAPES:
-        argument, model_config = f"FOLDER-OF-{name}", config_of(MODEL_SHAPES[name])
+        argument, model_config = f"FOLDER-OF-{name}", MODEL_SHAPES[name].config
         note = f"{name} is a shape: put the folder of the model, or its name on the hub, in the place of {argument}."
         return PlannedModel(name, argument, model_config, matrix_formats(None, model_config), note)
     files = resolve_model(name)

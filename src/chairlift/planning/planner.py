@@ -18,6 +18,7 @@ from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConf
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.models.config import ModelConfig
+from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.planning.engine import plan_pool, planned_activations, planned_weights, pool_of
 from chairlift.planning.fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
 from chairlift.planning.memory import (
@@ -219,7 +220,11 @@ def make_plan(
         policies=policies,
         speed=speed,
         serve=serve_command(model, config, memory),
-        notes=[*_notes(model, config, fit), *_time_notes(hardware, memory.choice.dtype)],
+        notes=[
+            *_notes(model, config, fit),
+            *_kernel_notes(model, memory.choice),
+            *_time_notes(hardware, memory.choice.dtype),
+        ],
     )
 
 
@@ -357,6 +362,11 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
     return notes
+
+
+def _kernel_notes(model: PlannedModel, choice: KernelChoice) -> list[str]:
+    operations = torch_operations(model.config) if choice.kernels == "native" else []
+    return [fallback_note(operations)] if operations else []
 
 
 def _time_notes(hardware: Device | None, dtype: str) -> list[str]:
