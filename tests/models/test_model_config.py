@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -265,3 +266,67 @@ def test_gguf_counts_repeated_for_each_layer() -> None:
     config = gguf(llama__attention__head_count_kv=[2, 2], llama__feed_forward_length=[96, 96])
     layer = config.layers[0]
     assert (layer.attention.num_kv_heads, layer.feed_forward.inner_size) == (2, 96)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ({"num_local_experts": 8}, "num_local_experts is 8"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.2}}, "rope_scaling.mscale is 1.2"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "llama3", "factor": 2.0}}, "rope_scaling.type is 'llama3'"),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_theta is 500000"),
+        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"rope_interleaved": True}, "rope_interleaved is True"),
+    ],
+)
+def test_undeclared_properties_are_named(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape(name)):
+        llama(**changes)
+
+
+def test_families_refuse_what_their_own_code_does_not_read() -> None:
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+    assert ModelConfig.from_hf({**mistral, "attention_bias": False, "mlp_bias": False}, source="c").name == "mistral"
+    for key in ("attention_bias", "mlp_bias"):
+        with pytest.raises(ModelLoadError, match=f"{key} is True"):
+            ModelConfig.from_hf({**mistral, key: True}, source="c")
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ModelLoadError, match="layer_types must hold 2 of full_attention"):
+        ModelConfig.from_hf({**qwen, "use_sliding_window": False, "sliding_window": 8}, source="c")
+
+
+def test_fine_tuned_checkpoints_load() -> None:
+    """Properties that training scripts, mergers and converters leave in `config.json`."""
+    left = {
+        "_name_or_path": "base",
+        "transformers_version": "4.52.0",
+        "unsloth_version": "2025.3",
+        "model_type": "llama",
+        "use_cache": False,
+        "initializer_range": 0.02,
+        "attention_dropout": 0.0,
+        "pretraining_tp": 1,
+        "pad_token_id": 3,
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"dtype": "q4"},
+        "temperature": 0.7,
+        "id2label": {"0": "LABEL_0"},
+        "attn_logit_softcapping": None,
+    }
+    assert llama(**left) == llama()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"llama__attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping is 50.0"),
+        ({"llama__rope__scaling__attn_factor": 1.5}, "llama.rope.scaling.attn_factor is 1.5"),
+        ({"llama__expert_used_count": 2}, "llama.expert_used_count is 2"),
+    ],
+)
+def test_undeclared_gguf_metadata_is_named(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape(f"m.gguf: {name}")):
+        gguf(**changes)
+    assert gguf(llama__tensor_data_layout="Meta AI original pth", general__license="mit", quantize__imatrix__file="x")
