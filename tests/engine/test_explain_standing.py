@@ -9,7 +9,7 @@ from chairlift.engine.forecast import Member, Next, steps_until_admitted, steps_
 from chairlift.engine.wait_text import describe, describe_standing
 from chairlift.metrics.step_cost import MIN_STEPS
 from chairlift.request import WaitReason
-from chairlift.server.request_views import explanation_view, sequence_view
+from chairlift.server.api.requests import explanation_view, sequence_view
 from tracked_crowds import Crowd
 
 
