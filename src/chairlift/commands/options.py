@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from chairlift.commands.option_groups import Command, Given, options_of, take, with_options
+from chairlift.commands.option_groups import Command, OptionValues, options_from_fields, pop_options, with_options
 from chairlift.config import (
     ATTENTION_BACKENDS,
     BATCHINGS,
@@ -55,17 +55,17 @@ HELP = {
 
 
 ENGINE_OPTIONS = {
-    option.name: option for option in options_of(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
+    option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
 }
 
 
-def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
+def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
     """Give a command some of the engine's options; it receives them as one `config`, whose other fields have their
     defaults. The command's `model` parameter is the model."""
     options = [ENGINE_OPTIONS[name] for name in names]
 
-    def make(given: Given) -> Given:
-        chosen = take(given, options)
+    def make(given: OptionValues) -> OptionValues:
+        chosen = pop_options(given, options)
         if chosen.get("kv_cache_memory") is not None:
             from chairlift.worker.memory import parse_memory
 
@@ -75,9 +75,9 @@ def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
     return lambda command: with_options(command, options, make, "config")
 
 
-def takes_engine_options(command: Command) -> Command:
+def add_engine_options(command: Command) -> Command:
     """Give a command all of the engine's options; it ends at once if no engine could start."""
-    with_config = takes_options(ENGINE_OPTIONS)(command)
+    with_config = add_options(ENGINE_OPTIONS)(command)
 
     @functools.wraps(with_config)
     def checked(**given: Any) -> None:
