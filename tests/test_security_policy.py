@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from chairlift import sampling_params, structured_outputs
-from chairlift.batch import index, records, run
 from chairlift.grammar import checker, compiler
 from chairlift.loading import template_process, template_worker
-from chairlift.server import tokenization
-from chairlift.server.limits import HELP, ServerLimits
-from chairlift.server.preparation import plan, preparation, worker
-from chairlift.server.protocol import base, item_limits
+from chairlift.server.access.server_limits import HELP, ServerLimits
+from chairlift.server.api import tokenization
+from chairlift.server.api.protocol import base, item_limits
+from chairlift.server.batch import index, records, run
+from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.worker.memory import format_memory
 
 POLICY = Path(__file__).parent.parent / "SECURITY.md"
@@ -40,7 +40,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
 ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     item_limits: tuple(name for name in vars(item_limits) if name.startswith("MAX_")),
     sampling_params: ("MAX_TOKEN_IDS", "MAX_STOP_CHARACTERS", "MAX_BAD_WORD_CHARACTERS"),
-    plan: ("MAX_LOGPROB_ENTRIES",),
+    request_plan: ("MAX_LOGPROB_ENTRIES",),
     base: ("MAX_FIELDS",),
     tokenization: ("MAX_CONTEXTS",),
 }

@@ -18,7 +18,6 @@ from chairlift.bench.instructions import instruction_counts
 from chairlift.bench.kernel_passes import LAYERS, AttentionPass, LinearPass, _metadata
 from chairlift.bench.kernel_tables import print_kernels
 from chairlift.bench.kernels import KernelOptions, KernelResult, _Measured, run_kernels
-from chairlift.bench.linear_layers import LM_HEAD, layer_linears, lm_head
 from chairlift.cli import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
@@ -30,6 +29,7 @@ from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models import registry
 from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import LM_HEAD
 from chairlift.models.registry import build_model
 from native import needs_native
 
@@ -123,10 +123,10 @@ def test_linear_layers_are_those_of_the_model(tiny_model_dir: TinyModel, arch: s
         patch.setattr(registry, "get_kernels", lambda *_: Recorder())
         weights = RandomWeights(config, torch.float32, torch.device("cpu"))
         build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend="reference")
-    layers = [layer for index in range(config.num_layers) for layer in layer_linears(config, index)]
-    matrices = [(layer.parts, layer.out_features, layer.in_features) for layer in (*layers, lm_head(config))]
-    assert set(matrices) <= set(loaded)
-    assert [layer.prologue for layer in (*layers, lm_head(config))] == made
+    products = [*(product for layer in config.layers for product in layer.products), config.head_product]
+    matrices = [product.matrix for product in products]
+    assert {(each.weight_names, each.out_features, each.in_features) for each in matrices} <= set(loaded)
+    assert [product.prologue for product in products] == made
 
 
 # -- passes --------------------------------------------------------------------------------------------------------

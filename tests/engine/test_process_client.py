@@ -324,7 +324,8 @@ time.sleep(60)
 
 def test_the_front_end_loads_no_torch() -> None:
     modules = (
-        "chairlift.engine.async_llm, chairlift.engine.process_client, chairlift.server.app, chairlift.server.serve"
+        "chairlift.engine.async_llm, chairlift.engine.process_client, "
+        "chairlift.server.http.application, chairlift.server.serve"
     )
     code = f"import sys, {modules}; print({{'torch', 'numpy', 'gguf', 'safetensors'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

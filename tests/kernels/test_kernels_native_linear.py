@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from chairlift.kernels import reference
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS
-from chairlift.kernels.linear import Prologue, PrologueKind
+from chairlift.kernels.linear import NativePrologueKind, Prologue
 
 try:
     NATIVE = load()
@@ -27,7 +27,7 @@ except NativeUnavailableError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 FORMATS = sorted(BYTES_PER_INPUT)
-KINDS: tuple[PrologueKind, ...] = get_args(PrologueKind)
+KINDS: tuple[NativePrologueKind, ...] = get_args(NativePrologueKind)
 EPS = 1e-5
 ROWS, INPUTS, OUTPUTS = st.integers(1, 40), st.integers(1, 300) | st.just(2100), st.integers(1, 120)
 
@@ -37,11 +37,11 @@ def two_threads(isa: str, same_threads: None) -> None:
     NATIVE.set_num_threads(2)
 
 
-def width(kind: PrologueKind, in_features: int) -> int:
+def width(kind: NativePrologueKind, in_features: int) -> int:
     return 2 * in_features if kind == "silu_and_mul" else in_features
 
 
-def make_prologue(kind: PrologueKind, in_features: int) -> Prologue:
+def make_prologue(kind: NativePrologueKind, in_features: int) -> Prologue:
     is_norm = kind in ("rms_norm", "layer_norm")
     weight, bias = torch.randn(2, in_features)
     return Prologue(kind, weight if is_norm else None, bias if kind == "layer_norm" else None, EPS if is_norm else 0.0)
@@ -79,7 +79,7 @@ def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Ten
     return multiply(pack("f32", torch.eye(in_features)), x, prologue)
 
 
-def twin(matrix: Any, y: torch.Tensor, kind: PrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
+def twin(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
     """The product of rows that have had their prologue, and how far float32 sums may be from it."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
     if matrix.format in FLOATS:
@@ -97,7 +97,7 @@ def twin(matrix: Any, y: torch.Tensor, kind: PrologueKind) -> tuple[torch.Tensor
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(FORMATS), st.sampled_from(KINDS), ROWS, INPUTS, OUTPUTS, st.integers(0, 2**32))
 def test_products_are_those_of_the_twin(
-    name: str, kind: PrologueKind, num_rows: int, in_features: int, out_features: int, seed: int
+    name: str, kind: NativePrologueKind, num_rows: int, in_features: int, out_features: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_twin(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_features", [1, 7, 8, 9, 64, 100])
-def test_prologues_are_their_twins(kind: PrologueKind, in_features: int) -> None:
+def test_prologues_are_their_twins(kind: NativePrologueKind, in_features: int) -> None:
     torch.manual_seed(in_features)
     prologue, x = make_prologue(kind, in_features), make_rows(11, width(kind, in_features))
     ours, expected = prepared(x, prologue, in_features), reference.apply_prologue(x, prologue)
@@ -154,7 +154,7 @@ def test_zeros_give_the_bias(name: str) -> None:
     st.integers(0, 2**32),
 )
 def test_rows_threads_and_order_change_no_bit(
-    name: str, kind: PrologueKind, num_rows: int, in_features: int, out_features: int, num_threads: int, seed: int
+    name: str, kind: NativePrologueKind, num_rows: int, in_features: int, out_features: int, num_threads: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)

@@ -129,7 +129,7 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
     close(reference.rms_norm(x, weight, 1e-5), F.rms_norm(x, (24,), weight, 1e-5))
     expected = F.layer_norm(x, (24,), weight, bias, 1e-5)
     close(reference.layer_norm(x, weight, bias, 1e-5), expected)
-    close(reference.silu_and_mul(x), F.silu(x[:, :12]) * x[:, 12:])
+    close(reference.activate(x, "silu_and_mul"), F.silu(x[:, :12]) * x[:, 12:])
     prologues = {
         NO_PROLOGUE: x,
         RELU: F.relu(x),

@@ -15,7 +15,7 @@ from chairlift.kernels.registry import KERNELS, Kernels
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
 from chairlift.layers.norm import layer_norm, rms_norm
-from chairlift.models.config import RopeConfig
+from chairlift.models.declaration import RopeConfig
 from chairlift.models.model import make_rotary
 
 CPU = torch.device("cpu")

@@ -21,6 +21,7 @@ from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import RopeConfig
 
 CPU = torch.device("cpu")
 Q = gguf.GGMLQuantizationType
@@ -39,8 +40,7 @@ def test_the_default_model_equals_transformers(
     smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel
 ) -> None:
     config, weights = open_gguf(smollm2_gguf)
-    assert config.rope is not None
-    assert config.rope.theta == 100000.0
+    assert {layer.attention.rope for layer in config.layers} == {RopeConfig(theta=100000.0)}
     assert config.eos_token_ids == (2,)
     assert config.tie_word_embeddings
     assert not weights.has("lm_head.weight")
@@ -82,8 +82,9 @@ def test_rows_of_other_architectures_stay_in_order(
     key_length = {f"{arch}.attention.key_length": 16, f"{arch}.attention.value_length": 16}
     path = write_gguf(tmp_path / "m.gguf", {gguf_name(n): t for n, t in state.items()}, arch=arch, metadata=key_length)
     config, weights = open_gguf(path)
-    assert config.attention_bias is (arch == "qwen2")
-    assert config.qk_norm is (arch == "qwen3")
+    attention = config.layers[0].attention
+    assert attention.qkv.has_bias is (arch == "qwen2")
+    assert (attention.head_norm is not None) is (arch == "qwen3")
     for name, tensor in state.items():
         assert torch.equal(weights.tensor(name, tuple(tensor.shape)), tensor), name
     assert weights.unused() == []
@@ -152,8 +153,9 @@ def test_tensors_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
     config, weights = open_gguf(write_gguf(tmp_path / "m.gguf", tensors))
     weights.tensor("model.norm.weight", (8,))
     assert weights.unused() == ["blk.0.surprise.weight"]
-    assert config.rope is not None
-    assert config.rope.freq_factors == (1.0,) * 8
+    rope = config.layers[0].attention.rope
+    assert rope is not None
+    assert rope.freq_factors == (1.0,) * 8
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import torch
 
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.models.config import ModelConfig
+from chairlift.models.llama import LlamaSizes
+from chairlift.models.opt import OPTSizes
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="llama",
+CONFIG = LlamaSizes(
     vocab_size=256,
     hidden_size=64,
     intermediate_size=96,
@@ -21,13 +21,20 @@ CONFIG = ModelConfig(
     num_kv_heads=2,
     head_dim=16,
     max_position_embeddings=64,
-    norm_eps=1e-5,
-    sliding_windows=(None,),
-)
+    qk_norm=True,
+).declare()
+OPT = OPTSizes(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=4,
+    max_position_embeddings=64,
+).declare()
 
 
-def source(seed: int = 0, dtype: torch.dtype = torch.float32) -> RandomWeights:
-    return RandomWeights(CONFIG, dtype, torch.device("cpu"), seed)
+def source(seed: int = 0, dtype: torch.dtype = torch.float32, config: ModelConfig = CONFIG) -> RandomWeights:
+    return RandomWeights(config, dtype, torch.device("cpu"), seed)
 
 
 def test_numbers_depend_on_name_and_seed_but_not_on_order() -> None:
@@ -58,8 +65,9 @@ def test_spread(dtype: torch.dtype) -> None:
     ],
 )
 def test_norms_are_one(name: str) -> None:
-    assert source().has(name)
-    assert torch.equal(source().tensor(name, (64,)), torch.ones(64))
+    weights = source(config=OPT if "decoder" in name else CONFIG)
+    assert weights.has(name)
+    assert torch.equal(weights.tensor(name, (64,)), torch.ones(64))
 
 
 def test_biases_are_zero() -> None:

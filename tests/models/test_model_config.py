@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.config import ModelConfig, RopeConfig
+from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import RopeConfig
 
 TinyModelDir = Callable[..., Path]
 
@@ -27,26 +29,38 @@ def read(folder: Path) -> ModelConfig:
     )
 
 
+def rope_of(config: ModelConfig) -> RopeConfig | None:
+    (rope,) = {layer.attention.rope for layer in config.layers}
+    return rope
+
+
+def windows_of(config: ModelConfig) -> list[int | None]:
+    return [layer.attention.sliding_window for layer in config.layers]
+
+
 @pytest.mark.parametrize("arch", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
 def test_dimensions_of_what_transformers_writes(tiny_model_dir: TinyModelDir, arch: str) -> None:
     config = read(tiny_model_dir(arch))
     assert config.architecture == "llama"
     assert config.name == {"llama3": "llama"}.get(arch, arch)
-    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (256, 64, 96)
-    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
-    assert (config.max_position_embeddings, config.norm_eps, config.activation) == (256, 1e-6, "silu")
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (256, 64, 2)
+    assert (config.max_position_embeddings, config.tie_word_embeddings) == (256, False)
     assert (config.bos_token_id, config.eos_token_ids, config.dtype) == (1, (2,), "float32")
-    assert config.attention_bias is (arch == "qwen2")
-    assert not config.attention_output_bias
-    assert not config.mlp_bias
-    assert config.qk_norm is (arch == "qwen3")
-    assert config.sliding_windows == ((24, 24) if arch == "mistral" else (None, None))
-    assert not config.tie_word_embeddings
+    for layer in config.layers:
+        attention, mlp = layer.attention, layer.feed_forward
+        assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 16)
+        assert (mlp.inner_size, mlp.activation, mlp.gated) == (96, "silu", True)
+        assert [norm.eps for norm in layer.norms] == [1e-6, 1e-6]
+        assert attention.qkv.has_bias is (arch == "qwen2")
+        assert not attention.output.has_bias
+        assert not mlp.up.has_bias
+        assert (attention.head_norm is not None) is (arch == "qwen3")
+        assert attention.sliding_window == (24 if arch == "mistral" else None)
     assert config.kv_values_per_token == 2 * 2 * 2 * 16
 
 
 def test_llama3_rope(tiny_model_dir: TinyModelDir) -> None:
-    assert read(tiny_model_dir("llama3")).rope == RopeConfig(
+    assert rope_of(read(tiny_model_dir("llama3"))) == RopeConfig(
         theta=10000.0,
         scaling="llama3",
         factor=8.0,
@@ -58,39 +72,40 @@ def test_llama3_rope(tiny_model_dir: TinyModelDir) -> None:
 
 def test_opt(tiny_model_dir: TinyModelDir) -> None:
     config = read(tiny_model_dir("opt"))
-    assert (config.architecture, config.activation, config.rope) == ("opt", "relu", None)
-    assert (config.num_kv_heads, config.head_dim, config.intermediate_size) == (4, 16, 96)
-    assert config.attention_bias
-    assert config.attention_output_bias
-    assert config.mlp_bias
-    assert config.tie_word_embeddings
-    assert config.norm_before
-    assert config.final_norm
-    assert config.word_embed_proj_dim is None
+    assert (config.architecture, config.tie_word_embeddings) == ("opt", True)
+    for layer in config.layers:
+        attention, mlp = layer.attention, layer.feed_forward
+        assert (attention.num_kv_heads, attention.head_dim, mlp.inner_size) == (4, 16, 96)
+        assert (mlp.activation, mlp.gated, attention.rope) == ("relu", False, None)
+        assert all(matrix.has_bias for matrix in layer.matrices)
+        assert layer.attention_norms.before is not None
+    assert config.final_norm is not None
+    assert config.project_in is None
 
 
 def test_opt_350m_shape(tiny_model_dir: TinyModelDir) -> None:
     config = read(tiny_model_dir("opt", do_layer_norm_before=False, word_embed_proj_dim=32))
-    assert not config.norm_before
-    assert not config.final_norm
-    assert config.word_embed_proj_dim == 32
+    assert [layer.attention_norms.before for layer in config.layers] == [None, None]
+    assert all(layer.feed_forward_norms.of_sum is not None for layer in config.layers)
+    assert config.final_norm is None
+    assert config.embedding.in_features == 32
+    assert config.project_in is not None
 
 
 def test_llama_biases_and_head_dim(tiny_model_dir: TinyModelDir) -> None:
     config = read(tiny_model_dir("llama", attention_bias=True, mlp_bias=True, head_dim=32))
-    assert config.attention_bias
-    assert config.attention_output_bias
-    assert config.mlp_bias
-    assert config.head_dim == 32
+    for layer in config.layers:
+        assert all(matrix.has_bias for matrix in layer.matrices)
+        assert layer.attention.head_dim == 32
 
 
 def test_qwen_windows_start_at_max_window_layers(tiny_model_dir: TinyModelDir) -> None:
     options = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
     folder = tiny_model_dir("qwen2", **options)
-    assert read(folder).sliding_windows == (None, 8, 8)
+    assert windows_of(read(folder)) == [None, 8, 8]
     older = json.loads((folder / "config.json").read_text())
     del older["layer_types"]
-    assert ModelConfig.from_hf(older, source="c").sliding_windows == (None, 8, 8)
+    assert windows_of(ModelConfig.from_hf(older, source="c")) == [None, 8, 8]
 
 
 LLAMA: dict[str, Any] = {
@@ -112,7 +127,7 @@ def llama(**changes: Any) -> ModelConfig:
 
 def test_keys_of_transformers_4() -> None:
     config = llama(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0}, torch_dtype="bfloat16")
-    assert config.rope == RopeConfig(theta=5e5, scaling="linear", factor=2.0)
+    assert rope_of(config) == RopeConfig(theta=5e5, scaling="linear", factor=2.0)
     assert config.dtype == "bfloat16"
 
 
@@ -181,9 +196,10 @@ def gguf(tensor_names: tuple[str, ...] = (), rope_freqs: list[float] | None = No
 
 def test_gguf_metadata() -> None:
     config = gguf()
-    assert (config.hidden_size, config.intermediate_size, config.num_layers) == (64, 96, 2)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
-    assert config.rope == RopeConfig(theta=5e5)
+    attention = config.layers[1].attention
+    assert (config.hidden_size, config.layers[1].feed_forward.inner_size, config.num_layers) == (64, 96, 2)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (4, 2, 16)
+    assert rope_of(config) == RopeConfig(theta=5e5)
     assert config.eos_token_ids == (2, 5)
     assert config.dtype == "float32"
 
@@ -192,13 +208,12 @@ def test_gguf_tensor_names_tell_biases_and_ties() -> None:
     assert gguf(("token_embd.weight",)).tie_word_embeddings
     untied = gguf(("token_embd.weight", "output.weight", "blk.0.attn_q.bias", "blk.0.ffn_up.bias"))
     assert not untied.tie_word_embeddings
-    assert untied.attention_bias
-    assert untied.mlp_bias
-    assert not untied.attention_output_bias
+    layer = untied.layers[0]
+    assert [matrix.has_bias for matrix in layer.matrices] == [True, False, True, True]
 
 
 def test_gguf_rope_factors() -> None:
-    rope = gguf(rope_freqs=[1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]).rope
+    rope = rope_of(gguf(rope_freqs=[1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0]))
     assert rope is not None
     assert rope.scaling == "factors"
     assert rope.freq_factors == (1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0)
@@ -249,4 +264,69 @@ def test_any_gguf_value_anywhere_is_read_or_refused(key: str, value: Any) -> Non
 
 def test_gguf_counts_repeated_for_each_layer() -> None:
     config = gguf(llama__attention__head_count_kv=[2, 2], llama__feed_forward_length=[96, 96])
-    assert (config.num_kv_heads, config.intermediate_size) == (2, 96)
+    layer = config.layers[0]
+    assert (layer.attention.num_kv_heads, layer.feed_forward.inner_size) == (2, 96)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ({"num_local_experts": 8}, "num_local_experts is 8"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1.2}}, "rope_scaling.mscale is 1.2"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "llama3", "factor": 2.0}}, "rope_scaling.type is 'llama3'"),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_theta is 500000"),
+        ({"sliding_window": 64}, "sliding_window is 64"),
+        ({"rope_interleaved": True}, "rope_interleaved is True"),
+    ],
+)
+def test_undeclared_properties_are_named(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape(name)):
+        llama(**changes)
+
+
+def test_families_refuse_what_their_own_code_does_not_read() -> None:
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+    assert ModelConfig.from_hf({**mistral, "attention_bias": False, "mlp_bias": False}, source="c").name == "mistral"
+    for key in ("attention_bias", "mlp_bias"):
+        with pytest.raises(ModelLoadError, match=f"{key} is True"):
+            ModelConfig.from_hf({**mistral, key: True}, source="c")
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ModelLoadError, match="layer_types must hold 2 of full_attention"):
+        ModelConfig.from_hf({**qwen, "use_sliding_window": False, "sliding_window": 8}, source="c")
+
+
+def test_fine_tuned_checkpoints_load() -> None:
+    """Properties that training scripts, mergers and converters leave in `config.json`."""
+    left = {
+        "_name_or_path": "base",
+        "transformers_version": "4.52.0",
+        "unsloth_version": "2025.3",
+        "model_type": "llama",
+        "use_cache": False,
+        "initializer_range": 0.02,
+        "attention_dropout": 0.0,
+        "pretraining_tp": 1,
+        "pad_token_id": 3,
+        "is_llama_config": True,
+        "rope_interleaved": False,
+        "transformers.js_config": {"dtype": "q4"},
+        "temperature": 0.7,
+        "id2label": {"0": "LABEL_0"},
+        "attn_logit_softcapping": None,
+    }
+    assert llama(**left) == llama()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"llama__attn_logit_softcapping": 50.0}, "llama.attn_logit_softcapping is 50.0"),
+        ({"llama__rope__scaling__attn_factor": 1.5}, "llama.rope.scaling.attn_factor is 1.5"),
+        ({"llama__expert_used_count": 2}, "llama.expert_used_count is 2"),
+    ],
+)
+def test_undeclared_gguf_metadata_is_named(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape(f"m.gguf: {name}")):
+        gguf(**changes)
+    assert gguf(llama__tensor_data_layout="Meta AI original pth", general__license="mit", quantize__imatrix__file="x")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from chairlift.kernels.backend import RotaryStep
+from chairlift.kernels.backend import StepContext
 from chairlift.kernels.cpu import load, tape
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.llama import LlamaLayer, LlamaModel
+from chairlift.models.decoder import Decoder, DecoderLayer
 from chairlift.models.registry import build_model
 from native import needs_native
 from packed_steps import Tables, pack
@@ -37,7 +37,7 @@ STEPS = [
 RECORDED = [30, 3, 2, 90, 2, 30, 3, 2, 90]
 
 
-def make(folder: Path, kv_cache_dtype: torch.dtype) -> LlamaModel:
+def make(folder: Path, kv_cache_dtype: torch.dtype) -> Decoder:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
     weights = open_weights(files, config, torch.float32, CPU)
@@ -50,14 +50,14 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> LlamaModel:
         kv_cache_dtype=kv_cache_dtype,
         quantization="q8_0",
     )
-    assert isinstance(model, LlamaModel)
+    assert isinstance(model, Decoder)
     return model
 
 
 class Run:
     """Steps of a model, from fresh KV memory on."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: Decoder) -> None:
         self._model, self._draw, self._tables = model, random.Random(0), Tables(64, 8)
         model.allocate_kv_cache(64, 8)
 
@@ -82,18 +82,18 @@ def same_threads() -> Iterator[None]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each call of a layer from Python."""
     rows: list[int] = []
-    plain = LlamaLayer.__call__
+    plain = DecoderLayer.__call__
 
-    def called(self: LlamaLayer, x: torch.Tensor, rotary: RotaryStep, plan: object) -> torch.Tensor:
+    def called(self: DecoderLayer, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         rows.append(len(x))
-        return plain(self, x, rotary, plan)
+        return plain(self, x, step)
 
-    monkeypatch.setattr(LlamaLayer, "__call__", called)
+    monkeypatch.setattr(DecoderLayer, "__call__", called)
     return rows
 
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3", "opt"])
 def test_a_tape_gives_the_bits_of_calls(
     arch: str,
     kv_cache_dtype: torch.dtype,
@@ -125,16 +125,16 @@ def test_a_step_that_fails_is_not_repeated(
     run, plain = Run(model), Run(other)
     for work in STEPS[:2]:
         assert torch.equal(run.step(work), plain.step(work))
-    through = LlamaLayer.__call__
+    through = DecoderLayer.__call__
 
-    def fail(self: LlamaLayer, x: torch.Tensor, rotary: RotaryStep, plan: object) -> torch.Tensor:
+    def fail(self: DecoderLayer, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         if self is model.layers[-1]:
             raise RuntimeError("no")
-        return through(self, x, rotary, plan)
+        return through(self, x, step)
 
     two = [(0, 21, 22), (2, 10, 11)]
     with monkeypatch.context() as patch:
-        patch.setattr(LlamaLayer, "__call__", fail)
+        patch.setattr(DecoderLayer, "__call__", fail)
         for each in (run, plain):
             with pytest.raises(RuntimeError, match="no") if each is run else nullcontext():
                 each.step(two)

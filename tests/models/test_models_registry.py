@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from chairlift.errors import ChairliftError, ModelLoadError
+from chairlift.loading.formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.models.config import ModelConfig, RopeConfig
+from chairlift.loading.resolve import ModelFiles
+from chairlift.loading.safetensors_weights import SafetensorsWeights
+from chairlift.models.architectures import ARCHITECTURES
+from chairlift.models.config import ModelConfig
+from chairlift.models.llama import LlamaSizes
 from chairlift.models.model import Model
-from chairlift.models.registry import SUPPORTED, build_model
+from chairlift.models.opt import OPTSizes
+from chairlift.models.registry import build_model
 
 CPU = torch.device("cpu")
-CONFIG = ModelConfig(
-    architecture="llama",
-    name="llama",
+LLAMA = LlamaSizes(
     vocab_size=32,
     hidden_size=16,
     intermediate_size=24,
@@ -25,26 +32,15 @@ CONFIG = ModelConfig(
     num_kv_heads=2,
     head_dim=4,
     max_position_embeddings=64,
-    norm_eps=1e-5,
-    sliding_windows=(None, None),
-    rope=RopeConfig(),
 )
-OPT = replace(CONFIG, architecture="opt", name="opt", num_kv_heads=4, activation="relu", rope=None)
-
-
-class WithoutPrefix(RandomWeights):
-    """Some OPT files call their parameters `decoder...`."""
-
-    def __init__(self) -> None:
-        super().__init__(OPT, torch.float32, CPU)
-        self.asked: list[str] = []
-
-    def has(self, name: str) -> bool:
-        return not name.startswith("model.")
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        self.asked.append(name)
-        return super().tensor(name, shape)
+OPT = OPTSizes(
+    vocab_size=32,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    max_position_embeddings=64,
+)
 
 
 def build(config: ModelConfig, backend: str = "torch") -> Model:
@@ -53,8 +49,9 @@ def build(config: ModelConfig, backend: str = "torch") -> Model:
 
 
 def test_every_architecture_builds() -> None:
-    assert {config.architecture for config in (CONFIG, OPT)} == set(SUPPORTED)
-    for config in (CONFIG, OPT):
+    configs = LLAMA.declare(), OPT.declare()
+    assert {config.architecture for config in configs} == set(ARCHITECTURES)
+    for config in configs:
         model = build(config)
         assert len(model.attention_layers) == 2
         assert model.config is config
@@ -63,10 +60,12 @@ def test_every_architecture_builds() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (replace(CONFIG, architecture="mamba", name="mamba2"), "architecture must be one of llama, opt, got 'mamba'"),
-        (replace(CONFIG, rope=None), "needs rotary embedding"),
-        (replace(CONFIG, activation="gelu"), "activation must be silu"),
-        (replace(OPT, activation="gelu"), "activation must be relu"),
+        (
+            replace(LLAMA.declare(), architecture="mamba", name="mamba2"),
+            "architecture must be one of llama, opt, got 'mamba'",
+        ),
+        (replace(LLAMA, activation="gelu").declare(), r"activation must be one of relu, silu, got 'gelu' \(llama\)"),
+        (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu, got 'gelu'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> None:
@@ -76,10 +75,35 @@ def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> Non
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ChairliftError, match="attention_backend must be one of"):
-        build(CONFIG, "flash")
+        build(LLAMA.declare(), "flash")
 
 
-def test_opt_names_with_and_without_prefix() -> None:
-    weights = WithoutPrefix()
-    build_model(OPT, weights, dtype=torch.float32, device="cpu")
-    assert {name.split(".")[0] for name in weights.asked} == {"decoder", "lm_head"}
+@pytest.mark.parametrize("root", ["model.decoder.", "decoder."])
+def test_opt_names_with_and_without_prefix(tmp_path: Path, root: str) -> None:
+    """Some OPT files call their parameters `decoder...`."""
+    config = OPT.declare()
+    whole = RandomWeights(config, torch.float32, CPU)
+    tensors = {
+        root + name.removeprefix("model.decoder."): whole.tensor(name, shape) for name, shape in parameters(config)
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = SafetensorsWeights(tmp_path, config, torch.float32, CPU)
+    build_model(config, weights, dtype=torch.float32, device="cpu")
+    assert weights.unused() == []
+    formats = matrix_formats(ModelFiles("hf", tmp_path, "opt"), replace(config, dtype="float16"))
+    assert formats("model.decoder.embed_tokens.weight") == "f32"
+
+
+def parameters(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for matrix in config.matrices:
+        for name, out in matrix.parts:
+            yield f"{name}.weight", (out, matrix.in_features)
+            if matrix.has_bias:
+                yield f"{name}.bias", (out,)
+    norms = [norm for layer in config.layers for norm in layer.norms]
+    assert config.final_norm is not None
+    for norm in (*norms, config.final_norm):
+        yield f"{norm.name}.weight", (norm.size,)
+        yield f"{norm.name}.bias", (norm.size,)
+    assert config.positions is not None
+    yield f"{config.positions.name}.weight", (config.positions.rows, config.positions.size)

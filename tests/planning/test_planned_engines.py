@@ -278,7 +278,8 @@ def test_weights_are_planned_to_the_byte(arch: str, backend: str, tiny_model_dir
 def test_native_weights_are_planned_to_the_byte(
     arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
 ) -> None:
-    folder, events = tiny_model_dir(arch, intermediate_size=104), EventList()
+    inner = {"ffn_dim" if arch == "opt" else "intermediate_size": 104}
+    folder, events = tiny_model_dir(arch, **inner), EventList()
     config = EngineConfig(
         model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, quantization=quantization
     )

@@ -21,7 +21,6 @@ from chairlift.planning.memory import (
     TILE_BYTES,
     Amount,
     StepLimits,
-    config_of,
     plan_activations,
     plan_weights,
     total,
@@ -36,7 +35,7 @@ from chairlift.worker import model_runner
 from chairlift.workload.lengths import Fixed, Uniform, parse_lengths
 
 GIB = 1 << 30
-OPT_CONFIG = config_of(MODEL_SHAPES["opt-13b"])
+OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
 FIXED = Load(prompt_len=Fixed(100), output_len=Fixed(60))
 A100 = DEVICES["A100-40GB"]
@@ -57,7 +56,7 @@ def seats(num: int = 10_000) -> SchedulerConfig:
 
 def test_the_matrices_are_those_that_a_step_reads() -> None:
     for shape in MODEL_SHAPES.values():
-        amounts = plan_weights(config_of(shape), "float16", "cuda")
+        amounts = plan_weights(shape.config, "float16", "cuda")
         matrices = [amount for amount in amounts if amount.what in ("attention", "MLP", "embedding")]
         assert total(matrices) == shape.weight_bytes, shape.name
 
@@ -89,12 +88,12 @@ def all_amounts() -> list[Amount]:
     amounts = []
     for shape in MODEL_SHAPES.values():
         for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
-            amounts += plan_weights(config_of(shape), dtype, device)
+            amounts += plan_weights(shape.config, dtype, device)
             for limits in (StepLimits(512, 64, 2048, 16), StepLimits(8192, 1000, 30_000, 7)):
-                amounts += plan_activations(config_of(shape), limits, dtype, device)
-                amounts += plan_native_activations(config_of(shape), limits)
+                amounts += plan_activations(shape.config, limits, dtype, device)
+                amounts += plan_native_activations(shape.config, limits)
         for quantization in (None, *QUANTIZATIONS):
-            amounts += plan_native_weights(config_of(shape), lambda name: "bf16", quantization)
+            amounts += plan_native_weights(shape.config, lambda name: "bf16", quantization)
     return amounts
 
 
@@ -202,13 +201,6 @@ def test_seats_and_static_batches_limit_what_runs() -> None:
     assert (fit.num_fit, fit.num_running, fit.limited_by) == (12, 3, "static_batch_size"), "29 slots are set aside"
 
 
-@pytest.mark.parametrize(("prefill_ahead", "num_ahead"), [(0, 0), (8, 8), (30, 20)])
-def test_those_ahead_of_a_seat_are_counted_where_memory_is_left(prefill_ahead: int, num_ahead: int) -> None:
-    limits = SchedulerConfig(40, 5, prefill_ahead=prefill_ahead)
-    fit = count_fit(Pool(100, 4, 40), limits, repeat(Lengths(10, 7, 20)))
-    assert (fit.num_fit, fit.num_running, fit.num_ahead, fit.limited_by) == (25, 5, num_ahead, "max_num_seqs")
-
-
 def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     pool = Pool(12, 4, 48, "exact", "buddy")
     lengths = [Lengths(20, 5, 5), Lengths(40, 5, 5), Lengths(20, 29, 29), Lengths(8, 1, 1), Lengths(8, 1, 1)]
@@ -217,7 +209,7 @@ def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     none = count_fit(pool, seats(), repeat(lengths[1]))
     assert none.num_fit == 0
     assert none.why_none is not None
-    assert "the largest piece that the arena of 12 blocks can give has 8" in none.why_none
+    assert "the largest piece of the arena of 12 blocks has 8" in none.why_none
 
 
 def test_a_policy_that_would_not_start_says_why() -> None:

@@ -50,8 +50,14 @@ HF_CONFIG: dict[str, Any] = {
     "dtype": "float32",
 }
 OPT_CONFIG = {
-    **HF_CONFIG,
     "architectures": ["OPTForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "eos_token_id": [2, 3],
+    "bos_token_id": 1,
     "ffn_dim": 96,
     "activation_function": "relu",
     "word_embed_proj_dim": 64,

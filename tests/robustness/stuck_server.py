@@ -25,7 +25,7 @@ engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
 )
 
 from chairlift.cli import main  # noqa: E402 - the engine's command is read when this is imported
-from chairlift.server import app as server_app  # noqa: E402
+from chairlift.server.http import application as server_app  # noqa: E402
 
 SECONDS = 600
 

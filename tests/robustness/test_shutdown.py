@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chairlift.server.process_exit import AT_ONCE_SECONDS, END_SECONDS, EXIT_STILL_RUNNING
+from chairlift.server.http.process_exit import AT_ONCE_SECONDS, END_SECONDS, EXIT_STILL_RUNNING
 
 STUCK_SERVER = Path(__file__).with_name("stuck_server.py")
 OPTIONS = ["--port", "0", "--skip-tokenizer-init", "--num-kv-blocks", "60", "--max-num-seqs", "8"]

@@ -17,7 +17,6 @@ from chairlift.errors import ChairliftError
 from chairlift.events import read_events
 from chairlift.loading.formats import matrix_formats
 from chairlift.metrics.run import summarize
-from chairlift.planning.memory import config_of
 from chairlift.planning.planner import PlannedModel, plan_memory
 from chairlift.sim.devices import find_device
 from chairlift.sim.model_shape import MODEL_SHAPES
@@ -69,7 +68,7 @@ def test_the_switches() -> None:
 def test_the_pool_is_what_the_planner_gives() -> None:
     engine = last_line(run(*SMALL, "--device", "A100-40GB"))["engine"]
     config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
-    model_config = config_of(MODEL_SHAPES["opt-13b"])
+    model_config = MODEL_SHAPES["opt-13b"].config
     model = PlannedModel("opt-13b", "opt-13b", model_config, matrix_formats(None, model_config))
     memory = plan_memory(model, config, find_device("A100-40GB").memory_bytes, 0.9)
     assert engine["num_blocks"] == memory.pool.num_blocks

@@ -13,12 +13,25 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.models.config import ModelConfig
+from chairlift.models.llama import LlamaSizes
 from chairlift.sim.cost_model import StepShape
 from chairlift.sim.devices import DEVICES, Device, find_device
 from chairlift.sim.model_shape import MODEL_SHAPES, ModelShape, model_shape
 from chairlift.sim.roofline import Roofline
 
-TINY = ModelShape("tiny", 2, 8, 4, 2, 2, 16, True, 100, 64)
+TINY = ModelShape(
+    "tiny",
+    LlamaSizes(
+        vocab_size=100,
+        hidden_size=8,
+        intermediate_size=16,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=2,
+        max_position_embeddings=64,
+    ).declare(),
+)
 """Weights of a layer: 8 * 2 * 2 * (4 + 2) + 3 * 8 * 16 = 576; LM head 800; K and V of a token and layer 16 bytes."""
 
 PLAIN = Device(
@@ -63,11 +76,13 @@ def test_800_kib_a_token_and_15728_slots() -> None:
 
 
 def test_a_shape_from_a_file() -> None:
-    config = ModelConfig("opt", "opt", 50272, 5120, 20480, 40, 40, 40, 128, 2048, 1e-5, (None,) * 40)
-    assert ModelShape.from_config(config, "opt-13b") == model_shape("opt-13b")
-    single = ModelShape.from_config(replace(config, architecture="llama"), "x", bytes_per_value=4)
-    assert single.gated
-    assert single.kv_bytes_per_slot == 2 * 819_200
+    config = {
+        "architectures": ["OPTForCausalLM"], "vocab_size": 50272, "hidden_size": 5120, "ffn_dim": 20480,
+        "num_hidden_layers": 40, "num_attention_heads": 40, "max_position_embeddings": 2048, "dtype": "float16",
+    }  # fmt: skip
+    read = ModelConfig.from_hf(config, source="config.json")
+    assert ModelShape.from_config(read, "opt-13b") == model_shape("opt-13b")
+    assert ModelShape.from_config(read, "x", bytes_per_value=4).kv_bytes_per_slot == 2 * 819_200
 
 
 def test_a_step_by_hand() -> None:

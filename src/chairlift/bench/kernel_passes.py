@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -17,17 +18,19 @@ import numpy as np
 import torch
 
 from chairlift.bench.ceilings import Work
-from chairlift.bench.linear_layers import LM_HEAD, LinearLayer, layer_linears, lm_head
-from chairlift.kernels.attention import AttentionMetadata
-from chairlift.kernels.backend import AttentionShape, RotaryStep
-from chairlift.kernels.cpu.attention import NativeAttention
+from chairlift.kernels.activations import find_activation, has_native_kernel
+from chairlift.kernels.attention import AttentionMetadata, KVCache
+from chairlift.kernels.backend import AttentionShape
+from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, recorded
-from chairlift.kernels.linear import LinearKernel, Prologue
+from chairlift.kernels.linear import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
+from chairlift.models.decoder import shape_of
 from chairlift.models.model import make_rotary
 
 VALUES_AT_ONCE: Final = 1 << 20
@@ -35,6 +38,8 @@ VALUES_AT_ONCE: Final = 1 << 20
 
 KV_BYTES: Final = 256 << 20
 """K and V that an attention pass goes through at most, if one layer does not take more."""
+
+NORM_EPS: Final = 1e-5
 
 LAYERS: Final = "layers"
 """The linear layers of all decoder layers together."""
@@ -59,37 +64,35 @@ class LinearPass:
         max_rows: rows of activations at most.
     """
 
-    def __init__(
-        self, native: Any, config: ModelConfig, format_of: Callable[[LinearLayer], str], max_rows: int
-    ) -> None:
+    def __init__(self, native: Any, config: ModelConfig, format_of: Callable[[MatrixSpec], str], max_rows: int) -> None:
         self._native, self._kernels = native, native_kernels()
         self._generator = torch.Generator().manual_seed(0)
         self._drawn: dict[int, torch.Tensor] = {}
         self._inputs: dict[int, torch.Tensor] = {}
         self._residual = torch.zeros(max_rows, config.hidden_size)
         self._max_rows = max_rows
-        self._calls: list[tuple[LinearLayer, LinearKernel]] = []
+        self._calls: list[tuple[ProductSpec, LinearKernel]] = []
         self._tapes: dict[int, Any] = {}
         self._row_work: defaultdict[str, Work] = defaultdict(Work)
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
-        layers = [layer for index in range(config.num_layers) for layer in layer_linears(config, index)]
-        for layer in (*layers, lm_head(config)):
-            self._add(layer, format_of(layer), config.norm_eps)
-        for layer, kernel in self._calls:
-            self._multiply(layer, kernel, max_rows)  # no buffer moves after this, so a tape stays true
+        products = [product for layer in config.layers for product in layer.products]
+        for product in (*products, config.head_product):
+            self._add(product, format_of(product.matrix))
+        for product, kernel in self._calls:
+            self._multiply(product, kernel, max_rows)  # no buffer moves after this, so a tape stays true
 
-    def _add(self, layer: LinearLayer, weight_format: str, eps: float) -> None:
-        matrix = self._native.PackedMatrix(weight_format, layer.out_features, layer.in_features)
-        values = self._weights(layer.in_features)
-        for first in range(0, layer.out_features, len(values)):
-            matrix.pack_floats(first, values[: layer.out_features - first].numpy())
-        prologue = _prologue(layer, eps)
-        self._calls.append((layer, self._kernels.make_linear(NativeMatrix(matrix, layer.kernel), None, prologue)))
-        self._row_work[layer.kernel] += Work({unit_of(weight_format): 2.0 * layer.num_weights}, matrix.num_bytes)
-        self._formats[layer.kernel].add(weight_format)
-        if layer.input_width not in self._inputs:
-            size = (self._max_rows, layer.input_width)
-            self._inputs[layer.input_width] = torch.randn(size, generator=self._generator)
+    def _add(self, product: ProductSpec, weight_format: str) -> None:
+        spec, width = product.matrix, input_width(product)
+        matrix = self._native.PackedMatrix(weight_format, spec.out_features, spec.in_features)
+        values = self._weights(spec.in_features)
+        for first in range(0, spec.out_features, len(values)):
+            matrix.pack_floats(first, values[: spec.out_features - first].numpy())
+        linear = self._kernels.make_linear(NativeMatrix(matrix, spec.kernel), None, _prologue(product))
+        self._calls.append((product, linear))
+        self._row_work[spec.kernel] += Work({unit_of(weight_format): 2.0 * spec.num_weights}, matrix.num_bytes)
+        self._formats[spec.kernel].add(weight_format)
+        if width not in self._inputs:
+            self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
 
     def _weights(self, in_features: int) -> torch.Tensor:
         if in_features not in self._drawn:
@@ -100,23 +103,23 @@ class LinearPass:
     def __call__(self, rows: int) -> Seconds:
         """Seconds by kernel, over all layers; of all layers as a step runs them: up to MAX_ROWS in one call."""
         seconds: defaultdict[str, float] = defaultdict(float)
-        for layer, kernel in self._calls:
+        for product, kernel in self._calls:
             start = perf_counter()
-            self._multiply(layer, kernel, rows)
-            seconds[layer.kernel] += perf_counter() - start
+            self._multiply(product, kernel, rows)
+            seconds[product.matrix.kernel] += perf_counter() - start
         layers = sum(seconds.values()) - seconds[LM_HEAD]
         return {LAYERS: self._time_tape(rows) if rows <= MAX_ROWS else layers, **seconds}
 
-    def _multiply(self, layer: LinearLayer, kernel: LinearKernel, rows: int) -> None:
-        kernel(self._inputs[layer.input_width][:rows], self._residual[:rows] if layer.adds else None)
+    def _multiply(self, product: ProductSpec, kernel: LinearKernel, rows: int) -> None:
+        kernel(self._inputs[input_width(product)][:rows], self._residual[:rows] if product.is_added else None)
 
     def _time_tape(self, rows: int) -> float:
         if rows not in self._tapes:
             tape = self._native.Tape()
             with recorded(tape):
-                for layer, kernel in self._calls:
-                    if layer.kernel != LM_HEAD:
-                        self._multiply(layer, kernel, rows)
+                for product, kernel in self._calls:
+                    if product.matrix.kernel != LM_HEAD:
+                        self._multiply(product, kernel, rows)
             self._tapes[rows] = tape
         start = perf_counter()
         self._tapes[rows].replay(None, 0)
@@ -140,11 +143,26 @@ class LinearPass:
         return [name for name in self._row_work if name != LM_HEAD] if kernel == LAYERS else [kernel]
 
 
-def _prologue(layer: LinearLayer, eps: float) -> Prologue:
-    if layer.prologue not in ("rms_norm", "layer_norm"):
-        return Prologue(layer.prologue)
-    bias = torch.zeros(layer.in_features) if layer.prologue == "layer_norm" else None
-    return Prologue(layer.prologue, torch.ones(layer.in_features), bias, eps)
+def native_prologue(product: ProductSpec) -> str:
+    """The product's prologue, or "none" where torch computes it: only the product is measured then."""
+    kind = product.prologue
+    return kind if kind in ("none", *NORM_KINDS) or has_native_kernel(kind) else "none"
+
+
+def input_width(product: ProductSpec) -> int:
+    """Values of a row before the prologue."""
+    kind = native_prologue(product)
+    is_gated = kind not in ("none", *NORM_KINDS) and find_activation(kind)[1]
+    return product.matrix.in_features * (2 if is_gated else 1)
+
+
+def _prologue(product: ProductSpec) -> Prologue:
+    kind, size = native_prologue(product), product.matrix.in_features
+    if kind == "none":
+        return NO_PROLOGUE
+    if kind not in NORM_KINDS:
+        return Prologue(kind)
+    return Prologue(kind, torch.ones(size), torch.zeros(size) if kind == "layer_norm" else None, NORM_EPS)
 
 
 class AttentionPass:
@@ -166,63 +184,66 @@ class AttentionPass:
         num_queries: int,
         context: int,
     ) -> None:
-        self._shape = AttentionShape(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            kv_cache_dtype=kv_dtype,
-        )
         self.kernel = "decode" if num_queries == 1 else "prefill"
         self._context, self._num_queries, self._num_seqs = context, num_queries, num_seqs
-        self._backend = NativeAttention(self._shape)
+        specs = [layer.attention for layer in config.layers]
         blocks = num_seqs * -(-context // block_size)
-        layer_bytes = blocks * block_size * self._token_bytes()
+        layer_bytes = blocks * block_size * max(_token_bytes(spec, kv_dtype) for spec in specs)
         self.num_layers = min(config.num_layers, max(1, KV_BYTES // layer_bytes))
-        self._windows = config.sliding_windows[: self.num_layers]
+        self._specs = specs[: self.num_layers]
+        self._kv_dtype = kv_dtype
         generator = torch.Generator().manual_seed(0)
-        self._caches = [self._backend.allocate(blocks, block_size) for _ in range(self.num_layers)]
-        for cache in self._caches:
-            for kept in cache:
-                if kept is not None:
-                    kept.copy_(
-                        torch.randn(kept.shape[1:], generator=generator) * (40 if kept.dtype == torch.int8 else 1)
-                    )
         metadata = _metadata(num_seqs, num_queries, context, block_size)
-        self._plan = self._backend.plan(metadata)
-        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self._qkv = torch.randn((num_seqs * num_queries, width), generator=generator)
-        self._rotary = _rotary(config, torch.arange(context - num_queries, context).repeat(num_seqs), context)
-
-    def _token_bytes(self) -> int:
-        """K and V of one token and layer, scales included."""
-        shape = self._shape
-        scale = 4 if shape.kv_dtype == torch.int8 else 0
-        return 2 * shape.num_kv_heads * (shape.head_dim * shape.kv_dtype.itemsize + scale)
+        positions = torch.arange(context - num_queries, context).repeat(num_seqs)
+        backends: dict[AttentionShape, tuple[NativeAttention, NativePlan, torch.Tensor]] = {}
+        rotations = {key: make_rotary(*key, context, torch.device("cpu")).at(positions) for key in config.ropes}
+        self._calls: list[Callable[[], torch.Tensor]] = []
+        for spec in self._specs:
+            shape = shape_of(spec, torch.float32, torch.device("cpu"), kv_dtype)
+            if shape not in backends:
+                qkv = torch.randn((len(positions), spec.qkv.out_features), generator=generator)
+                backend = NativeAttention(shape)
+                backends[shape] = backend, backend.plan(metadata), qkv
+            backend, plan, qkv = backends[shape]
+            rotation = None if spec.rope is None else rotations[spec.rope, spec.head_dim]
+            cache = _filled_cache(backend, blocks, block_size, generator)
+            self._calls.append(partial(backend.forward, qkv, rotation, cache, plan, spec.sliding_window, None))
 
     def __call__(self) -> Seconds:
         """Seconds a layer."""
         start = perf_counter()
-        for cache, window in zip(self._caches, self._windows, strict=True):
-            self._backend.forward(self._qkv, self._rotary, cache, self._plan, window, None)
+        for call in self._calls:
+            call()
         return {self.kernel: (perf_counter() - start) / self.num_layers}
 
     def work(self) -> Work:
         """Of a layer: every key that a sequence sees is read once; two products of a query with each that it sees."""
-        seen = sum(self._seen(window) for window in self._windows) / self.num_layers
-        read = sum(min(self._context, (window or self._context) + self._num_queries - 1) for window in self._windows)
-        per_key = 4 * self._shape.num_heads * self._shape.head_dim
-        return Work(
-            {"fma": float(self._num_seqs * seen * per_key)},
-            self._num_seqs * read / self.num_layers * self._token_bytes(),
-        )
+        products = read = 0
+        for spec in self._specs:
+            window = spec.sliding_window or self._context
+            products += 4 * spec.query_size * self._seen(window)
+            read += min(self._context, window + self._num_queries - 1) * _token_bytes(spec, self._kv_dtype)
+        num_seqs, num_layers = self._num_seqs, self.num_layers
+        return Work({"fma": num_seqs * products / num_layers}, num_seqs * read / num_layers)
 
-    def _seen(self, window: int | None) -> int:
+    def _seen(self, window: int) -> int:
         """Pairs of a query and a key that it sees, of one sequence."""
         positions = range(self._context - self._num_queries, self._context)
-        return sum(min(position + 1, window or self._context) for position in positions)
+        return sum(min(position + 1, window) for position in positions)
+
+
+def _token_bytes(spec: AttentionSpec, kv_dtype: torch.dtype) -> int:
+    """K and V of one token and layer, scales included."""
+    scale = 4 if kv_dtype == torch.int8 else 0
+    return 2 * spec.num_kv_heads * (spec.head_dim * kv_dtype.itemsize + scale)
+
+
+def _filled_cache(backend: NativeAttention, num_blocks: int, block_size: int, generator: torch.Generator) -> KVCache:
+    cache = backend.allocate(num_blocks, block_size)
+    for kept in cache:
+        if kept is not None:
+            kept.copy_(torch.randn(kept.shape[1:], generator=generator) * (40 if kept.dtype == torch.int8 else 1))
+    return cache
 
 
 def _metadata(num_seqs: int, num_queries: int, context: int, block_size: int) -> AttentionMetadata:
@@ -242,12 +263,6 @@ def _metadata(num_seqs: int, num_queries: int, context: int, block_size: int) ->
         seq_lens_host=[context] * num_seqs,
         block_size=block_size,
     )
-
-
-def _rotary(config: ModelConfig, positions: torch.Tensor, max_positions: int) -> RotaryStep | None:
-    if config.rope is None:
-        return None
-    return make_rotary(config.rope, config.head_dim, max_positions, torch.device("cpu")).at(positions)
 
 
 class SamplingPass:

@@ -13,9 +13,9 @@ from chairlift.bench.ceilings import GEMM_SIZE, Ceilings
 from chairlift.bench.instructions import InstructionCount
 from chairlift.bench.kernel_passes import LAYERS, SamplingPass
 from chairlift.bench.kernels import KernelResult, KernelTime
-from chairlift.bench.linear_layers import LM_HEAD
 from chairlift.bench.tables import machine_caption
 from chairlift.bench.text import json_line, number
+from chairlift.models.declaration import LM_HEAD
 
 MILLI: Final = ("ms", 1e3)
 MICRO: Final = ("µs", 1e6)

@@ -14,7 +14,6 @@ import torch
 from chairlift.bench.ceilings import CeilingMeter, Ceilings, Work, median_of
 from chairlift.bench.instructions import InstructionCount, instruction_counts
 from chairlift.bench.kernel_passes import AttentionPass, LinearPass, SamplingPass, Seconds
-from chairlift.bench.linear_layers import LinearLayer
 from chairlift.bench.load import at_least
 from chairlift.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
 from chairlift.bench.progress import progress_bar
@@ -27,6 +26,7 @@ from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import close_files, load_config, resolve_model
 from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import MatrixSpec
 
 CHUNK: Final = 512
 """Tokens that a prefill pass computes at once, at most: the default token budget."""
@@ -261,8 +261,8 @@ def _linear_probes(
             yield _Probe(kernels, {"rows": rows}, partial(layers, rows))
 
 
-def _format_of(found: Callable[[str], str], name: str | None, layer: LinearLayer) -> str:
-    return name or common_format([found(part) for part in layer.parts])
+def _format_of(found: Callable[[str], str], name: str | None, matrix: MatrixSpec) -> str:
+    return name or common_format([found(part) for part in matrix.weight_names])
 
 
 def _attention_probes(

@@ -17,7 +17,7 @@ class LogitsTap(Model):
     """Another model, unchanged, and a recorder of the logits that are asked of it."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(model.config, model.attention_backend)
+        super().__init__(model.config, model.attention_backends)
         self._model = model
         self._pieces: list[torch.Tensor] | None = None
 

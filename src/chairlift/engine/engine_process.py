@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from chairlift.config import EngineConfig
-from chairlift.core.executor import Executor
+from chairlift.core.engine_core import Executor
 from chairlift.engine.commands import Command
 from chairlift.engine.core_loop import run_core
 from chairlift.engine.grammar_gate import GrammarGate

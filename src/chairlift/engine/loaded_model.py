@@ -13,11 +13,11 @@ from chairlift.config import EngineConfig
 from chairlift.control_groups import ControlGroups
 from chairlift.engine.input_processor import NoTokenizer
 from chairlift.engine.token_budget import StepTimes
-from chairlift.errors import ConfigError
+from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
-from chairlift.kernels.weights import Weights
+from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import ModelFiles, close_files, load_config, load_tokenizer, open_weights, resolve_model
@@ -44,6 +44,9 @@ LOADING_OPTIONS: Final = (
     "num_threads",
 )
 """The fields of EngineConfig that are settled once a model is loaded."""
+
+MAX_NAMES_SHOWN: Final = 5
+"""Tensors that one message names."""
 
 MAX_THREADS: Final = 256
 """kMaxThreads in kernels/cpu/csrc/pool.h."""
@@ -154,15 +157,17 @@ def load_model(config: EngineConfig) -> LoadedModel:
     choice = choose_kernels(config, model_config.dtype)
     _set_threads(config.num_threads, choice)
     dtype = _torch_dtype(choice.dtype)
+    weights = _weights(config, files, model_config, dtype, device)
     model = build_model(
         model_config,
-        _weights(config, files, model_config, dtype, device),
+        weights,
         dtype=dtype,
         device=device,
         attention_backend=choice.kernels,
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
     )
+    _refuse_undeclared_tensors(weights.unused(), files, model_config)
     logger.info(
         "%s (%s, %d layers) on %s, %s kernels; activations in %s, K and V in %s",
         files.name,
@@ -174,9 +179,19 @@ def load_model(config: EngineConfig) -> LoadedModel:
         choice.kv_cache_dtype,
     )
     formats = matrix_formats(None if config.random_weights else files, model_config)
-    weights = planned_weights(model_config, choice, device.type, formats)
+    planned = planned_weights(model_config, choice, device.type, formats)
     close_files()
-    return LoadedModel(config, files, model_config, model, device, choice, weights)
+    return LoadedModel(config, files, model_config, model, device, choice, planned)
+
+
+def _refuse_undeclared_tensors(names: list[str], files: ModelFiles, model_config: ModelConfig) -> None:
+    if not names:
+        return
+    shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
+    raise ModelLoadError(
+        f"{files.path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
+        f"({model_config.name}): {shown}. Without them another model would be computed; take a checkpoint without them"
+    )
 
 
 def _says_memory_is_short(error: Exception) -> bool:
@@ -234,7 +249,7 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 def _weights(
     config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> Weights:
+) -> FileWeights | RandomWeights:
     if config.random_weights:
         return RandomWeights(model_config, dtype, device)
     return open_weights(files, model_config, dtype, device)

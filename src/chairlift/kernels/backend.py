@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ CACHE_LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What all attention layers of a model have in common.
+    """What the attention layers of one backend have in common.
 
     Attributes:
         scale: multiplies the dot products.
@@ -94,6 +94,20 @@ class RotaryStep:
         first asks."""
         cos, sin = self.cos_sin_cache[self.positions][:, None, :].chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+class StepContext(NamedTuple):
+    """What the layers of one step have in common.
+
+    Attributes:
+        positions: int64 [T].
+        rotations: of every rotary embedding of the model; layers know theirs by index.
+        plans: of every attention backend of the model, in the same way.
+    """
+
+    positions: torch.Tensor
+    rotations: tuple[RotaryStep, ...]
+    plans: tuple[Any, ...]
 
 
 PlanT = TypeVar("PlanT")

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import torch
 
-PrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "relu"]
+NativePrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "relu"]
+"""The prologues that native kernels have."""
+
+NORM_KINDS: Final = ("rms_norm", "layer_norm")
 RowKernel = Callable[[torch.Tensor], torch.Tensor]
 """[T, n] -> [T, m], every row by itself."""
 
@@ -24,13 +27,14 @@ class Prologue:
     """What a linear layer does to each row first.
 
     Attributes:
-        kind: "silu_and_mul" takes rows twice as wide as it gives; the others leave the width.
+        kind: "none", one of NORM_KINDS, or a row kernel of `kernels.activations`: a gated one takes rows twice as wide
+            as it gives; all others leave the width.
         weight: [in], of the norms.
         bias: [in], of "layer_norm".
         eps: of the norms.
     """
 
-    kind: PrologueKind
+    kind: str
     weight: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     eps: float = 0.0

@@ -11,8 +11,9 @@ from typing import Final
 
 import torch
 
+from chairlift.kernels.activations import find_activation
 from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.linear import Prologue, PrologueKind
+from chairlift.kernels.linear import NORM_KINDS, NativePrologueKind, Prologue
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -26,7 +27,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return y if bias is None else y + bias
 
 
-OUTLIER_AFTER: Final[dict[PrologueKind, float]] = {
+OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
     "none": 8,
     "rms_norm": 5,
     "layer_norm": 5,
@@ -62,7 +63,7 @@ def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32)
 
 
 def quantized_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, prologue: PrologueKind, group: int = 32
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, prologue: NativePrologueKind, group: int = 32
 ) -> torch.Tensor:
     """`linear` over a matrix of integers, after a prologue of that kind: products see activations as
     `quantize_activations` gives them. `weight` [out, in] are the matrix's values, in floats."""
@@ -85,20 +86,22 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return (normed * weight.float() + bias.float()).to(x.dtype)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SwiGLU (Shazeer, 2020) over a fused [T, 2 * size] tensor, gate first: silu(gate) * up, [T, size]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return gate * torch.sigmoid(gate) * up
+def activate(x: torch.Tensor, kernel: str) -> torch.Tensor:
+    """An activation function over rows [T, n]; gated (SwiGLU and its relatives, Shazeer, 2020) over rows [T, 2 * n],
+    the gate first: function(gate) * up."""
+    activation, is_gated = find_activation(kernel)
+    if not is_gated:
+        return activation.definition(x)
+    gate, up = x.chunk(2, dim=-1)
+    return activation.definition(gate) * up
 
 
 def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
     """What a linear layer does to its rows [T, n] first."""
     if prologue.kind == "none":
         return x
-    if prologue.kind == "relu":
-        return x.clamp(min=0)
-    if prologue.kind == "silu_and_mul":
-        return silu_and_mul(x)
+    if prologue.kind not in NORM_KINDS:
+        return activate(x, prologue.kind)
     assert prologue.weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":
         return rms_norm(x, prologue.weight, prologue.eps)

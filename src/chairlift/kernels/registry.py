@@ -12,19 +12,19 @@ import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops
-from chairlift.kernels.backend import AttentionBackend, AttentionShape, ReferenceAttention, RotaryStep
+from chairlift.kernels.backend import AttentionBackend, AttentionShape, ReferenceAttention, StepContext
 from chairlift.kernels.linear import ComposedLinear, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.weights import MatrixParts, Weights, load_tensor
 
-Layer = Callable[[torch.Tensor, RotaryStep, Any], torch.Tensor]
-"""x [T, hidden_size], given up, and the step's rotation and plan -> [T, hidden_size]."""
+Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]
+"""x [T, hidden_size], given up, and what the layers of a step have in common -> [T, hidden_size]."""
 
 
-def in_turn(layers: Sequence[Layer], x: torch.Tensor, rotary: RotaryStep, plan: Any) -> torch.Tensor:
+def in_turn(layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
     """x through all layers."""
     for layer in layers:
-        x = layer(x, rotary, plan)
+        x = layer(x, step)
     return x
 
 
@@ -52,7 +52,7 @@ class Kernels:
     make_prologue: Callable[[Prologue], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
-    run_layers: Callable[[Sequence[Layer], torch.Tensor, RotaryStep, Any], torch.Tensor] = in_turn
+    run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = in_turn
 
 
 def _reference_embedding(table: torch.Tensor) -> RowKernel:

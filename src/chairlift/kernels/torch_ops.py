@@ -7,7 +7,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from chairlift.kernels.linear import Prologue, RowKernel
+from chairlift.kernels.activations import find_activation
+from chairlift.kernels.linear import NORM_KINDS, Prologue, RowKernel
 
 PACK_ROWS = 16
 """Rows that oneDNN lays packed weights out for. 16 serves 1 to 256 rows; 1 costs up to twice the time."""
@@ -47,17 +48,17 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def activate_and_multiply(gate_up: torch.Tensor, activation: RowKernel) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return activation(gate).mul_(up)
 
 
 def make_prologue(prologue: Prologue) -> RowKernel:
     """`reference.apply_prologue` of one prologue."""
-    if prologue.kind == "relu":
-        return F.relu
-    if prologue.kind == "silu_and_mul":
-        return silu_and_mul
+    if prologue.kind not in NORM_KINDS:
+        activation, is_gated = find_activation(prologue.kind)
+        function = activation.fast or activation.definition
+        return partial(activate_and_multiply, activation=function) if is_gated else function
     assert prologue.weight is not None, "norms have a weight"
     if prologue.kind == "rms_norm":
         return partial(rms_norm, weight=prologue.weight, eps=prologue.eps)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import ModelFiles, open_gguf
+from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -34,16 +35,15 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
     found: dict[str, str] = {}
     for file in sorted(files.path.glob("*.safetensors")):
         found.update(_safetensors_formats(file))
-    return lambda name: found.get(name, default)
+    hf_names = architecture_of(config).hf_names
+    return lambda name: next((found[each] for each in hf_names(name) if each in found), default)
 
 
 def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
-    from chairlift.loading.gguf_names import tensor_names
-
-    names = tensor_names(config)
+    gguf_name = architecture_of(config).gguf_name
 
     def find(name: str) -> str:
-        tensor = file.tensors.get(names.get_name(name, try_suffixes=(".weight",)) or "")
+        tensor = file.tensors.get(gguf_name(name) or "")
         return default if tensor is None else tensor.type.name.lower()
 
     return find

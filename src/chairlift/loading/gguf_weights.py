@@ -17,11 +17,9 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
-from chairlift.loading.gguf_names import tensor_names
+from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
 
-PERMUTED: Final = {"q_proj": "num_heads", "k_proj": "num_kv_heads"}
-PERMUTED_ARCHS: Final = ("llama",)
 VALUES_PER_ROW: Final = 8192
 
 
@@ -46,10 +44,11 @@ class GGUFWeights(FileWeights):
     ) -> None:
         super().__init__(path, config, dtype, device)
         self._file = file or GGUFFile(path)
-        self._names = tensor_names(config)
+        self._architecture = architecture_of(config)
+        self._interleaved = interleaved_heads(config)
 
     def _file_name(self, name: str) -> str | None:
-        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        found = self._architecture.gguf_name(name)
         return found if found in self._file.tensors else None
 
     def _read(self, name: str, file_name: str) -> torch.Tensor:
@@ -65,13 +64,20 @@ class GGUFWeights(FileWeights):
         return _dequantize(self._file, file_name, rows).reshape(len(rows), -1)
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
-        module = name.split(".")[-2]
-        if self.config.name in PERMUTED_ARCHS and module in PERMUTED:
-            return unpermuted_rows(num_rows, getattr(self.config, PERMUTED[module]))
-        return None
+        num_heads = self._interleaved.get(name.rpartition(".")[0])
+        return None if num_heads is None else unpermuted_rows(num_rows, num_heads)
 
     def _file_names(self) -> Iterable[str]:
         return (name for name in self._file.tensors if name != ROPE_FREQS)
+
+
+def interleaved_heads(config: ModelConfig) -> dict[str, int]:
+    """Query and key projections whose rows GGUF files hold in another order -> their number of heads."""
+    if config.name not in architecture_of(config).gguf_interleaved:
+        return {}
+    specs = [layer.attention for layer in config.layers]
+    queries = {spec.qkv.parts[0][0]: spec.num_heads for spec in specs}
+    return queries | {spec.qkv.parts[1][0]: spec.num_kv_heads for spec in specs}
 
 
 def dequantize(file: GGUFFile, name: str) -> FloatArray:

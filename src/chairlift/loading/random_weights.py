@@ -11,7 +11,6 @@ from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.config import ModelConfig
 
 STD: Final = 0.02
-NORM_SUFFIXES: Final = ("norm.weight",)
 BIAS_SUFFIX: Final = ".bias"
 
 
@@ -28,6 +27,7 @@ class RandomWeights:
         self.device = device
         self.seed = seed
         self._file_dtype: torch.dtype = getattr(torch, config.dtype)
+        self._norms = frozenset(f"{name}.weight" for name in config.norm_names)
 
     def has(self, name: str) -> bool:
         """See Weights.has."""
@@ -35,7 +35,7 @@ class RandomWeights:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See Weights.tensor."""
-        if name.endswith(NORM_SUFFIXES):
+        if name in self._norms:
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         if name.endswith(BIAS_SUFFIX):
             return torch.zeros(shape, dtype=self.dtype, device=self.device)

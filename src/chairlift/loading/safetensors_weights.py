@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
+from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
 
 SINGLE: Final = "model.safetensors"
@@ -30,12 +31,13 @@ class SafetensorsWeights(FileWeights):
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(path, config, dtype, device)
+        self._architecture = architecture_of(config)
         self._shards = {file: _open(path / file, device) for file in _files(path)}
         self._shard_of = {name: file for file, shard in self._shards.items() for name in shard.keys()}  # noqa: SIM118
         _check_index(path, self._shard_of)
 
     def _file_name(self, name: str) -> str | None:
-        return name if name in self._shard_of else None
+        return next((found for found in self._architecture.hf_names(name) if found in self._shard_of), None)
 
     def _read(self, name: str, file_name: str) -> torch.Tensor:
         file = self._shard_of[file_name]
@@ -52,7 +54,7 @@ class SafetensorsWeights(FileWeights):
         return packed_tensor(tensor)
 
     def _file_names(self) -> Iterable[str]:
-        tied = ("lm_head.weight",) if self.config.tie_word_embeddings else ()
+        tied = self.config.head.weight_names if self.config.tie_word_embeddings else ()
         return (name for name in self._shard_of if not name.endswith((*RECOMPUTED, *tied)))
 
 

@@ -2,77 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding (Su et al., 2021) and how it is stretched.
-
-    `scaling` is "none", "linear" (factor), "llama3" (factor, low_freq_factor, high_freq_factor,
-    original_max_position_embeddings), or "factors" (freq_factors).
-
-    Attributes:
-        freq_factors: head_dim / 2 numbers; inverse frequency i is divided by entry i. GGUF files carry the llama3
-            scaling that way (tensor `rope_freqs.weight`).
-    """
-
-    theta: float = 10000.0
-    scaling: str = "none"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-    freq_factors: tuple[float, ...] = ()
+from chairlift.models.declaration import (
+    LayerSpec,
+    MatrixSpec,
+    NormSpec,
+    PositionTableSpec,
+    ProductSpec,
+    RopeConfig,
+    prologue_of,
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only text model.
+    """A decoder-only text model: its declaration, and what a checkpoint says of its tokens.
 
     Attributes:
-        architecture: key of the model registry ("llama", "opt").
+        architecture: a key of `models.architectures.ARCHITECTURES` ("llama", "opt").
         name: the model type as the file says it ("llama", "mistral", "qwen2", "qwen3", "opt").
-        sliding_windows: one entry a layer; None attends to everything.
-        attention_bias: on the q, k and v projections; attention_output_bias: on the o projection.
-        qk_norm: RMSNorm over each head of q and k (Qwen3).
-        word_embed_proj_dim, norm_before, final_norm: OPT only.
+        embedding: the table, vocabulary by width of a word vector.
+        head: gives the logits; with tie_word_embeddings its matrix is the embedding's.
+        final_norm: before the head, or before project_out where there is one.
+        project_in, project_out: between the width of a word vector and hidden_size, where they differ.
+        embedding_multiplier, logits_multiplier: factors of what the embedding and the head give.
+        logits_soft_cap: c, for c * tanh(logits / c) after the multiplier; None: none.
         eos_token_ids: every token that ends a sequence, generation_config.json's included.
         dtype: of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
     """
 
     architecture: str
     name: str
-    vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position_embeddings: int
-    norm_eps: float
-    sliding_windows: tuple[int | None, ...]
-    activation: str = "silu"
-    rope: RopeConfig | None = None
+    embedding: MatrixSpec
+    layers: tuple[LayerSpec, ...]
+    head: MatrixSpec
+    final_norm: NormSpec | None
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    attention_output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    word_embed_proj_dim: int | None = None
-    norm_before: bool = True
-    final_norm: bool = True
+    positions: PositionTableSpec | None = None
+    project_in: MatrixSpec | None = None
+    project_out: MatrixSpec | None = None
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    logits_soft_cap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"
 
     @property
+    def vocab_size(self) -> int:
+        return self.embedding.out_features
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
     def kv_values_per_token(self) -> int:
         """K and V values that one token keeps, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return sum(layer.state.values_per_token for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
+        """The rotary embeddings, each once, with the head size that they rotate."""
+        found = ((layer.attention.rope, layer.attention.head_dim) for layer in self.layers)
+        return tuple(dict.fromkeys((rope, head_dim) for rope, head_dim in found if rope is not None))
+
+    @property
+    def matrices(self) -> Iterator[MatrixSpec]:
+        """Every matrix that is kept, each once: a tied head has none of its own."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.matrices
+        yield from self._projections
+        if not self.tie_word_embeddings:
+            yield self.head
+
+    @property
+    def read_matrices(self) -> Iterator[MatrixSpec]:
+        """Every matrix that a step reads as a whole, that of the head included; of the embedding a step reads rows."""
+        for layer in self.layers:
+            yield from layer.matrices
+        yield from self._projections
+        yield self.head_product.matrix
+
+    @property
+    def head_product(self) -> ProductSpec:
+        """The product that gives the logits, over the embedding's matrix if it is tied."""
+        norm = None if self.project_out is not None else self.final_norm
+        if not self.tie_word_embeddings:
+            return ProductSpec(self.head, prologue_of(norm))
+        tied = MatrixSpec(self.head.group, self.head.kernel, self.embedding.parts, self.head.in_features)
+        return ProductSpec(tied, prologue_of(norm))
+
+    @property
+    def norm_names(self) -> Iterator[str]:
+        """Of all norms, those of heads included."""
+        for layer in self.layers:
+            yield from (norm.name for norm in layer.norms)
+            if layer.attention.head_norm is not None:
+                yield from (layer.attention.head_norm.query, layer.attention.head_norm.key)
+        if self.final_norm is not None:
+            yield self.final_norm.name
+
+    @property
+    def _projections(self) -> tuple[MatrixSpec, ...]:
+        return tuple(matrix for matrix in (self.project_in, self.project_out) if matrix is not None)
 
     @classmethod
     def from_hf(
@@ -85,7 +124,8 @@ class ModelConfig:
             source: the file's name, for error messages.
 
         Raises:
-            ModelLoadError: a key is missing, wrong in type, absurd or not supported; names the file, key and value.
+            ModelLoadError: a key is missing, wrong in type, absurd, not supported or not declared by the architecture;
+                names the file, key and value.
         """
         from chairlift.models.config_hf import read_hf
 
@@ -105,7 +145,7 @@ class ModelConfig:
         Args:
             metadata: key -> int, float, bool, str or list of them.
             source: the file's name, for error messages.
-            tensor_names: of the file's tensors. They alone tell which biases there are and whether the embeddings
+            tensor_names: of the file's tensors. Only they show which biases there are and whether the embeddings
                 are tied (no `output.weight`).
             rope_freqs: the tensor `rope_freqs.weight`, if there is one.
 

@@ -25,11 +25,14 @@ class Fields:
         self._values = values
         self.source = source
         self._prefix = prefix
+        self._covered: set[str] = set()
+        self._nested: list[Fields] = []
 
     def fail(self, key: str, problem: str) -> ModelLoadError:
         return ModelLoadError(f"{self.source}: {self._prefix}{key} {problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
+        self._covered.add(key)
         value = self._values.get(self._prefix + key)
         if value is None and default is REQUIRED:
             raise self.fail(key, "is missing; the file is incomplete or of a kind that is not supported")
@@ -72,7 +75,9 @@ class Fields:
             return None
         if not isinstance(value, Mapping):
             raise self.fail(key, f"must be an object, got {value!r}")
-        return Fields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
+        nested = Fields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
+        self._nested.append(nested)
+        return nested
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id or a list of them; empty if absent."""
@@ -87,6 +92,31 @@ class Fields:
         value = self.get(key, unset)
         if value != unset:
             raise self.fail(key, f"is {value!r}, which is not supported: {why}")
+
+    def refuse_undeclared(self, architecture: str, neutral: Collection[str] = ()) -> None:
+        """Raise if a key, here or in a nested object, was never looked up.
+
+        Args:
+            architecture: whose reader has looked up all that it declares.
+            neutral: keys without influence on inference.
+        """
+        for name, value in self._values.items():
+            key = name.removeprefix(self._prefix)
+            is_ours = isinstance(name, str) and name.startswith(self._prefix)
+            if is_ours and value is not None and key not in self._covered and key not in neutral:
+                raise self.fail(
+                    key,
+                    f"is {shortened(value)}, and the {architecture} architecture declares no such property, so its "
+                    f"influence on inference is not known; remove it from the file if it has none",
+                )
+        for nested in self._nested:
+            nested.refuse_undeclared(architecture)
+
+
+def shortened(value: Any, most: int = 80) -> str:
+    """The value for a message, in at most about so many characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def divide(fields: Fields, key: str, value: int, by_key: str, by: int) -> int:

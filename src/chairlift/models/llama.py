@@ -1,83 +1,337 @@
-"""Llama and its kin (Touvron et al., 2023): RMSNorm before, rotary embedding, grouped-query attention, SwiGLU.
+"""Llama and its relatives (Touvron et al., 2023): RMSNorm before, rotary embedding, grouped-query attention, SwiGLU.
 
-Mistral adds a sliding window, Qwen2 a bias on q, k and v, Qwen3 a norm on q and k; `ModelConfig` names each of them.
+    x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))
+
+Mistral adds a sliding window, Qwen2 a bias on q, k and v, Qwen3 a norm on the heads of q and k.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-import torch
-
-from chairlift.errors import ModelLoadError
-from chairlift.kernels.backend import AttentionBackend, RotaryStep
-from chairlift.kernels.linear import SILU_AND_MUL
-from chairlift.kernels.registry import Kernels
-from chairlift.kernels.weights import Weights
-from chairlift.layers.attention import Attention
-from chairlift.layers.embedding import Embedding, LMHead
-from chairlift.layers.linear import Linear
-from chairlift.layers.norm import rms_norm
+from chairlift.models.architecture import Architecture, GGUFHeader
 from chairlift.models.config import ModelConfig
-from chairlift.models.model import Model, make_rotary
+from chairlift.models.config_fields import REQUIRED, Fields, divide
+from chairlift.models.declaration import (
+    ATTENTION,
+    EMBEDDING,
+    LM_HEAD,
+    MLP,
+    AttentionSpec,
+    BranchNorms,
+    FeedForwardSpec,
+    HeadNormSpec,
+    LayerSpec,
+    MatrixSpec,
+    NormSpec,
+    RopeConfig,
+)
+from chairlift.models.rope_fields import WHOLE_HEAD, read_gguf_rope, read_rope
+
+MAX_LAYERS: Final = 4096
+
+# -- the declaration -------------------------------------------------------------------------------------------------
 
 
-class LlamaLayer:
-    """x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaSizes:
+    """The sizes and switches in which Llama and its relatives differ.
 
-    def __init__(
-        self, kernels: Kernels, backend: AttentionBackend[Any], config: ModelConfig, weights: Weights, index: int
-    ) -> None:
-        prefix = f"model.layers.{index}"
-        size, inner, eps, bias = config.hidden_size, config.intermediate_size, config.norm_eps, config.mlp_bias
-        self.attention = Attention(
-            kernels,
-            backend,
-            weights,
-            f"{prefix}.self_attn",
-            hidden_size=size,
-            prologue=rms_norm(weights, f"{prefix}.input_layernorm", size, eps),
-            qkv_bias=config.attention_bias,
-            output_bias=config.attention_output_bias,
-            qk_norm_eps=eps if config.qk_norm else None,
-            sliding_window=config.sliding_windows[index],
+    Attributes:
+        name: "llama", "mistral", "qwen2" or "qwen3".
+        sliding_windows: one entry for each layer, None attends to everything; empty: none in any layer.
+        qkv_bias, output_bias, mlp_bias: whether those projections have one.
+        qk_norm: RMSNorm over each head of q and k.
+        dtype: see ModelConfig.
+    """
+
+    name: str = "llama"
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    norm_eps: float = 1e-5
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    sliding_windows: Sequence[int | None] = ()
+    activation: str = "silu"
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    dtype: str = "float32"
+
+    def declare(self) -> ModelConfig:
+        """The model, layer by layer."""
+        return ModelConfig(
+            architecture="llama",
+            name=self.name,
+            hidden_size=self.hidden_size,
+            max_position_embeddings=self.max_position_embeddings,
+            embedding=MatrixSpec(EMBEDDING, EMBEDDING, (("model.embed_tokens", self.vocab_size),), self.hidden_size),
+            layers=tuple(self._layer(index) for index in range(self.num_layers)),
+            head=MatrixSpec(LM_HEAD, LM_HEAD, (("lm_head", self.vocab_size),), self.hidden_size),
+            final_norm=self._norm("model.norm"),
+            tie_word_embeddings=self.tie_word_embeddings,
+            dtype=self.dtype,
         )
-        norm = rms_norm(weights, f"{prefix}.post_attention_layernorm", size, eps)
-        gate_up = [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)]
-        down = [(f"{prefix}.mlp.down_proj", size)]
-        self.gate_up = Linear(kernels, weights, gate_up, size, bias=bias, prologue=norm)
-        self.down = Linear(kernels, weights, down, inner, bias=bias, prologue=SILU_AND_MUL)
 
-    def __call__(self, x: torch.Tensor, rotary: RotaryStep, plan: Any) -> torch.Tensor:
-        x = self.attention(x, rotary, plan)
-        return self.down(self.gate_up(x), residual=x)
+    def _layer(self, index: int) -> LayerSpec:
+        prefix = f"model.layers.{index}"
+        return LayerSpec(
+            attention=self._attention(f"{prefix}.self_attn", index),
+            attention_norms=BranchNorms(before=self._norm(f"{prefix}.input_layernorm")),
+            feed_forward=self._feed_forward(f"{prefix}.mlp"),
+            feed_forward_norms=BranchNorms(before=self._norm(f"{prefix}.post_attention_layernorm")),
+        )
+
+    def _attention(self, prefix: str, index: int) -> AttentionSpec:
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        qkv = ((f"{prefix}.q_proj", queries), (f"{prefix}.k_proj", keys), (f"{prefix}.v_proj", keys))
+        output = ((f"{prefix}.o_proj", self.hidden_size),)
+        return AttentionSpec(
+            qkv=MatrixSpec(ATTENTION, "qkv", qkv, self.hidden_size, self.qkv_bias),
+            output=MatrixSpec(ATTENTION, "output", output, queries, self.output_bias),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            scale=self.head_dim**-0.5,
+            rope=self.rope,
+            sliding_window=self.sliding_windows[index] if self.sliding_windows else None,
+            head_norm=HeadNormSpec(f"{prefix}.q_norm", f"{prefix}.k_norm", self.norm_eps) if self.qk_norm else None,
+        )
+
+    def _feed_forward(self, prefix: str) -> FeedForwardSpec:
+        inner = self.intermediate_size
+        gate_up = ((f"{prefix}.gate_proj", inner), (f"{prefix}.up_proj", inner))
+        down = ((f"{prefix}.down_proj", self.hidden_size),)
+        return FeedForwardSpec(
+            up=MatrixSpec(MLP, "gate_up", gate_up, self.hidden_size, self.mlp_bias),
+            down=MatrixSpec(MLP, "down", down, inner, self.mlp_bias),
+            activation=self.activation,
+            gated=True,
+        )
+
+    def _norm(self, name: str) -> NormSpec:
+        return NormSpec("rms_norm", name, self.hidden_size, self.norm_eps)
 
 
-class LlamaModel(Model):
-    """Llama 2 and 3, Mistral, Qwen2, Qwen3, SmolLM2."""
+# -- config.json -----------------------------------------------------------------------------------------------------
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, backend: AttentionBackend[Any]) -> None:
-        super().__init__(config, backend)
-        if config.rope is None:
-            raise ModelLoadError(f"a {config.name} model needs rotary embedding, and its config has none")
-        if config.activation != "silu":
-            raise ModelLoadError(f"activation must be silu for a {config.name} model, got {config.activation!r}")
-        size, vocab = config.hidden_size, config.vocab_size
-        self.embedding = Embedding(kernels, weights, "model.embed_tokens", vocab, size)
-        self.rotary = make_rotary(config.rope, config.head_dim, config.max_position_embeddings, backend.shape.device)
-        self._run_layers = kernels.run_layers
-        self.layers = [LlamaLayer(kernels, backend, config, weights, i) for i in range(config.num_layers)]
-        norm = rms_norm(weights, "model.norm", size, config.norm_eps)
-        tied_to = self.embedding if config.tie_word_embeddings else None
-        self.lm_head = LMHead(kernels, weights, "lm_head", vocab, size, tied_to=tied_to, prologue=norm)
 
-    @property
-    def attention_layers(self) -> list[Attention]:
-        return [layer.attention for layer in self.layers]
+@dataclass(frozen=True)
+class _Family:
+    """What the readers of Llama and its relatives do not have in common.
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        rotary = self.rotary.at(positions)
-        return self._run_layers(self.layers, self.embedding(token_ids), rotary, plan)
+    `qkv_bias` None reads `attention_bias`, which then covers the o projection too.
+    """
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden)
+    name: str
+    windows: Callable[[Fields, int], Sequence[int | None]]
+    qkv_bias: bool | None = None
+    reads_mlp_bias: bool = False
+    qk_norm: bool = False
+
+    def __call__(self, fields: Fields) -> ModelConfig:
+        hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", high=MAX_LAYERS)
+        heads = fields.integer("num_attention_heads")
+        qkv_bias, output_bias, mlp_bias = self._biases(fields)
+        return LlamaSizes(
+            name=self.name,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=_kv_heads(fields, heads),
+            head_dim=_head_dim(fields, hidden, heads),
+            max_position_embeddings=fields.integer("max_position_embeddings"),
+            norm_eps=fields.number("rms_norm_eps", high=1.0),
+            sliding_windows=self.windows(fields, layers),
+            activation=fields.choice("hidden_act", ("silu",), "silu"),
+            rope=_rope(fields),
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            qkv_bias=qkv_bias,
+            output_bias=output_bias,
+            mlp_bias=mlp_bias,
+            qk_norm=self.qk_norm,
+        ).declare()
+
+    def _biases(self, fields: Fields) -> tuple[bool, bool, bool]:
+        """Of q, k and v, of the output and of the feed-forward network. What the family's own code never reads must be
+        absent or say what that code does."""
+        why = f"a {self.name} model has none to choose"
+        if not self.reads_mlp_bias:
+            fields.refuse("mlp_bias", False, why)
+        mlp = fields.flag("mlp_bias", False)
+        if self.qkv_bias is None:
+            bias = fields.flag("attention_bias", False)
+            return bias, bias, mlp
+        fields.refuse("attention_bias", self.qkv_bias, why)
+        return self.qkv_bias, False, mlp
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    if fields.get("head_dim") is None:
+        head_dim = divide(fields, "hidden_size", hidden, "num_attention_heads", heads)
+    else:
+        head_dim = fields.integer("head_dim", high=4096)
+    if head_dim % 2:
+        raise fields.fail("head_dim", f"must be even for rotary embeddings, got {head_dim}")
+    return head_dim
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    divide(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    return kv_heads
+
+
+def _rope(fields: Fields) -> RopeConfig:
+    fields.refuse("rope_interleaved", False, "pairs of dimensions must lie half a head apart")
+    return read_rope(fields)
+
+
+def _no_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+    fields.refuse("sliding_window", None, "this architecture attends to everything")
+    return ()
+
+
+def _mistral_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+    window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
+    return (window,) * layers
+
+
+def _qwen_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+    uses_windows = fields.flag("use_sliding_window", False)
+    window = fields.integer("sliding_window") if uses_windows else fields.get("sliding_window")
+    first = fields.get("max_window_layers")
+    types = fields.get("layer_types")
+    if types is not None:
+        return _typed_windows(fields, types, layers, window if uses_windows else None)
+    if not uses_windows:
+        return ()
+    first = fields.integer("max_window_layers", low=0)
+    return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
+    known: dict[str, int | None] = {"full_attention": None}
+    if window is not None:
+        known = {"sliding_attention": window, **known}
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(isinstance(kind, str) and kind in known for kind in types)
+    ):
+        raise fields.fail("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
+    return tuple(known[kind] for kind in types)
+
+
+# -- GGUF ------------------------------------------------------------------------------------------------------------
+
+
+def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
+    """A GGUF file of Llama, Qwen2 or Qwen3."""
+    fields, name, tensors = header.fields, header.name, header.tensor_names
+    fields.refuse("expert_count", 0, "mixtures of experts are not supported")
+    fields.refuse("expert_used_count", 0, "mixtures of experts are not supported")
+    layers = fields.integer("block_count", high=MAX_LAYERS)
+    heads = _uniform(fields, "attention.head_count")
+    head_dim = _gguf_head_dim(fields, heads)
+    return LlamaSizes(
+        name=name,
+        vocab_size=_vocab_size(fields, header.tokens),
+        hidden_size=fields.integer("embedding_length"),
+        intermediate_size=_uniform(fields, "feed_forward_length"),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=_gguf_kv_heads(fields, heads),
+        head_dim=head_dim,
+        max_position_embeddings=fields.integer("context_length"),
+        norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
+        sliding_windows=_gguf_windows(fields, layers),
+        rope=read_gguf_rope(fields, head_dim, header.rope_freqs),
+        tie_word_embeddings=bool(tensors) and "output.weight" not in tensors,
+        qkv_bias=name == "qwen2" or "blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        qk_norm=name == "qwen3",
+    ).declare()
+
+
+def _uniform(fields: Fields, key: str, default: Any = REQUIRED) -> int:
+    """An integer that some files repeat for each layer; layers that differ are refused."""
+    value = fields.get(key, default)
+    if not isinstance(value, list):
+        return fields.integer(key, default)
+    if not value or any(item != value[0] for item in value):
+        raise fields.fail(key, f"differs between layers ({value!r}), which is not supported")
+    return fields.as_integer(key, value[0])
+
+
+def _gguf_kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = _uniform(fields, "attention.head_count_kv", heads)
+    divide(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
+    return kv_heads
+
+
+def _gguf_head_dim(fields: Fields, heads: int) -> int:
+    hidden = fields.integer("embedding_length")
+    if fields.get("attention.key_length") is None:
+        head_dim = divide(fields, "embedding_length", hidden, "attention.head_count", heads)
+    else:
+        head_dim = fields.integer("attention.key_length", high=4096)
+    fields.refuse("attention.value_length", head_dim, "K and V must have the same width")
+    fields.refuse("rope.dimension_count", head_dim, WHOLE_HEAD)
+    return head_dim
+
+
+def _vocab_size(fields: Fields, tokens: Fields) -> int:
+    if fields.get("vocab_size") is not None:
+        return fields.integer("vocab_size")
+    strings = tokens.get("tokens")
+    if not isinstance(strings, Sequence) or not strings:
+        raise fields.fail("vocab_size", "is missing, and so are the tokens that would give it")
+    return len(strings)
+
+
+def _gguf_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+    fields.refuse("attention.sliding_window_pattern", None, "only one window for all layers is")
+    window = fields.integer("attention.sliding_window", 0, low=0)
+    return (window or None,) * layers
+
+
+LLAMA: Final = Architecture(
+    name="llama",
+    hf_readers={
+        "LlamaForCausalLM": _Family("llama", _no_windows, reads_mlp_bias=True),
+        "MistralForCausalLM": _Family("mistral", _mistral_windows, qkv_bias=False),
+        "Qwen2ForCausalLM": _Family("qwen2", _qwen_windows, qkv_bias=True),
+        "Qwen3ForCausalLM": _Family("qwen3", _qwen_windows, qk_norm=True),
+    },
+    gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3"), read_llama_gguf),
+    gguf_names={
+        "model.embed_tokens": "token_embd",
+        "model.layers.{}.input_layernorm": "blk.{}.attn_norm",
+        "model.layers.{}.self_attn.q_proj": "blk.{}.attn_q",
+        "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
+        "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
+        "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
+        "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
+        "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
+        "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
+        "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
+        "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
+        "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+    },
+    gguf_interleaved=frozenset(("llama",)),
+)

@@ -13,7 +13,8 @@ from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.backend import AttentionBackend
 from chairlift.layers.attention import Attention
 from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies, stretch_llama3
-from chairlift.models.config import ModelConfig, RopeConfig
+from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import RopeConfig
 
 
 class Model(ABC):
@@ -22,9 +23,9 @@ class Model(ABC):
     First `allocate_kv_cache`; then, in every step, `plan`, `forward`, and `logits` for the rows that need them.
     """
 
-    def __init__(self, config: ModelConfig, backend: AttentionBackend[Any]) -> None:
+    def __init__(self, config: ModelConfig, backends: Sequence[AttentionBackend[Any]]) -> None:
         self.config = config
-        self.attention_backend = backend
+        self.attention_backends = backends
 
     @property
     @abstractmethod
@@ -37,7 +38,7 @@ class Model(ABC):
 
         Args:
             token_ids, positions: int64 [T], packed as the plan's metadata says.
-            plan: of `plan`, for this step.
+            plan: what `plan` returned for this step.
 
         Returns:
             What `logits` takes: [T, hidden_size].
@@ -47,9 +48,9 @@ class Model(ABC):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result, [N, hidden_size], to float32 [N, vocab_size]."""
 
-    def plan(self, metadata: AttentionMetadata) -> Any:
-        """What all layers of a step have in common; `forward` takes it."""
-        return self.attention_backend.plan(metadata)
+    def plan(self, metadata: AttentionMetadata) -> tuple[Any, ...]:
+        """The step's plan of every attention backend; `forward` takes them."""
+        return tuple(backend.plan(metadata) for backend in self.attention_backends)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Fresh, zeroed KV memory for block ids 0 to num_blocks - 1 in every layer."""

@@ -1,101 +1,154 @@
-"""OPT (Zhang et al., 2022): learned positions, LayerNorm before (350m: after), an ungated MLP, biases everywhere."""
+"""OPT (Zhang et al., 2022): learned positions, LayerNorm before (350m: of the sums), an ungated MLP, biases everywhere.
+
+x + attention(norm(x)), then x + fc2(relu(fc1(norm(x))));    350m: norm(x + attention(x)), and so on
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Final
 
-import torch
-
-from chairlift.errors import ModelLoadError
-from chairlift.kernels.backend import AttentionBackend
-from chairlift.kernels.linear import NO_PROLOGUE, RELU
-from chairlift.kernels.registry import Kernels
-from chairlift.kernels.weights import Weights
-from chairlift.layers.attention import Attention
-from chairlift.layers.embedding import Embedding, LMHead
-from chairlift.layers.linear import Linear
-from chairlift.layers.norm import layer_norm
+from chairlift.models.architecture import Architecture
 from chairlift.models.config import ModelConfig
-from chairlift.models.model import Model
+from chairlift.models.config_fields import Fields, divide
+from chairlift.models.declaration import (
+    ATTENTION,
+    EMBEDDING,
+    LM_HEAD,
+    MLP,
+    PROJECTIONS,
+    AttentionSpec,
+    BranchNorms,
+    FeedForwardSpec,
+    LayerSpec,
+    MatrixSpec,
+    NormSpec,
+    PositionTableSpec,
+)
 
-POSITION_OFFSET = 2
+POSITION_OFFSET: Final = 2
 """Row of the position table that position 0 reads."""
 
+NORM_EPS: Final = 1e-5
 
-class OPTLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); with `norm_before` off, norm(x + attention(x)) and so on."""
+ROOT: Final = "model.decoder"
 
-    def __init__(
-        self, kernels: Kernels, backend: AttentionBackend[Any], config: ModelConfig, weights: Weights, prefix: str
-    ) -> None:
-        size, inner, eps, bias = config.hidden_size, config.intermediate_size, config.norm_eps, config.mlp_bias
-        names = ("self_attn_layer_norm", "final_layer_norm")
-        norms = [layer_norm(weights, f"{prefix}.{name}", size, eps) for name in names]
-        before = norms if config.norm_before else [NO_PROLOGUE, NO_PROLOGUE]
-        self.norms_after = [] if config.norm_before else [kernels.make_prologue(norm) for norm in norms]
-        self.attention = Attention(
-            kernels,
-            backend,
-            weights,
-            f"{prefix}.self_attn",
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OPTSizes:
+    """The sizes and switches of an OPT model, 125m to 66b.
+
+    Attributes:
+        num_kv_heads: None: as many as num_heads, as in all of OPT; Falcon, which has the same matrices, has fewer.
+        has_biases: of all projections and of the MLP.
+        word_embed_proj_dim: width of a word vector; None: hidden_size.
+        norm_before: LayerNorm before each branch; else of each sum.
+        final_norm: LayerNorm before the head.
+        dtype: see ModelConfig.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    max_position_embeddings: int
+    activation: str = "relu"
+    tie_word_embeddings: bool = True
+    has_biases: bool = True
+    word_embed_proj_dim: int | None = None
+    norm_before: bool = True
+    final_norm: bool = True
+    dtype: str = "float32"
+
+    def declare(self) -> ModelConfig:
+        """The model, layer by layer."""
+        size, word = self.hidden_size, self.word_embed_proj_dim or self.hidden_size
+        rows = self.max_position_embeddings + POSITION_OFFSET
+        has_norm, has_projections = self.norm_before and self.final_norm, word != size
+        return ModelConfig(
+            architecture="opt",
+            name="opt",
             hidden_size=size,
-            prologue=before[0],
-            output="out_proj",
-            qkv_bias=config.attention_bias,
-            output_bias=config.attention_output_bias,
+            max_position_embeddings=self.max_position_embeddings,
+            embedding=MatrixSpec(EMBEDDING, EMBEDDING, ((f"{ROOT}.embed_tokens", self.vocab_size),), word),
+            positions=PositionTableSpec(f"{ROOT}.embed_positions", rows, size, POSITION_OFFSET),
+            project_in=_projection("project_in", size, word) if has_projections else None,
+            layers=tuple(self._layer(f"{ROOT}.layers.{index}") for index in range(self.num_layers)),
+            final_norm=self._norm(f"{ROOT}.final_layer_norm") if has_norm else None,
+            project_out=_projection("project_out", word, size) if has_projections else None,
+            head=MatrixSpec(LM_HEAD, LM_HEAD, (("lm_head", self.vocab_size),), word),
+            tie_word_embeddings=self.tie_word_embeddings,
+            dtype=self.dtype,
         )
-        self.up = Linear(kernels, weights, [(f"{prefix}.fc1", inner)], size, bias=bias, prologue=before[1])
-        self.down = Linear(kernels, weights, [(f"{prefix}.fc2", size)], inner, bias=bias, prologue=RELU)
 
-    def __call__(self, x: torch.Tensor, plan: Any) -> torch.Tensor:
-        if not self.norms_after:
-            return self._mlp(self.attention(x, None, plan))
-        attention_norm, mlp_norm = self.norms_after
-        return mlp_norm(self._mlp(attention_norm(self.attention(x, None, plan))))
+    def _layer(self, prefix: str) -> LayerSpec:
+        return LayerSpec(
+            attention=self._attention(f"{prefix}.self_attn"),
+            attention_norms=self._norms(f"{prefix}.self_attn_layer_norm"),
+            feed_forward=self._feed_forward(prefix),
+            feed_forward_norms=self._norms(f"{prefix}.final_layer_norm"),
+        )
 
-    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x), residual=x)
+    def _norms(self, name: str) -> BranchNorms:
+        norm = self._norm(name)
+        return BranchNorms(before=norm) if self.norm_before else BranchNorms(of_sum=norm)
+
+    def _attention(self, prefix: str) -> AttentionSpec:
+        size, bias, kv_heads = self.hidden_size, self.has_biases, self.num_kv_heads or self.num_heads
+        keys = kv_heads * (size // self.num_heads)
+        qkv = tuple((f"{prefix}.{part}_proj", out) for part, out in zip("qkv", (size, keys, keys), strict=True))
+        return AttentionSpec(
+            qkv=MatrixSpec(ATTENTION, "qkv", qkv, size, bias),
+            output=MatrixSpec(ATTENTION, "output", ((f"{prefix}.out_proj", size),), size, bias),
+            num_heads=self.num_heads,
+            num_kv_heads=kv_heads,
+            head_dim=size // self.num_heads,
+            scale=(size // self.num_heads) ** -0.5,
+        )
+
+    def _feed_forward(self, prefix: str) -> FeedForwardSpec:
+        size, inner, bias = self.hidden_size, self.intermediate_size, self.has_biases
+        return FeedForwardSpec(
+            up=MatrixSpec(MLP, "up", ((f"{prefix}.fc1", inner),), size, bias),
+            down=MatrixSpec(MLP, "down", ((f"{prefix}.fc2", size),), inner, bias),
+            activation=self.activation,
+            gated=False,
+        )
+
+    def _norm(self, name: str) -> NormSpec:
+        return NormSpec("layer_norm", name, self.hidden_size, NORM_EPS)
 
 
-class OPTModel(Model):
-    """OPT 125m to 66b."""
+def _projection(name: str, out_features: int, in_features: int) -> MatrixSpec:
+    return MatrixSpec(PROJECTIONS, name, ((f"{ROOT}.{name}", out_features),), in_features)
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, backend: AttentionBackend[Any]) -> None:
-        super().__init__(config, backend)
-        if config.activation != "relu":
-            raise ModelLoadError(f"activation must be relu for an OPT model, got {config.activation!r}")
-        prefix = "model.decoder" if weights.has("model.decoder.embed_tokens.weight") else "decoder"
-        size, vocab = config.hidden_size, config.vocab_size
-        word_size = config.word_embed_proj_dim or size
-        rows = config.max_position_embeddings + POSITION_OFFSET
-        self.embedding = Embedding(kernels, weights, f"{prefix}.embed_tokens", vocab, word_size)
-        self.position_table = weights.tensor(f"{prefix}.embed_positions.weight", (rows, size))
-        norm = NO_PROLOGUE
-        if config.norm_before and config.final_norm:
-            norm = layer_norm(weights, f"{prefix}.final_layer_norm", size, config.norm_eps)
-        self.project_in: Linear | None = None
-        self.project_out: Linear | None = None
-        if word_size != size:
-            self.project_in = Linear(kernels, weights, [(f"{prefix}.project_in", size)], word_size)
-            self.project_out = Linear(kernels, weights, [(f"{prefix}.project_out", word_size)], size, prologue=norm)
-            norm = NO_PROLOGUE
-        layers = (f"{prefix}.layers.{i}" for i in range(config.num_layers))
-        self.layers = [OPTLayer(kernels, backend, config, weights, layer) for layer in layers]
-        tied_to = self.embedding if config.tie_word_embeddings else None
-        self.lm_head = LMHead(kernels, weights, "lm_head", vocab, word_size, tied_to=tied_to, prologue=norm)
 
-    @property
-    def attention_layers(self) -> list[Attention]:
-        return [layer.attention for layer in self.layers]
+def read_opt(fields: Fields) -> ModelConfig:
+    """A `config.json` of an OPT model."""
+    hidden = fields.integer("hidden_size")
+    heads = fields.integer("num_attention_heads")
+    divide(fields, "hidden_size", hidden, "num_attention_heads", heads)
+    fields.refuse("layer_norm_elementwise_affine", True, "layer norms must have weights")
+    norm_before = fields.flag("do_layer_norm_before", True)
+    projection = fields.integer("word_embed_proj_dim", hidden)
+    return OPTSizes(
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("ffn_dim"),
+        num_layers=fields.integer("num_hidden_layers", high=4096),
+        num_heads=heads,
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        activation=fields.choice("activation_function", ("relu",), "relu"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        has_biases=fields.flag("enable_bias", True),
+        word_embed_proj_dim=None if projection == hidden else projection,
+        norm_before=norm_before,
+        final_norm=not fields.flag("_remove_final_layer_norm", False) and norm_before,
+    ).declare()
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        x = self.embedding(token_ids)
-        if self.project_in is not None:
-            x = self.project_in(x)
-        x = x + self.position_table[positions + POSITION_OFFSET]
-        for layer in self.layers:
-            x = layer(x, plan)
-        return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden if self.project_out is None else self.project_out(hidden))
+OPT: Final = Architecture(
+    name="opt", hf_readers={"OPTForCausalLM": read_opt}, other_prefixes=(("model.decoder.", "decoder."),)
+)

@@ -1,28 +1,22 @@
-"""Models by architecture."""
+"""From a declaration and its weights to a model."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.backend import AttentionBackend, AttentionShape
+from chairlift.kernels.activations import ACTIVATIONS
 from chairlift.kernels.registry import Kernels, get_kernels
 from chairlift.kernels.weights import Weights
+from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
-from chairlift.models.llama import LlamaModel
+from chairlift.models.decoder import Decoder, shape_of
 from chairlift.models.model import Model
-from chairlift.models.opt import OPTModel
+from chairlift.models.torch_operations import fallback_note, torch_operations
 
 logger = logging.getLogger("chairlift")
-
-ModelFactory = Callable[[ModelConfig, Weights, Kernels, AttentionBackend[Any]], Model]
-
-SUPPORTED: dict[str, ModelFactory] = {"llama": LlamaModel, "opt": OPTModel}
-"""`ModelConfig.architecture` -> its model."""
 
 
 def build_model(
@@ -47,21 +41,25 @@ def build_model(
         ModelLoadError: the architecture or one of its features is not supported, or a parameter cannot be read.
         ConfigError: no kernel set has that name, or it does not have this shape or these types.
     """
-    factory = SUPPORTED.get(config.architecture)
-    if factory is None:
-        known = ", ".join(sorted(SUPPORTED))
-        raise ModelLoadError(f"architecture must be one of {known}, got {config.architecture!r} ({config.name})")
+    architecture_of(config)
+    _check_activations(config)
     kernels = get_kernels(attention_backend, quantization)
-    shape = AttentionShape(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
-        dtype=dtype,
-        device=torch.device(device),
-        kv_cache_dtype=kv_cache_dtype,
-    )
-    model = factory(config, weights, kernels, kernels.attention(shape))
-    for note in kernels.notes():
+    on = torch.device(device)
+    shapes = (shape_of(layer.attention, dtype, on, kv_cache_dtype) for layer in config.layers)
+    backends = {shape: kernels.attention(shape) for shape in dict.fromkeys(shapes)}
+    model = Decoder(config, weights, kernels, backends)
+    for note in (*kernels.notes(), *_fallback_notes(config, kernels)):
         logger.info("%s", note)
     return model
+
+
+def _check_activations(config: ModelConfig) -> None:
+    for name in {layer.feed_forward.activation for layer in config.layers}:
+        if name not in ACTIVATIONS:
+            known = ", ".join(sorted(ACTIVATIONS))
+            raise ModelLoadError(f"activation must be one of {known}, got {name!r} ({config.name})")
+
+
+def _fallback_notes(config: ModelConfig, kernels: Kernels) -> list[str]:
+    found = torch_operations(config) if kernels.name == "native" else []
+    return [fallback_note(found)] if found else []

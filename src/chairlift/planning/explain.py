@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from chairlift.planning.memory import INT8_SCALE_BYTES, KV_DTYPE_BYTES, Amount, total
@@ -36,10 +37,12 @@ def _kv(plan: Plan) -> list[str]:
     model, memory, pool = plan.model.config, plan.memory, plan.memory.pool
     kept = memory.choice.kv_cache_dtype
     scales = f" + {INT8_SCALE_BYTES} of scales" if kept == "int8" else ""
+    slot = " + ".join(
+        f"{count} layers x {state.num_kv_heads} KV heads x (2 x {state.head_dim} x {KV_DTYPE_BYTES[kept]}{scales})"
+        for state, count in Counter(layer.state for layer in model.layers).items()
+    )
     lines = [
-        f"  a slot: {model.num_layers} layers x {model.num_kv_heads} KV heads x (2 x {model.head_dim} x "
-        f"{KV_DTYPE_BYTES[kept]}{scales}) bytes = "
-        f"{memory.slot_bytes:,}",
+        f"  a slot: {slot} bytes = {memory.slot_bytes:,}",
         f"  a block: {pool.block_size} slots x {memory.slot_bytes:,} = {pool.block_bytes:,}",
     ]
     if memory.memory_bytes is not None and memory.kv_bytes is not None:
@@ -62,7 +65,7 @@ def _blocks(plan: Plan) -> list[str]:
     if pool.limited_by == "demand":
         longest = config.max_model_len or plan.model.config.max_position_embeddings
         lines.append(
-            f"  more than can be used: {config.max_num_running} requests x ceil({longest:,} / {pool.block_size}) = "
+            f"  more than can be used: {config.max_num_seqs} requests x ceil({longest:,} / {pool.block_size}) = "
             f"{pool.num_blocks:,} blocks"
         )
     lines.append(
@@ -82,11 +85,6 @@ def _requests(plan: Plan) -> list[str]:
         f"{num_slots:,}; the next one does not fit",
         f"  run at once: {fit.num_running:,}, limited by {fit.limited_by}",
     ]
-    if fit.num_ahead:
-        lines.append(
-            f"  ahead of a seat: {fit.num_ahead:,} = min(prefill_ahead={plan.config.prefill_ahead:,}, "
-            f"{fit.num_fit:,} - {fit.num_running:,}), with memory and their first token"
-        )
     if fit.num_refused:
         lines.append(f"  refused at the door, as they can never fit: {fit.num_refused:,} of those that came before")
     return lines

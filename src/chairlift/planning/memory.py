@@ -5,12 +5,13 @@ Everything is a list of lines, each with its arithmetic in words, so that a plan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from chairlift.models.config import ModelConfig
-from chairlift.sim.model_shape import ModelShape
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -21,8 +22,6 @@ INT8_SCALE_BYTES: Final = 8
 
 PACKED_DTYPES: Final = ("float32", "bfloat16")
 """Types whose matrices the CPU kernels keep in an order of their own."""
-
-OPT_POSITION_OFFSET: Final = 2
 
 TILE_BYTES: Final = {"cpu": 1 << 22, "cuda": 1 << 29}
 """Of K and V that one attention product of decodes gathers; those of `kernels.torch_plan`."""
@@ -56,33 +55,9 @@ def total(amounts: Sequence[Amount]) -> int:
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
     """K and V of one token in all layers, in bytes, scales included; the type is one of KV_DTYPE_BYTES."""
-    scales = INT8_SCALE_BYTES * config.num_layers * config.num_kv_heads if kv_cache_dtype == "int8" else 0
+    num_heads = sum(layer.state.num_kv_heads for layer in config.layers)
+    scales = INT8_SCALE_BYTES * num_heads if kv_cache_dtype == "int8" else 0
     return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
-
-
-def config_of(shape: ModelShape) -> ModelConfig:
-    """A shape as a model of ours: a Llama if it is gated, else an OPT, whose embeddings are tied."""
-    is_llama = shape.gated
-    return ModelConfig(
-        architecture="llama" if is_llama else "opt",
-        name=shape.name,
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
-        norm_eps=1e-5,
-        sliding_windows=(None,) * shape.num_layers,
-        activation="silu" if is_llama else "relu",
-        tie_word_embeddings=not is_llama,
-        attention_bias=not is_llama,
-        attention_output_bias=not is_llama,
-        mlp_bias=not is_llama,
-        dtype="float16",
-    )
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------
@@ -99,64 +74,51 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend
     """
     size = DTYPE_BYTES[dtype]
     is_packed = device == "cpu" and attention_backend != "reference" and dtype in PACKED_DTYPES
-    word = config.word_embed_proj_dim or config.hidden_size
-    table = config.vocab_size * word
-    rows = f"{config.vocab_size:,} x {word:,}"
-    amounts = [values("embedding", rows, table, size), *_layers(config, size), *_around_layers(config, word, size)]
-    if not config.tie_word_embeddings:
-        amounts.append(values("LM head", rows, table, size))
-    elif is_packed:
-        amounts.append(values("LM head, packed copy of the embedding", rows, table, size))
-    return [*amounts, *rotary_table(config)]
+    groups: dict[str, Counter[tuple[int, int]]] = {}
+    for matrix in config.matrices:
+        groups.setdefault(matrix.group, Counter())[matrix.out_features, matrix.in_features] += 1
+    amounts = [_matrix_values(group, shapes, size) for group, shapes in groups.items()]
+    if config.tie_word_embeddings and is_packed:
+        table = Counter({(config.head.out_features, config.head.in_features): 1})
+        amounts.append(_matrix_values(f"{LM_HEAD}, packed copy of the {EMBEDDING}", table, size))
+    return [*amounts, *small_values(config, size), *rotary_tables(config)]
 
 
-def rotary_table(config: ModelConfig) -> list[Amount]:
-    """Cosines and sines of all positions, where a model rotates."""
-    if config.architecture != "llama":
+def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> Amount:
+    count = sum(number * out * inputs for (out, inputs), number in shapes.items())
+    terms = (f"{number} x {out:,} x {inputs:,}" for (out, inputs), number in shapes.items())
+    return values(what, joined(terms), count, size)
+
+
+def small_values(config: ModelConfig, size: int) -> list[Amount]:
+    """Everything that is no matrix of a product, in values of `size` bytes; rotary tables are not among them."""
+    layers = Counter(layer.num_values_beside_matrices for layer in config.layers)
+    count = sum(number * small for small, number in layers.items())
+    how = joined(f"{number} x {small:,}" for small, number in layers.items())
+    amounts = [values("norms and biases", how, count, size)]
+    table, norm = config.positions, config.final_norm
+    if table is not None:
+        amounts.append(values("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
+    if norm is not None:
+        amounts.append(values("final norm", f"{norm.num_values:,}", norm.num_values, size))
+    return amounts
+
+
+def rotary_tables(config: ModelConfig) -> list[Amount]:
+    """Cosines and sines of all positions, a table for each rotary embedding."""
+    positions, sizes = config.max_position_embeddings, [head_dim for _, head_dim in config.ropes]
+    if not sizes:
         return []
-    positions, dim = config.max_position_embeddings, config.head_dim
-    return [values("rotary table, float32", f"{positions:,} x {dim}", positions * dim, 4)]
-
-
-def _layers(config: ModelConfig, size: int) -> list[Amount]:
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys, layers = config.num_heads * dim, config.num_kv_heads * dim, config.num_layers
-    gated = config.architecture == "llama"
-    attention = hidden * 2 * (queries + keys)
-    mlp = (3 if gated else 2) * hidden * inner
-    amounts = [
-        values("attention", f"{layers} x {hidden:,} x 2 x ({queries:,} + {keys:,})", layers * attention, size),
-        values("MLP", f"{layers} x {3 if gated else 2} x {hidden:,} x {inner:,}", layers * mlp, size),
+    how = f"{positions:,} x {joined(str(size) for size in sizes)}"
+    return [
+        values("rotary table, float32" if len(sizes) == 1 else "rotary tables, float32", how, positions * sum(sizes), 4)
     ]
-    small = values_beside_matrices(config)
-    amounts.append(values("norms and biases", f"{layers} x {small:,}", layers * small, size))
-    return amounts
 
 
-def values_beside_matrices(config: ModelConfig) -> int:
-    """Norms and biases of a layer. RMSNorm has a weight, LayerNorm a bias too."""
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_heads * dim, config.num_kv_heads * dim
-    gated = config.architecture == "llama"
-    small = (2 if gated else 4) * hidden
-    small += queries + 2 * keys if config.attention_bias else 0
-    small += hidden if config.attention_output_bias else 0
-    small += (2 if gated else 1) * inner + hidden if config.mlp_bias else 0
-    return small + (2 * dim if config.qk_norm else 0)
-
-
-def _around_layers(config: ModelConfig, word: int, size: int) -> list[Amount]:
-    """What stands before and behind the layers, besides embedding and LM head."""
-    hidden = config.hidden_size
-    if config.architecture == "llama":
-        return [values("final norm", f"{hidden:,}", hidden, size)]
-    rows = config.max_position_embeddings + OPT_POSITION_OFFSET
-    amounts = [values("positions", f"{rows:,} x {hidden:,}", rows * hidden, size)]
-    if word != hidden:
-        amounts.append(values("projections", f"2 x {word:,} x {hidden:,}", 2 * word * hidden, size))
-    if config.norm_before and config.final_norm:
-        amounts.append(values("final norm", f"2 x {hidden:,}", 2 * hidden, size))
-    return amounts
+def joined(terms: Iterable[str]) -> str:
+    """The terms as a sum, in parentheses if there are several."""
+    text = " + ".join(found := list(terms))
+    return text if len(found) == 1 else f"({text})"
 
 
 def values(what: str, how: str, count: int, size: int) -> Amount:
@@ -186,10 +148,10 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
 
     With T tokens, N rows that sample, L = max_model_len, H hidden, I inner, b bytes a value:
 
-        residual stream   4 T H b
+        residual stream   4 T H b; 6 T H b where something comes between a product and the sum
         widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2))
         gathered K, V     twice (it may grow within a step) one tile or one longest sequence, of one layer
-        masks             of every chunk and every decode, over all L keys, one set a sliding window
+        masks             of every chunk and every decode, over all L keys, a set for each window and backend
         logits            N V (48 + b), or prompt logprobs where they are more
         request rows      token ids and block tables of every seat, penalties
 
@@ -199,7 +161,7 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
     size = DTYPE_BYTES[dtype]
     return [
         _residual(config, limits, size),
-        max(_attention(config, limits, size), _mlp(config, limits, size), key=lambda amount: amount.num_bytes),
+        _widest(config, limits, size),
         _gathered(config, limits, size, device),
         _masks(config, limits, size),
         plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
@@ -209,42 +171,66 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
 
 def _residual(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
     tokens, hidden = limits.num_tokens, config.hidden_size
-    return Amount("residual stream", f"4 x {tokens:,} x {hidden:,} x {size} bytes", 4 * tokens * hidden * size)
+    copies = 4 if all(layer.is_fused for layer in config.layers) else 6
+    how = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
+    return Amount("residual stream", how, copies * tokens * hidden * size)
 
 
-def _attention(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
-    tokens, heads, kv_heads, dim = limits.num_tokens, config.num_heads, config.num_kv_heads, config.head_dim
+def _widest(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
+    """The branch with the largest activations."""
+    found = [_attention(layer.attention, limits, size) for layer in config.layers]
+    found += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
+    return max(found, key=lambda amount: amount.num_bytes)
+
+
+def _attention(spec: AttentionSpec, limits: StepLimits, size: int) -> Amount:
+    tokens, heads, kv_heads, dim = limits.num_tokens, spec.num_heads, spec.num_kv_heads, spec.head_dim
     values = dim * (7 * heads + 3 * kv_heads)
-    rotation = 4 * dim * (4 * heads + 4) if config.rope is not None or config.architecture == "llama" else 0
+    rotation = 4 * dim * (4 * heads + 4) if spec.rope is not None else 0
     ids = 32 * kv_heads
     how = f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {ids} slots) bytes"
     return Amount("widest layer: attention", how, tokens * (values * size + rotation + ids))
 
 
-def _mlp(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
-    tokens, inner = limits.num_tokens, config.intermediate_size
-    factor = 3 if config.architecture == "llama" else 2
+def _mlp(spec: FeedForwardSpec, limits: StepLimits, size: int) -> Amount:
+    tokens, inner = limits.num_tokens, spec.inner_size
+    factor = 3 if spec.gated else 2
     how = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
     return Amount("widest layer: MLP", how, tokens * factor * inner * size)
 
 
 def _gathered(config: ModelConfig, limits: StepLimits, size: int, device: str) -> Amount:
+    """Every attention backend has a tile of its own."""
+    found = [_gathered_by(key_size, limits, size, device) for key_size in _backend_key_sizes(config)]
+    how, count = joined(how for how, _ in found), sum(count for _, count in found)
+    return Amount("gathered K and V of a layer", f"2 x {how} bytes", 2 * count)
+
+
+def _backend_key_sizes(config: ModelConfig) -> list[int]:
+    specs = [layer.attention for layer in config.layers]
+    return [
+        keys
+        for *_, keys in dict.fromkeys((spec.scale, spec.query_size, spec.head_dim, spec.key_size) for spec in specs)
+    ]
+
+
+def _gathered_by(key_size: int, limits: StepLimits, size: int, device: str) -> tuple[str, int]:
     blocks = -(-limits.max_model_len // limits.block_size)
-    sequence = blocks * limits.block_size * 2 * config.num_kv_heads * config.head_dim * size
+    sequence = blocks * limits.block_size * 2 * key_size * size
     batch = limits.num_seqs * sequence
-    tile = min(max(TILE_BYTES[device], sequence), batch)
-    how = f"2 x min(max({TILE_BYTES[device]:,} tile, {sequence:,} sequence), {batch:,} batch) bytes"
-    return Amount("gathered K and V of a layer", how, 2 * tile)
+    how = f"min(max({TILE_BYTES[device]:,} tile, {sequence:,} sequence), {batch:,} batch)"
+    return how, min(max(TILE_BYTES[device], sequence), batch)
 
 
 def _masks(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
     tokens, seqs = limits.num_tokens, min(limits.num_seqs, limits.num_tokens)
     length = -(-limits.max_model_len // limits.block_size) * limits.block_size
-    windows = max(1, len(set(config.sliding_windows)))
-    ids = (8 * config.num_kv_heads + 32) * (length // limits.block_size)
+    specs = [layer.attention for layer in config.layers]
+    sets = len({(spec.scale, spec.query_size, spec.head_dim, spec.key_size, spec.sliding_window) for spec in specs})
+    ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // limits.block_size)
     row = length * (size + 9) + ids
-    how = f"{windows} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
-    return Amount("masks and block ids", how, windows * (tokens * length * (size + 1) + seqs * row))
+    how = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
+    return Amount("masks and block ids", how, sets * (tokens * length * (size + 1) + seqs * row))
 
 
 def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, prompt_logit_bytes: int) -> Amount:

@@ -18,6 +18,7 @@ from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConf
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.models.config import ModelConfig
+from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.planning.engine import plan_pool, planned_activations, planned_weights, pool_of
 from chairlift.planning.fit import Fit, Lengths, Pool, accepted, count_fit, draw_lengths
 from chairlift.planning.memory import (
@@ -219,7 +220,11 @@ def make_plan(
         policies=policies,
         speed=speed,
         serve=serve_command(model, config, memory),
-        notes=[*_notes(model, config, fit), *_time_notes(hardware, memory.choice.dtype)],
+        notes=[
+            *_notes(model, config, fit),
+            *_kernel_notes(model, memory.choice),
+            *_time_notes(hardware, memory.choice.dtype),
+        ],
     )
 
 
@@ -231,7 +236,7 @@ def plan_memory(
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
     limits = StepLimits(
-        config.largest_token_budget, config.max_num_running, config.max_model_len or context, config.block_size
+        config.largest_token_budget, config.max_num_seqs, config.max_model_len or context, config.block_size
     )
     weights = planned_weights(model_config, choice, device, model.formats)
     activations = planned_activations(model_config, choice, device, limits)
@@ -337,8 +342,6 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
     }
     if config.max_num_batched_tokens is not None:
         options["max-num-batched-tokens"] = config.max_num_batched_tokens
-    if config.prefill_ahead:
-        options["prefill-ahead"] = config.prefill_ahead
     if config.quantization is not None:
         options["quantization"] = config.quantization
     if config.kv != "paged":
@@ -356,14 +359,14 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
             f"The pool holds {fit.num_fit} such requests, and {fit.limited_by}={fit.num_running} is what limits the "
             f"batch: raise it to use the memory."
         )
-    if fit.num_ahead:
-        notes.append(
-            f"prefill_ahead={config.prefill_ahead}: {fit.num_ahead} of them have memory and their first token before "
-            f"a seat is free."
-        )
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
     return notes
+
+
+def _kernel_notes(model: PlannedModel, choice: KernelChoice) -> list[str]:
+    operations = torch_operations(model.config) if choice.kernels == "native" else []
+    return [fallback_note(operations)] if operations else []
 
 
 def _time_notes(hardware: Device | None, dtype: str) -> list[str]:

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def num_seats(self) -> int:
-        """Requests that may decode at once."""
+        """Requests that may be in the batch at once."""
         static_batch_size = self.started.static_batch_size
         return self.started.max_num_seqs if static_batch_size is None else static_batch_size
 

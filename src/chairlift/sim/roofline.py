@@ -11,10 +11,23 @@ difference of kernels but the two efficiencies of the device.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from chairlift.errors import ConfigError
 from chairlift.sim.cost_model import StepShape
 from chairlift.sim.devices import Device
-from chairlift.sim.model_shape import ModelShape
+from chairlift.sim.model_shape import LayerCost, ModelShape
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of each of `num_layers` equal layers: of a token's products and of reading the weights, of a pair of
+    query and key and of reading K and V of a token."""
+
+    num_layers: int
+    token: float
+    weights: float
+    pair: float
+    context_token: float
 
 
 class Roofline:
@@ -31,47 +44,61 @@ class Roofline:
         self.model = model
         self.device = device
         self.tensor_parallel_size = tensor_parallel_size
-        if tensor_parallel_size < 1 or model.num_heads % tensor_parallel_size:
-            raise ConfigError(
-                f"tensor_parallel_size={tensor_parallel_size} must divide the {model.num_heads} heads of {model.name}"
-            )
+        for heads in {layer.attention.num_heads for layer in model.config.layers}:
+            if tensor_parallel_size < 1 or heads % tensor_parallel_size:
+                raise ConfigError(
+                    f"tensor_parallel_size={tensor_parallel_size} must divide the {heads} heads of {model.name}"
+                )
         if tensor_parallel_size > 1 and not device.link_bandwidth:
             raise ConfigError(f"tensor_parallel_size={tensor_parallel_size}: {device.name} has no link to others")
         flop = 1 / (device.peak_flops * device.flops_efficiency)
         byte = 1 / (device.bandwidth * device.bandwidth_efficiency)
         share = 1 / tensor_parallel_size
-        kv_share = -(-model.num_kv_heads // tensor_parallel_size) / model.num_kv_heads
-        self._linear_token = 2 * model.weights_per_layer * flop * share
-        self._linear_weights = model.weights_per_layer * model.bytes_per_weight * byte * share
-        self._pair = 4 * model.num_heads * model.head_dim * flop * share
-        self._context_token = model.kv_bytes_per_layer * byte * kv_share
+        self._layers = [self._layer_seconds(layer, count, flop, byte) for layer, count in model.layers]
         self._head_row = 2 * model.lm_head_weights * flop * share
         self._head_weights = model.lm_head_weights * model.bytes_per_weight * byte * share
-        self._layer = device.layer_overhead
+        self._overhead = device.layer_overhead
         self._exchanged_token = 0.0
         if tensor_parallel_size > 1:
-            num_bytes = 2 * (1 - share) * model.hidden_size * model.bytes_per_kv_value
+            num_bytes = 2 * (1 - share) * model.config.hidden_size * model.bytes_per_kv_value
             self._exchanged_token = 2 * num_bytes / device.link_bandwidth
-            self._layer += 2 * device.all_reduce_latency
+            self._overhead += 2 * device.all_reduce_latency
+
+    def _layer_seconds(self, layer: LayerCost, count: int, flop: float, byte: float) -> LayerSeconds:
+        model, num_devices = self.model, self.tensor_parallel_size
+        share = 1 / num_devices
+        kv_share = -(-layer.num_kv_heads // num_devices) / layer.num_kv_heads
+        return LayerSeconds(
+            num_layers=count,
+            token=2 * layer.num_weights * flop * share,
+            weights=layer.num_weights * model.bytes_per_weight * byte * share,
+            pair=4 * layer.attention_size * flop * share,
+            context_token=round(layer.kv_values * model.bytes_per_kv_value) * byte * kv_share,
+        )
 
     def seconds(self, shape: StepShape) -> float:
         num_tokens, _, num_sampled, num_context, num_pairs = shape
-        layer = (
-            max(num_tokens * self._linear_token, self._linear_weights)
-            + max(num_pairs * self._pair, num_context * self._context_token)
-            + num_tokens * self._exchanged_token
-            + self._layer
-        )
+        layers = 0.0
+        for count, token, weights, pair, context_token in self._layers:
+            layers += count * (
+                max(num_tokens * token, weights)
+                + max(num_pairs * pair, num_context * context_token)
+                + num_tokens * self._exchanged_token
+                + self._overhead
+            )
         head = max(num_sampled * self._head_row, self._head_weights) if num_sampled else 0.0
-        return self.model.num_layers * layer + head + self.device.step_overhead
+        return layers + head + self.device.step_overhead
 
     def describe(self) -> list[tuple[str, str]]:
         model, device = self.model, self.device
+        attention = [layer.attention for layer in model.config.layers]
+        heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))
+        kv_heads = "/".join(str(count) for count in dict.fromkeys(spec.num_kv_heads for spec in attention))
         constants = [
             (
                 "model",
-                f"{model.name}: {model.num_layers} layers, hidden {model.hidden_size}, {model.num_heads} heads, "
-                f"{model.num_kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB read a step, "
+                f"{model.name}: {model.config.num_layers} layers, hidden {model.config.hidden_size}, {heads} heads, "
+                f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB read a step, "
                 f"{model.kv_bytes_per_slot:,} bytes of K and V a token",
             ),
             (

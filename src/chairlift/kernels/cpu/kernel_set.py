@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -19,7 +19,7 @@ from chairlift.kernels.cpu.formats import common_format
 from chairlift.kernels.cpu.repacking import Repacked, describe, is_exact, measure, pack
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
-from chairlift.kernels.linear import LinearKernel, Prologue, RowKernel
+from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, NativePrologueKind, Prologue, RowKernel
 from chairlift.kernels.registry import Kernels
 from chairlift.kernels.weights import MatrixParts, Weights
 
@@ -40,7 +40,10 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         return NativeEmbedding(matrix, buffers)
 
     def make_linear(matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
-        return NativeLinear(native, matrix, bias, prologue, buffers)
+        if prologue.kind in get_args(NativePrologueKind):
+            return NativeLinear(native, matrix, bias, prologue, buffers)
+        product = NativeLinear(native, matrix, bias, NO_PROLOGUE, buffers)
+        return TorchThenNative(torch_ops.make_prologue(prologue), product)
 
     return Kernels(
         name="native",
@@ -130,3 +133,14 @@ class NativeLinear:
         assert out.data_ptr() != x.data_ptr(), "rows are written while others are read"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
+
+
+class TorchThenNative:
+    """A `LinearKernel` whose prologue native kernels do not have."""
+
+    def __init__(self, prologue: RowKernel, product: NativeLinear) -> None:
+        self._prologue = prologue
+        self._product = product
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return self._product(self._prologue(x), residual)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from chairlift.kernels.backend import RotaryStep
+from chairlift.kernels.backend import StepContext
 from chairlift.kernels.cpu.attention import NativePlan
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.registry import Layer, in_turn
@@ -45,20 +45,20 @@ class RecordedLayers:
         self._place: object = None
         self._tapes: dict[int, tuple[Any, torch.Tensor]] = {}
 
-    def __call__(self, layers: Sequence[Layer], x: torch.Tensor, rotary: RotaryStep, plan: NativePlan) -> torch.Tensor:
+    def __call__(self, layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """x [T, hidden_size] of the embedding through all layers, to [T, hidden_size]."""
-        num_rows = len(x)
-        assert num_rows == plan.num_tokens == len(rotary.positions), "the plan is of this step"
+        num_rows, plan = len(x), _only_plan(step)
+        assert num_rows == plan.num_tokens == len(step.positions), "the plan is of this step"
         if num_rows > MAX_ROWS:
-            return in_turn(layers, x, rotary, plan)
+            return in_turn(layers, x, step)
         self._drop_what_moved(layers, x, plan)
         if num_rows in self._tapes:
             tape, out = self._tapes[num_rows]
-            tape.replay(plan.step, rotary.positions.data_ptr())
+            tape.replay(plan.step, step.positions.data_ptr())
             return out
         tape = self._new_tape()
         with recorded(tape):
-            out = in_turn(layers, x, rotary, plan)
+            out = in_turn(layers, x, step)
         self._tapes[num_rows] = tape, out
         return out
 
@@ -67,3 +67,10 @@ class RecordedLayers:
         if place != self._place or layers is not self._layers:
             self._tapes.clear()
             self._place, self._layers = place, layers
+
+
+def _only_plan(step: StepContext) -> NativePlan:
+    """A tape is repeated with one plan."""
+    (plan,) = step.plans
+    assert isinstance(plan, NativePlan)
+    return plan

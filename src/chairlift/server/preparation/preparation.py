@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from chairlift.errors import RequestError
-from chairlift.server.body_limits import LARGE_BODY
+from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.process import PreparationProcess, Prepared, Rejection, Reply, WorkerSetup
 
 Result = TypeVar("Result")
@@ -165,7 +165,7 @@ class Preparation:
         self._on_cpu_seconds = on_cpu_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
 
-    def takes(self, body: bytes) -> bool:
+    def should_use_worker(self, body: bytes) -> bool:
         """Whether a worker should prepare this body."""
         return self._workers is not None and len(body) >= LARGE_BODY
 
@@ -186,13 +186,17 @@ class Preparation:
         finally:
             self._on_cpu_seconds(tenant, seconds)
 
+    def start(self, function: Callable[[], None]) -> None:
+        """Call a function on a thread, and wait for nothing."""
+        self._threads.submit(function)
+
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> Prepared:
         """Let a worker prepare a large body for an endpoint, at the expense of a tenant.
 
         Raises:
             RequestError: the body is wrong, cannot be honoured, or takes too long.
         """
-        assert self._workers is not None, "see `takes`"
+        assert self._workers is not None, "see `should_use_worker`"
         reply = await self._workers.run(tenant, endpoint, body)
         self._on_cpu_seconds(tenant, reply.cpu_seconds)
         if isinstance(reply.outcome, Rejection):

@@ -23,7 +23,7 @@ RESULT: Final = template_text("<tool_response>\n%s\n</tool_response>")
 LINE_BREAK: Final = template_text("\n")
 
 
-def told_in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation with tools, tool calls and tool results written out as text of its messages."""
     spelled = [_spelled(message) for message in messages]
     if not tools:

@@ -1,0 +1,64 @@
+"""The activation functions of feed-forward networks: one table for all kernel sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
+
+GATED_SUFFIX: Final = "_and_mul"
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An activation function.
+
+    Attributes:
+        definition: elementwise; returns a new tensor of the type of its argument.
+        fast: the same in one call; None: there is none.
+        native_kernels: the forms that native kernels compute, by the names of `activation_kernel`; torch computes the
+            others there too.
+    """
+
+    name: str
+    definition: Callable[[torch.Tensor], torch.Tensor]
+    fast: Callable[[torch.Tensor], torch.Tensor] | None = None
+    native_kernels: tuple[str, ...] = ()
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    from torch.nn import functional
+
+    return functional.silu(x)
+
+
+_TABLE = (
+    Activation("silu", lambda x: x * x.sigmoid(), _silu, native_kernels=("silu_and_mul",)),
+    Activation("relu", lambda x: x.clamp(min=0), lambda x: x.relu(), native_kernels=("relu",)),
+)
+
+ACTIVATIONS: Final[dict[str, Activation]] = {activation.name: activation for activation in _TABLE}
+"""Name in a declaration -> the function. An architecture with a function of its own adds it here."""
+
+
+def activation_kernel(name: str, gated: bool) -> str:
+    """The name of a row kernel: "relu", or "silu_and_mul" for rows that hold the gate and then as many values."""
+    return f"{name}{GATED_SUFFIX}" if gated else name
+
+
+def find_activation(kernel: str) -> tuple[Activation, bool]:
+    """The function of a row kernel, and whether it is gated; raises KeyError where there is none."""
+    if kernel in ACTIVATIONS:
+        return ACTIVATIONS[kernel], False
+    name = kernel.removesuffix(GATED_SUFFIX)
+    if name == kernel:
+        raise KeyError(kernel)
+    return ACTIVATIONS[name], True
+
+
+def has_native_kernel(kernel: str) -> bool:
+    """Whether native kernels compute the activation of this row kernel."""
+    return kernel in find_activation(kernel)[0].native_kernels

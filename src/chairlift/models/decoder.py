@@ -1,0 +1,181 @@
+"""The mathematics of every declared model: a decoder whose layers are two branches around a residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from chairlift.kernels.attention import QKNorm
+from chairlift.kernels.backend import AttentionBackend, AttentionShape, StepContext
+from chairlift.kernels.linear import NO_PROLOGUE, Prologue
+from chairlift.kernels.registry import Kernels, in_turn
+from chairlift.kernels.weights import Weights
+from chairlift.layers.attention import Attention
+from chairlift.layers.embedding import Embedding, LMHead
+from chairlift.layers.feed_forward import FeedForward
+from chairlift.layers.linear import Linear
+from chairlift.layers.norm import layer_norm, rms_norm
+from chairlift.layers.residual import ResidualSum
+from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, NormSpec
+from chairlift.models.model import Model, make_rotary
+from chairlift.models.torch_operations import torch_operations
+
+
+class LayerBuilder:
+    """Makes layers of declarations.
+
+    Args:
+        backends: by the shape of the attention that they compute, in the order of `StepContext.plans`.
+        ropes: rotary embeddings of the model, in the order of `StepContext.rotations`.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, backends: dict[AttentionShape, Any]
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._kernels = kernels
+        self._backends = backends
+        self._shapes = list(backends)
+        self._ropes = list(config.ropes)
+
+    def linear(self, matrix: MatrixSpec, prologue: Prologue = NO_PROLOGUE) -> Linear:
+        return Linear(
+            self._kernels, self._weights, matrix.parts, matrix.in_features, bias=matrix.has_bias, prologue=prologue
+        )
+
+    def norm(self, norm: NormSpec | None) -> Prologue:
+        if norm is None:
+            return NO_PROLOGUE
+        make = rms_norm if norm.kind == "rms_norm" else layer_norm
+        return make(self._weights, norm.name, norm.size, norm.eps)
+
+    def attention(self, spec: AttentionSpec, norm: NormSpec | None) -> Attention:
+        template = self._shapes[0]
+        index = self._shapes.index(shape_of(spec, template.dtype, template.device, template.kv_cache_dtype))
+        return Attention(
+            self._backends[self._shapes[index]],
+            self.linear(spec.qkv, self.norm(norm)),
+            self.linear(spec.output),
+            plan=index,
+            rotation=None if spec.rope is None else self._ropes.index((spec.rope, spec.head_dim)),
+            head_norm=self._head_norm(spec),
+            sliding_window=spec.sliding_window,
+        )
+
+    def _head_norm(self, spec: AttentionSpec) -> QKNorm | None:
+        norm = spec.head_norm
+        if norm is None:
+            return None
+        query, key = (self._weights.tensor(f"{name}.weight", (spec.head_dim,)) for name in (norm.query, norm.key))
+        return QKNorm(query, key, norm.eps)
+
+    def feed_forward(self, layer: LayerSpec) -> FeedForward:
+        spec = layer.feed_forward
+        up = self.linear(spec.up, self.norm(layer.feed_forward_norms.before))
+        return FeedForward(up, self.linear(spec.down, Prologue(spec.activation_kernel)))
+
+    def residual_sum(self, norms: BranchNorms, multiplier: float) -> ResidualSum:
+        after, of_sum = (
+            None if norm is None else self._kernels.make_prologue(self.norm(norm))
+            for norm in (norms.after, norms.of_sum)
+        )
+        return ResidualSum(after, of_sum, multiplier)
+
+
+class DecoderLayer:
+    """One layer of a declaration: x [T, hidden_size], given up -> [T, hidden_size]."""
+
+    def __init__(self, builder: LayerBuilder, layer: LayerSpec) -> None:
+        self.attention = builder.attention(layer.attention, layer.attention_norms.before)
+        self.add_attention = builder.residual_sum(layer.attention_norms, layer.residual_multiplier)
+        self.feed_forward = builder.feed_forward(layer)
+        self.add_feed_forward = builder.residual_sum(layer.feed_forward_norms, layer.residual_multiplier)
+
+    def __call__(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
+        x = self.add_attention(x, self.attention(x, step, self.add_attention.fused(x)))
+        return self.add_feed_forward(x, self.feed_forward(x, self.add_feed_forward.fused(x)))
+
+
+class Decoder(Model):
+    """A model that is its declaration.
+
+    Args:
+        backends: one for each attention shape of the layers.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        kernels: Kernels,
+        backends: dict[AttentionShape, AttentionBackend[Any]],
+    ) -> None:
+        super().__init__(config, list(backends.values()))
+        builder = LayerBuilder(config, weights, kernels, backends)
+        device = next(iter(backends)).device
+        ((name, vocab_size),) = config.embedding.parts
+        self.embedding = Embedding(kernels, weights, name, vocab_size, config.embedding.in_features)
+        self.position_table = _position_table(config, weights)
+        self.project_in = None if config.project_in is None else builder.linear(config.project_in)
+        self.rotary = [
+            make_rotary(rope, head_dim, config.max_position_embeddings, device) for rope, head_dim in config.ropes
+        ]
+        self.layers = [DecoderLayer(builder, layer) for layer in config.layers]
+        norm = builder.norm(config.final_norm)
+        self.project_out: Linear | None = None
+        if config.project_out is not None:
+            self.project_out, norm = builder.linear(config.project_out, norm), NO_PROLOGUE
+        tied_to = self.embedding if config.tie_word_embeddings else None
+        ((name, vocab_size),) = config.head.parts
+        width = config.head.in_features
+        self.lm_head = LMHead(kernels, weights, name, vocab_size, width, tied_to=tied_to, prologue=norm)
+        self._run_layers = in_turn if torch_operations(config) else kernels.run_layers
+
+    @property
+    def attention_layers(self) -> Sequence[Attention]:
+        return [layer.attention for layer in self.layers]
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        rotations = tuple(rotary.at(positions) for rotary in self.rotary)
+        return self._run_layers(self.layers, self._embed(token_ids, positions), StepContext(positions, rotations, plan))
+
+    def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(token_ids)
+        if self.config.embedding_multiplier != 1:
+            x = x.mul_(self.config.embedding_multiplier)
+        if self.project_in is not None:
+            x = self.project_in(x)
+        if self.position_table is not None and self.config.positions is not None:
+            x = x.add_(self.position_table[positions + self.config.positions.offset])
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self.lm_head(hidden if self.project_out is None else self.project_out(hidden))
+        if self.config.logits_multiplier != 1:
+            logits = logits.mul_(self.config.logits_multiplier)
+        cap = self.config.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
+def shape_of(
+    spec: AttentionSpec, dtype: torch.dtype, device: torch.device, kv_cache_dtype: torch.dtype | None
+) -> AttentionShape:
+    """What a backend must know of an attention layer."""
+    return AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.scale,
+        dtype=dtype,
+        device=device,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+
+
+def _position_table(config: ModelConfig, weights: Weights) -> torch.Tensor | None:
+    table = config.positions
+    return None if table is None else weights.tensor(f"{table.name}.weight", (table.rows, table.size))
