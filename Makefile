@@ -16,7 +16,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native configure serve test fuzz fuzz-api test-clients load-test test-wheel test-without-compiler sanitize check format bench wheel clean
+.PHONY: help venv native configure serve test fuzz fuzz-api fuzz-cost soak test-clients load-test test-wheel test-without-compiler sanitize check format bench wheel clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="
 
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
 	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
+
+fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat --field tools").
+	$(BIN)/python tests/robustness/fuzz_cost.py $(ARGS)
 
 soak: venv ## Serve 5,000 requests of every kind, and see that nothing is left of them (ARGS="--requests 50000").
 	$(BIN)/python tests/robustness/soak.py $(ARGS)

@@ -37,7 +37,7 @@ from rich.table import Table
 from chairlift.bench.http_client import ApiClient, Call, open_http
 from chairlift.bench.machine import host_facts
 from chairlift.metrics.percentile import percentile
-from chairlift.server.keys import key_record, new_secret, to_toml
+from chairlift.server.access.keys import key_record, new_secret, to_toml
 
 HEAVY, LIGHT = "heavy", "light"
 TIMES_AS_MUCH: Final = 20

@@ -15,7 +15,7 @@ import statistics
 import time
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.outputs import ModelRunnerOutput
 from chairlift.request import Request

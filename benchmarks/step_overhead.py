@@ -21,7 +21,7 @@ import torch
 from chairlift.clock import MonotonicClock
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.core.scheduler import Scheduler
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.request import Request

@@ -162,7 +162,6 @@ class Crowd:
         answers = self.run(asks, events, **options)
         steps = [event for event in events.events if isinstance(event, Step)]
         self.happened["preemptions"] += sum(len(step.preempted) for step in steps)
-        self.happened["stands"] += sum(len(step.standing) for step in steps)
         self.happened["padding"] += sum(sum(step.num_padding) for step in steps)
         chunks = [n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 < c]
         self.happened["chunks"] += len(chunks)

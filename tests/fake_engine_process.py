@@ -8,9 +8,8 @@ from typing import Any
 
 from chairlift.clock import MonotonicClock
 from chairlift.config import EngineConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
 from chairlift.engine import engine_process
 from chairlift.engine.engine_process import AnnouncingExecutor, Outbox
 from chairlift.engine.input_processor import RequestLimits
@@ -40,13 +39,11 @@ def build(config: EngineConfig, outbox: Outbox) -> Any:
         enable_prefix_caching=True,
         arena="buddy",
     )
-    executor = CheckingExecutor(
-        block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs, limits.prefill_ahead
-    )
+    executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)
     clock = MonotonicClock()
     started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)
     outbox.emit(started)
-    core = EngineCore(Scheduler(limits, manager, outbox), SlowExecutor(executor, outbox.begin), clock)
+    core = EngineCore(make_scheduler(limits, manager, outbox), SlowExecutor(executor, outbox.begin), clock)
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
     model_config = load_config(resolve_model(config.model))
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)

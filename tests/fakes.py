@@ -8,9 +8,8 @@ from typing import Any
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.request import Request
@@ -35,15 +34,11 @@ class CheckingExecutor:
     from what was read, so a wrong table gives wrong tokens, or an assertion.
     """
 
-    def __init__(
-        self, block_size: int, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int, prefill_ahead: int = 0
-    ) -> None:
+    def __init__(self, block_size: int, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
-        self.max_num_running = max_num_seqs + prefill_ahead
-        self.num_prompt_tokens: dict[str, int] = {}
         self.memory: dict[int, bytes] = {}
         self.tokens: dict[str, list[int]] = {}
         self.tables: dict[str, list[int]] = {}
@@ -61,7 +56,7 @@ class CheckingExecutor:
         for new in output.new_requests:
             self._introduce(new)
             assert new.request_id in output.num_scheduled_tokens
-        self._check_places(output)
+        assert len(self.tokens) <= self.max_num_seqs
         for request_id, block_ids in output.new_block_ids.items():
             assert block_ids
             self.tables[request_id] += block_ids
@@ -80,16 +75,8 @@ class CheckingExecutor:
     def result(self, handle: ModelRunnerOutput) -> ModelRunnerOutput:
         return handle
 
-    def _check_places(self, output: SchedulerOutput) -> None:
-        """No more are held than there are places, and no more go beyond their prompts than there are seats."""
-        assert len(self.tokens) <= self.max_num_running
-        ends = {rid: self.computed[rid] + count for rid, count in output.num_scheduled_tokens.items()}
-        seated = [rid for rid, end in ends.items() if end > self.num_prompt_tokens[rid]]
-        assert len(seated) <= self.max_num_seqs
-
     def _introduce(self, new: NewRequest) -> None:
         assert new.request_id not in self.tokens
-        self.num_prompt_tokens[new.request_id] = new.num_prompt_tokens
         self.tokens[new.request_id] = list(new.token_ids)
         self.tables[new.request_id] = list(new.block_ids)
         self.computed[new.request_id] = new.num_computed_tokens
@@ -139,7 +126,6 @@ def make_engine(
     batching: str = "continuous",
     static_batch_size: int = 4,
     static_run_to: str = "batch",
-    prefill_ahead: int = 0,
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
     """An engine over a CheckingExecutor, and its parts."""
     config = SchedulerConfig(
@@ -150,7 +136,6 @@ def make_engine(
         batching=batching,
         static_batch_size=min(static_batch_size, max_num_seqs),
         static_run_to=static_run_to,
-        prefill_ahead=prefill_ahead,
     )
     manager = make_kv_cache_manager(
         kv,
@@ -160,9 +145,9 @@ def make_engine(
         enable_prefix_caching=enable_prefix_caching,
         arena=arena,
     )
-    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs, prefill_ahead)
+    executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)
     events = EventList()
-    core = EngineCore(Scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
+    core = EngineCore(make_scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)
     return core, manager, executor, events
 
 

@@ -15,6 +15,7 @@ from chairlift.engine.process_client import ProcessClient
 from chairlift.outputs import RequestOutput
 
 FAULTY_ENGINE = Path(__file__).parent / "faulty_engine.py"
+FAKE_ENGINE = (sys.executable, str(Path(__file__).parent / "fake_engine_process.py"))
 
 
 def tiny_config(folder: Path, **options: Any) -> EngineConfig:

@@ -16,15 +16,16 @@ import httpx
 import openai
 
 from chairlift import AsyncLLM
-from chairlift.server.admission import Admission
-from chairlift.server.api_options import ApiOptions
-from chairlift.server.app import create_app
-from chairlift.server.cors import CorsOptions
-from chairlift.server.drain import DrainingServer
-from chairlift.server.http_protocol import uvicorn_config
-from chairlift.server.keys import KeyRing
-from chairlift.server.limits import ServerLimits
-from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.access.admission import AdmissionController
+from chairlift.server.access.keys import KeyRing
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.http.allowed_hosts import AllowedHosts
+from chairlift.server.http.application import create_app
+from chairlift.server.http.cors import CorsOptions
+from chairlift.server.http.drain import DrainingServer
+from chairlift.server.http.protocol import uvicorn_config
+from chairlift.server.observability.observability_options import ObservabilityOptions
 from chairlift.server.preparation.preparation import PreparationWorkers
 from plain_http import NO_TLS
 
@@ -37,7 +38,7 @@ class RunningServer:
 
     llm: AsyncLLM
     url: str
-    admission: Admission
+    admission: AdmissionController
     uvicorn: DrainingServer
     access_log: Path | None = None
 
@@ -84,14 +85,25 @@ def run_server(
     keys: KeyRing | None = None,
     limits: ServerLimits | None = None,
     api: ApiOptions | None = None,
-    observe: ObserveOptions | None = None,
+    observability: ObservabilityOptions | None = None,
     cors: CorsOptions | None = None,
     tls: ssl.SSLContext | None = None,
     workers: PreparationWorkers | None = None,
+    allowed_hosts: AllowedHosts | None = None,
 ) -> Iterator[RunningServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     limits = limits or ServerLimits()
-    app = create_app(llm, name, keys=keys, limits=limits, api=api, observe=observe, cors=cors, workers=workers)
+    app = create_app(
+        llm,
+        name,
+        keys=keys,
+        limits=limits,
+        api=api,
+        observability=observability,
+        cors=cors,
+        workers=workers,
+        allowed_hosts=allowed_hosts,
+    )
     server = DrainingServer(uvicorn_config(app, limits, tls, log_level="warning"), llm, app.state.admission)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -100,7 +112,9 @@ def run_server(
         time.sleep(0.01)
     scheme = "http" if tls is None else "https"
     url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-    yield RunningServer(llm, url, app.state.admission, server, None if observe is None else observe.access_log)
+    yield RunningServer(
+        llm, url, app.state.admission, server, None if observability is None else observability.access_log
+    )
     server.should_exit = True
     thread.join(timeout=20)
     assert not thread.is_alive()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from chairlift.core.kv_cache_manager import PagedKVCacheManager
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
 from chairlift.request import Request
 
 RANKS = ("token_states", "reserved", "internal")
@@ -48,4 +48,4 @@ def slot_census(manager: Any, running: Iterable[Request], head_lacks_memory: boo
 def is_free(manager: Any, block_id: int) -> bool:
     if isinstance(manager, PagedKVCacheManager):
         return manager.pool.is_free(block_id)
-    return not any(held.piece.start <= block_id < sum(held.piece) for held in manager._held.values())
+    return not any(table.piece.start <= block_id < sum(table.piece) for table in manager._tables.values())

@@ -128,7 +128,7 @@ def test_options_are_there(document: Path) -> None:
     assert sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", prose(document))) - options()) == []
 
 
-@pytest.mark.parametrize("package", ["core", "engine", "worker"])
+@pytest.mark.parametrize("package", ["core", "core/kv", "core/baselines", "engine", "worker"])
 def test_the_architecture_names_every_file(package: str) -> None:
     text = prose(ROOT / "docs" / "architecture.md")
     files = [path.name for path in (ROOT / "src" / "chairlift" / package).glob("[!_]*.py")]

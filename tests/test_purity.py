@@ -28,7 +28,7 @@ SOURCE = Path(chairlift.__file__).parent
 PURE = [
     "chairlift",
     *(f"chairlift.{name}" for name in VOCABULARY),
-    *(f"chairlift.core.{module.name}" for module in pkgutil.iter_modules([str(SOURCE / "core")])),
+    *(module.name for module in pkgutil.walk_packages([str(SOURCE / "core")], "chairlift.core.")),
 ]
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from chairlift import sampling_params, structured_outputs
-from chairlift.batch import index, records, run
 from chairlift.grammar import checker, compiler
 from chairlift.loading import template_process, template_worker
-from chairlift.server.limits import HELP, ServerLimits
+from chairlift.server.access.server_limits import HELP, ServerLimits
+from chairlift.server.api import tokenization
+from chairlift.server.api.protocol import base, item_limits
+from chairlift.server.batch import index, records, run
+from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.worker.memory import format_memory
 
 POLICY = Path(__file__).parent.parent / "SECURITY.md"
@@ -23,13 +26,23 @@ ROW = re.compile(r"^\| `([\w.-]+)` \| (.*?) \|", re.MULTILINE)
 CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     sampling_params: ("MAX_N", "MAX_LOGPROBS", "MAX_STOP_STRINGS", "MAX_LOGIT_BIAS", "MAX_BAD_WORDS"),
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
-    compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED"),
+    compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED", "MAX_MASK_SECONDS"),
+    preparation: ("MAX_SECONDS",),
+    worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
     template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),
     template_process: ("SECONDS",),
     records: ("MAX_LINE_BYTES",),
     index: ("MAX_LINES",),
     run: ("MAX_BYTES_IN_FLIGHT",),
+}
+
+ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
+    item_limits: tuple(name for name in vars(item_limits) if name.startswith("MAX_")),
+    sampling_params: ("MAX_TOKEN_IDS", "MAX_STOP_CHARACTERS", "MAX_BAD_WORD_CHARACTERS"),
+    request_plan: ("MAX_LOGPROB_ENTRIES",),
+    base: ("MAX_FIELDS",),
+    tokenization: ("MAX_CONTEXTS",),
 }
 
 
@@ -49,25 +62,30 @@ def expected() -> dict[str, str]:
         for name, value in limits.items()
         if not isinstance(value, bool)
     }
-    constants = {
+    return options | values_of(CONSTANTS)
+
+
+def values_of(constants: dict[ModuleType, tuple[str, ...]]) -> dict[str, str]:
+    return {
         f"{module.__name__.rpartition('.')[2]}.{name}": shown(name, getattr(module, name))
-        for module, names in CONSTANTS.items()
+        for module, names in constants.items()
         for name in names
     }
-    return options | constants
 
 
-def documented() -> dict[str, str]:
-    section = POLICY.read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition(MARK)[0]
-    return dict(ROW.findall(section))
+def documented() -> tuple[dict[str, str], dict[str, str]]:
+    """The limits of the server, and those on the number of items in a request."""
+    section = POLICY.read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition("\n## ")[0]
+    limits, _, items = section.partition(MARK)
+    return dict(ROW.findall(limits)), dict(ROW.findall(items))
 
 
 def test_the_table_of_limits_is_that_of_the_code() -> None:
-    assert documented() == expected()
+    assert documented()[0] == expected()
 
 
-def test_the_document_has_a_place_for_limits_on_items() -> None:
-    assert POLICY.read_text(encoding="utf-8").count(MARK) == 1
+def test_the_table_of_item_limits_is_that_of_the_code() -> None:
+    assert documented()[1] == values_of(ITEM_CONSTANTS)
 
 
 @pytest.mark.parametrize(

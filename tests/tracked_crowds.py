@@ -15,11 +15,6 @@ from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from fakes import CheckingExecutor, make_engine, make_request
 
 
-def without_static_ahead(options: dict[str, Any]) -> dict[str, Any]:
-    """Static batching has no seats to be ahead of, and refuses the option."""
-    return options if options["batching"] == "continuous" else {**options, "prefill_ahead": 0}
-
-
 class TimedExecutor:
     """Takes a time that depends on the step."""
 
@@ -99,7 +94,6 @@ def started(manager: Any, **options: Any) -> EngineStarted:
         enable_prefix_caching=options.get("enable_prefix_caching", True) and options.get("kv", "paged") == "paged",
         batching=options.get("batching", "continuous"),
         kv_arena=None if options.get("kv", "paged") == "paged" else options.get("arena", "buddy"),
-        prefill_ahead=options.get("prefill_ahead", 0),
         static_batch_size=min(4, options.get("max_num_seqs", 8)) if options.get("batching") == "static" else None,
     )
 
@@ -122,7 +116,6 @@ def check_waits(tracker: RequestTracker, events: EventList) -> Counter[str]:
             for span in spans:
                 steps[span.reason] += span.num_steps
         assert {reason: count for reason, count in steps.items() if count} == event.steps_waited
-        assert (request.steps_stood, request.is_standing) == (event.steps_stood, False)
         check_queue_time(event, [(s.start, s.end) for s in waits[0]])
         total += steps
     return total

@@ -6,7 +6,7 @@ import shlex
 
 import typer
 
-from chairlift.commands.options import ModelOption, takes_engine_options
+from chairlift.commands.options import ModelOption, add_engine_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -21,7 +21,7 @@ def parse_engine_options(flags: list[str]) -> EngineConfig:
     app = typer.Typer(add_completion=False)
 
     @app.command()
-    @takes_engine_options
+    @add_engine_options
     def take(model: ModelOption = None, *, config: EngineConfig) -> None:
         taken.append(config)
 

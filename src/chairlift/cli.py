@@ -11,19 +11,18 @@ from chairlift import __version__
 from chairlift.commands.batch import batch
 from chairlift.commands.bench import bench
 from chairlift.commands.key import key
-from chairlift.commands.observe_options import takes_observe_options
-from chairlift.commands.options import ModelArgument, ModelOption, log_to_stderr, takes_engine_options
+from chairlift.commands.options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.commands.plan import plan
 from chairlift.commands.report import report
-from chairlift.commands.serve_options import takes_serve_options
+from chairlift.commands.serve_options import add_serve_options
 from chairlift.commands.simulate import simulate
 from chairlift.commands.top import top
 from chairlift.config import EngineConfig
 from chairlift.errors import ChairliftError
-from chairlift.server.access import AccessOptions
-from chairlift.server.api_options import ApiOptions
-from chairlift.server.limits import ServerLimits
-from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.observability.observability_options import ObservabilityOptions
 
 app = typer.Typer(
     name="chairlift",
@@ -50,7 +49,7 @@ def common(
 
 
 @app.command()
-@takes_engine_options
+@add_engine_options
 def generate(
     prompt: Annotated[list[str], typer.Argument(help="One or more prompts, answered together.")],
     model: ModelOption = None,
@@ -79,9 +78,8 @@ def generate(
 
 
 @app.command()
-@takes_engine_options
-@takes_serve_options
-@takes_observe_options
+@add_engine_options
+@add_serve_options
 def serve(
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -95,14 +93,14 @@ def serve(
     limits: ServerLimits,
     access: AccessOptions,
     api: ApiOptions,
-    observe: ObserveOptions,
+    observability: ObservabilityOptions,
 ) -> None:
     """Serve an OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages and more."""
     started = time.perf_counter()
     log_to_stderr()
     from chairlift.server.serve import run
 
-    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api, observe)
+    run(config, host, port, served_model_name, watchdog_timeout, started, limits, access, api, observability)
 
 
 app.command()(batch)

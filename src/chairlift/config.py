@@ -58,8 +58,7 @@ class SchedulerConfig:
     """The limits of a batch.
 
     Attributes:
-        max_num_seqs: requests that decode at once (seats).
-        prefill_ahead: requests beyond those whose prompts may be computed before there is a seat for them.
+        max_num_seqs: maximum number of running requests (seats).
         max_num_batched_tokens: tokens computed in one step (the token budget).
         max_model_len: prompt and output tokens of one request.
         scheduling_policy: "fcfs", "priority" (smaller first, then first come) or "fair" (the tenant that had least
@@ -79,12 +78,10 @@ class SchedulerConfig:
     static_batch_size: int = DEFAULT_STATIC_BATCH_SIZE
     static_run_to: str = "batch"
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
-    prefill_ahead: int = 0
 
     def __post_init__(self) -> None:
         _at_least("max_model_len", self.max_model_len, 2)
         _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("prefill_ahead", self.prefill_ahead, 0)
         _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _one_of("batching", self.batching, BATCHINGS)
@@ -100,21 +97,11 @@ class SchedulerConfig:
                 f"static_batch_size={self.static_batch_size} is more than max_num_seqs={self.max_num_seqs} seats: "
                 f"lower the one or raise the other."
             )
-        if self.batching == "static" and self.prefill_ahead:
-            raise ConfigError(
-                f"prefill_ahead={self.prefill_ahead} is for batching=continuous: a static batch has a seat for every "
-                f"member and answers nobody before its end. Leave it out, or choose --batching continuous."
-            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}: "
                 f"a full batch of decodes would not fit one step. Raise the one or lower the other."
             )
-
-    @property
-    def max_num_running(self) -> int:
-        """Requests that hold memory at once: those with a seat, and those ahead of one."""
-        return self.max_num_seqs + self.prefill_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +120,7 @@ class EngineConfig:
         kv_cache_dtype: of K and V in memory: "auto" is bfloat16 with native kernels, else `dtype`; "int8" has a scale
             for each token and head.
         max_model_len: the smaller of the model's context and the pool, if None.
-        max_num_seqs: requests that decode at once (seats).
-        prefill_ahead: requests beyond those that get their memory, their prompt computed and their first token before
-            there is a seat for them, and then stand until there is.
+        max_num_seqs: maximum number of running requests (seats).
         max_num_batched_tokens: the token budget of a step. None: DEFAULT_MAX_NUM_BATCHED_TOKENS, or with native
             kernels and continuous batching as much less as keeps a step short on this machine; max_num_seqs at least.
         kv_cache_memory: bytes for K and V; None is a share of what is free.
@@ -169,7 +154,6 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
-    prefill_ahead: int = 0
     max_num_batched_tokens: int | None = None
     scheduling_policy: str = "fcfs"
     tenant_weights: str | None = None
@@ -244,11 +228,6 @@ class EngineConfig:
         return None if self.dtype in ("auto", "float32") else f"dtype={self.dtype}"
 
     @property
-    def max_num_running(self) -> int:
-        """Requests that hold memory at once: those with a seat, and those ahead of one."""
-        return self.max_num_seqs + self.prefill_ahead
-
-    @property
     def has_prefix_cache(self) -> bool:
         return self.kv == "paged" and self.enable_prefix_caching is not False
 
@@ -282,5 +261,4 @@ class EngineConfig:
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
             tenant_weights=_parse_weights(self.tenant_weights),
-            prefill_ahead=self.prefill_ahead,
         )

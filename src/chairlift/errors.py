@@ -43,3 +43,14 @@ class OverloadedError(ChairliftError, RuntimeError):
         super().__init__(message)
         self.retry_after = retry_after
         self.code = code
+
+
+class EngineUnavailableError(EngineDeadError, OverloadedError):
+    """The engine died and cannot be started again for now; starts go on, so a request may be sent again later.
+
+    Args:
+        retry_after: seconds until the next start.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        OverloadedError.__init__(self, message, retry_after, "engine_unavailable")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
 from chairlift.output_files import unwritable
+from chairlift.request import Request
 
 logger = logging.getLogger("chairlift")
 
@@ -26,7 +27,6 @@ class EngineStarted:
     """The first event of a log: the limits under which everything after it happened.
 
     Attributes:
-        max_num_seqs: seats; prefill_ahead: requests that may run beyond them, until their prompts are computed.
         static_batch_size, static_run_to: None unless `batching` is "static"; kv_arena: None where `kv` is "paged".
         kernels: "native", "torch" or "reference"; kv_cache_dtype: of K and V; quantization: as asked for; "" or None
             where no model computes.
@@ -54,7 +54,6 @@ class EngineStarted:
     quantization: str | None = None
     weight_bytes: int = 0
     kv_bytes_per_slot: int = 0
-    prefill_ahead: int = 0
     schema_version: int = SCHEMA_VERSION
 
 
@@ -74,6 +73,21 @@ class RequestArrived:
     output_len: int | None = None
     tenant: str = ""
     step: int = 0
+
+    @classmethod
+    def of(cls, request: Request, step: int) -> RequestArrived:
+        """The event of a request that arrives before the step is planned."""
+        return cls(
+            time=request.arrival_time,
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_total_tokens - request.num_prompt_tokens,
+            priority=request.priority,
+            leader_id=request.leader_id,
+            output_len=request.output_len,
+            tenant=request.tenant,
+            step=step,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +145,8 @@ class Step:
         admitted, preempted: by the schedule of this step; finished: by its result.
         new_blocks: block ids that each request received; the whole table when it is admitted.
         num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
-        standing: of those that run, whom it computes nothing for because all seats are taken, in the order of seating.
         token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
-            `core.accounting`; reserved and internal are split by `max_tokens`, since nobody knows yet what will come.
+            `core.kv.accounting`; reserved and internal are split by `max_tokens`.
         shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
         wait_reason: why the head of the queue, `head_id`, is not in it; None if nobody waits.
     """
@@ -165,7 +178,6 @@ class Step:
     saved: int = 0
     wait_reason: str | None = None
     head_id: str | None = None
-    standing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +206,29 @@ class RequestFinished:
     kv_slot_seconds_held: float = 0.0
     kv_slot_seconds_used: float = 0.0
     step: int = 0
-    steps_stood: int = 0
+
+    @classmethod
+    def of(cls, request: Request, now: float, step: int) -> RequestFinished:
+        """The event of a request that leaves at `now`, before the step is planned."""
+        assert request.finish_reason is not None
+        return cls(
+            time=now,
+            request_id=request.request_id,
+            finish_reason=request.finish_reason.value,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            arrival_time=request.arrival_time,
+            first_scheduled_time=request.first_scheduled_time,
+            first_token_time=request.first_token_time,
+            steps_waited=request.steps_waited,
+            num_recomputed_tokens=request.num_recomputed_tokens,
+            num_padding_tokens=request.num_padding_tokens,
+            kv_slot_seconds_held=request.kv_slot_seconds_held,
+            kv_slot_seconds_used=request.kv_slot_seconds_used,
+            step=step,
+        )
 
 
 Event = EngineStarted | RequestArrived | RequestQueued | RequestRefused | RequestWaiting | Step | RequestFinished
@@ -293,8 +327,7 @@ class EventFile:
                 if self._queue.empty():
                     self._file.flush()
             except OSError as error:
-                self.error = error
-                logger.warning("the event log %s is cut short: %s", self._file.name, error)
+                self._cut_short(error)
 
     def close(self) -> None:
         """Write what is queued and close the file."""
@@ -303,7 +336,12 @@ class EventFile:
         try:
             self._file.close()
         except OSError as error:
-            self.error = self.error or error
+            self._cut_short(error)
+
+    def _cut_short(self, error: OSError) -> None:
+        if self.error is None:
+            self.error = error
+            logger.warning("the event log %s is cut short: %s", self._file.name, error)
 
 
 def open_event_log(path: Path | None) -> EventFile | None:

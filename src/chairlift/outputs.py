@@ -126,7 +126,6 @@ class RequestStats:
     Attributes:
         steps_waited: reason (see `request.WaitReason`) -> steps that began while it was not admitted for it; whoever
             stands behind the head of the queue waits for the head's reason.
-        steps_stood: steps that computed nothing for it although it ran, because all seats were taken (prefill_ahead).
         num_recomputed_tokens: computed again after a preemption.
         num_padding_tokens: computed for its row of a static batch, beside its own.
         kv_slot_seconds_held: slots that it held, summed over time; kv_slot_seconds_used: of those, written, and still
@@ -138,7 +137,6 @@ class RequestStats:
     num_padding_tokens: int
     kv_slot_seconds_held: float
     kv_slot_seconds_used: float
-    steps_stood: int = 0
 
     @classmethod
     def total(cls, parts: Sequence[RequestStats]) -> RequestStats:
@@ -152,7 +150,6 @@ class RequestStats:
             sum(part.num_padding_tokens for part in parts),
             sum(part.kv_slot_seconds_held for part in parts),
             sum(part.kv_slot_seconds_used for part in parts),
-            sum(part.steps_stood for part in parts),
         )
 
 
@@ -178,6 +175,15 @@ class EngineCoreOutput(NamedTuple):
     stats: RequestStats | None = None
     error: str | None = None
     error_param: str | None = None
+
+
+def attach_prompt_logprobs(
+    outputs: list[EngineCoreOutput], prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]]
+) -> list[EngineCoreOutput]:
+    """Attach prompt logprobs by request id. A chunk that sampled no token gets an output of its own."""
+    pending = dict(prompt_logprobs)
+    outputs = [o._replace(prompt_logprobs=pending.pop(o.request_id, None)) for o in outputs]
+    return outputs + [EngineCoreOutput(rid, [], prompt_logprobs=entry) for rid, entry in pending.items()]
 
 
 @dataclass(slots=True)

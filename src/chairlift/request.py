@@ -26,6 +26,7 @@ from __future__ import annotations
 import enum
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
+from chairlift.outputs import EngineCoreOutput, NewRequest, RequestStats, RequestTimes
 from chairlift.sampling_params import SamplingParams
 
 
@@ -51,14 +52,13 @@ class FinishReason(enum.StrEnum):
 class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
-    SEATS: max_num_seqs are running, and with prefill_ahead the places beyond them are taken too, or those with a seat
-    leave no tokens or no memory to spare, or it has its first token already; or a static batch has its
-    static_batch_size. MEMORY: too few free blocks; for a static batch, with all members at their worst.
-    SIBLING_PREFILL: it will share the blocks of a sibling whose prompt is not computed yet. PENDING_TOKEN: it was
-    preempted and its last token is still on its way from the device. PREEMPTION: a running request was preempted in
-    this step, so nobody is admitted. BATCH: it came, or came to the head of the queue, when a static batch was closed
-    already. Whoever was refused when the batch closed keeps that reason while it runs. FAIRNESS: it is another tenant's
-    turn, which had less service; the head of the queue, who is that tenant's, has the reason why nobody is admitted.
+    SEATS: max_num_seqs are running, or a static batch has its static_batch_size. MEMORY: too few free blocks; for a
+    static batch, with all members at their worst. SIBLING_PREFILL: it will share the blocks of a sibling whose prompt
+    is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way from the device.
+    PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: it came, or came to the head
+    of the queue, when a static batch was closed already. Whoever was refused when the batch closed keeps that reason
+    while it runs. FAIRNESS: it is another tenant's turn, which had less service; the head of the queue, who is that
+    tenant's, has the reason why nobody is admitted.
     """
 
     SEATS = "seats"
@@ -125,7 +125,6 @@ class Request:
     wait_reason: WaitReason | None = field(default=None, init=False)
     wait_mark: dict[str, int] = field(default_factory=dict, init=False)
     steps_waited: dict[str, int] = field(default_factory=dict, init=False)
-    steps_stood: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     recompute_until: int = field(default=0, init=False)
     num_recomputed_tokens: int = field(default=0, init=False)
@@ -152,6 +151,100 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+    def advance(self, count: int, now: float) -> int:
+        """Count the next `count` tokens as computed; returns how many of them are recomputed after a preemption."""
+        start = self.num_computed_tokens
+        end = self.num_computed_tokens = start + count
+        self.write_moment += count * now
+        num_recomputed = max(0, min(end, self.recompute_until) - start)
+        self.num_recomputed_tokens += num_recomputed
+        return num_recomputed
+
+    def append_sampled(self, tokens: list[int]) -> list[int]:
+        """Append the value of the oldest pending token, and tokens beyond it if a step sampled several.
+
+        Returns the appended tokens: up to the first stop token, which is kept, or to the length limit.
+        """
+        if len(tokens) > 1 or tokens[0] in self.stop_token_ids:
+            tokens = self._until_stop(tokens)
+        self.token_ids += tokens
+        self.num_pending_tokens -= 1
+        self.num_tokens = len(self.token_ids) + self.num_pending_tokens
+        return tokens
+
+    def _until_stop(self, tokens: list[int]) -> list[int]:
+        tokens = tokens[: self.end_total_tokens - len(self.token_ids)]
+        for index, token in enumerate(tokens):
+            if token in self.stop_token_ids:
+                self.stop_token_id = token
+                return tokens[: index + 1]
+        return tokens
+
+    def drop_pending(self) -> None:
+        """Remove the oldest pending token, which never gets a value."""
+        self.num_pending_tokens -= 1
+        self.num_tokens -= 1
+
+    def start_holding(self, now: float) -> None:
+        """Start to count slot-seconds of the slots that were allocated."""
+        self.hold_moment = self.num_slots * now
+        self.write_moment = self.num_computed_tokens * now
+
+    def stop_holding(self, now: float) -> None:
+        """Add the slot-seconds of the slots that are about to be freed."""
+        used_until = now if self.done_time is None else self.done_time
+        self.kv_slot_seconds_held += self.num_slots * now - self.hold_moment
+        self.kv_slot_seconds_used += self.num_computed_tokens * used_until - self.write_moment
+
+    def introduction(self, block_ids: list[int]) -> NewRequest:
+        """What the executor receives when the request joins the batch, with a copy of its block table."""
+        return NewRequest(
+            request_id=self.request_id,
+            token_ids=list(self.token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            block_ids=block_ids,
+            sampling_params=self.sampling_params,
+            seed=self.seed,
+            stop_token_ids=sorted(self.stop_token_ids),
+        )
+
+    def timeout_output(self) -> EngineCoreOutput:
+        """The last output of a request whose deadline has passed."""
+        assert self.deadline is not None
+        seconds = round(self.deadline - self.arrival_time, 3)
+        return EngineCoreOutput(
+            self.request_id,
+            [],
+            finish_reason=FinishReason.TIMEOUT.value,
+            num_preemptions=self.num_preemptions,
+            error=f"the timeout of {seconds:g} s passed when {self.num_output_tokens} output tokens were computed: "
+            f"allow more time, or ask for fewer tokens",
+            error_param="timeout",
+        )
+
+    def last_output(self, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
+        """The output with all that is set in the last one of a request that finishes at `now`."""
+        assert self.finish_reason is not None
+        return output._replace(
+            finish_reason=self.finish_reason.value,
+            stop_token_id=self.stop_token_id,
+            times=self.times(finished=now),
+            stats=self._stats(),
+        )
+
+    def times(self, finished: float | None = None) -> RequestTimes:
+        return RequestTimes(self.arrival_time, self.first_scheduled_time, self.first_token_time, finished)
+
+    def _stats(self) -> RequestStats:
+        return RequestStats(
+            steps_waited=self.steps_waited,
+            num_recomputed_tokens=self.num_recomputed_tokens,
+            num_padding_tokens=self.num_padding_tokens,
+            kv_slot_seconds_held=self.kv_slot_seconds_held,
+            kv_slot_seconds_used=self.kv_slot_seconds_used,
+        )
 
     def __repr__(self) -> str:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ MAX_STOP_CHARACTERS = 16 << 10
 
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
-MAX_BAD_WORD_CHARACTERS = 64 << 10
+MAX_BAD_WORD_CHARACTERS = 8 << 10
 """Characters of all bad words of one request."""
 
 MAX_TOKEN_IDS = 1 << 19
@@ -62,6 +62,16 @@ def _check_characters(name: str, texts: Sequence[str], limit: int) -> None:
         raise RequestError(f"{name} must hold at most {limit} characters in all, got {total}: shorten it", name)
 
 
+def _check_unicode(name: str, strings: Iterable[str]) -> None:
+    for text in strings:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError(
+                f"{name} must be valid Unicode text, and a surrogate without its pair is not, got {text!r:.100}", name
+            ) from None
+
+
 def _stop_strings(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
@@ -73,6 +83,7 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     if any(not s for s in strings):
         raise RequestError("stop must not hold an empty string: it would end every answer at once", "stop")
     _check_characters("stop", strings, MAX_STOP_CHARACTERS)
+    _check_unicode("stop", strings)
     return tuple(strings)
 
 
@@ -87,6 +98,7 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     _check_characters("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
         raise RequestError("bad_words must not hold an empty word or one of spaces alone", "bad_words")
+    _check_unicode("bad_words", (word for word in words if isinstance(word, str)))
     return words
 
 

@@ -78,10 +78,6 @@ def test_report(tiny_model_dir: TinyModel) -> None:
     ("engine", "problem"),
     [
         ({"max_num_seqs": 2}, "batch_size=3 .* do not fit max_num_seqs seats at once: 2 run"),
-        (
-            {"max_num_seqs": 1, "prefill_ahead": 3},
-            "batch_size=3 .* do not fit max_num_seqs seats at once: 2 of them stood ahead of one",
-        ),
         ({"num_kv_blocks": 3, "block_size": 8}, "batch_size=3 .* do not fit the KV pool at once: 1 run"),
         ({"num_kv_blocks": 7, "block_size": 4, "enable_prefix_caching": False}, "batch_size=3 .*the KV pool"),
     ],

@@ -1,4 +1,4 @@
-"""Deadlines: whoever's has passed ends at once, is told so, and gives its memory back."""
+"""Deadlines: an expired request finishes at once with an error, and its memory is freed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def clock_of(core: EngineCore) -> VirtualClock:
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])
-def test_a_running_request_ends_when_its_deadline_passes(batching: str) -> None:
+def test_a_running_request_finishes_when_its_deadline_passes(batching: str) -> None:
     core, manager, _, events = make_engine(batching=batching)
     core.add(make_request("late", [1, 2, 3], max_tokens=50, deadline=2.0))
     core.add(make_request("stays", [4, 5], max_tokens=6))
@@ -25,10 +25,10 @@ def test_a_running_request_ends_when_its_deadline_passes(batching: str) -> None:
     clock_of(core).advance(1.999)
     assert not any(output.finish_reason for output in core.step())
     clock_of(core).advance(0.001)
-    (told,) = core.step()
-    assert (told.request_id, told.finish_reason, told.error_param) == ("late", "timeout", "timeout")
-    assert told.error is not None
-    assert "2 s passed when 2 output tokens" in told.error
+    (output,) = core.step()
+    assert (output.request_id, output.finish_reason, output.error_param) == ("late", "timeout", "timeout")
+    assert output.error is not None
+    assert "2 s passed when 2 output tokens" in output.error
     answers = run_to_end(core)
     assert set(answers) == {"stays"}
     assert manager.num_free_blocks == manager.num_blocks
@@ -58,7 +58,7 @@ def test_an_engine_whose_last_request_expires_is_idle() -> None:
         assert core.scheduler.is_idle
 
 
-def test_a_request_that_was_in_time_is_left_alone() -> None:
+def test_a_request_that_finished_in_time_does_not_expire() -> None:
     core, _, _, _ = make_engine()
     core.add(make_request("a", [1, 2], max_tokens=2, deadline=3.0))
     assert len(run_to_end(core)["a"]) == 2

@@ -4,8 +4,8 @@ import pytest
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.request_queue import FCFS, RequestQueue
 from chairlift.core.scheduler import Scheduler
+from chairlift.core.scheduling_policies import FCFSPolicy, RequestQueue
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestRefused, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput
@@ -33,7 +33,7 @@ def test_the_seat_of_a_finished_request_is_taken_in_the_very_next_step() -> None
     assert manager.num_free_blocks == manager.num_blocks
 
 
-def test_a_long_prompt_is_chunked_and_decodes_go_on_beside_it() -> None:
+def test_a_long_prompt_is_chunked_beside_decodes() -> None:
     core, _, executor, _ = make_engine(max_num_batched_tokens=10)
     core.add(make_request("short", [1, 2], max_tokens=12))
     core.step()
@@ -44,7 +44,7 @@ def test_a_long_prompt_is_chunked_and_decodes_go_on_beside_it() -> None:
     assert all(out.num_scheduled_tokens.get("short", 0) == 1 for out in executor.outputs[1:12])
 
 
-def test_a_resumed_long_request_of_higher_rank_leaves_a_token_to_each_decode() -> None:
+def test_a_long_request_of_higher_priority_leaves_a_token_to_each_decode() -> None:
     core, _, executor, _ = make_engine(max_num_batched_tokens=8, max_num_seqs=4, scheduling_policy="priority")
     for name in "abc":
         core.add(make_request(name, [ord(name)], max_tokens=9, priority=5))
@@ -71,7 +71,7 @@ def test_the_latest_is_preempted_and_recomputed_to_the_same_tokens() -> None:
     assert manager.num_free_blocks == manager.num_blocks
 
 
-def test_priority_admits_the_urgent_first_and_preempts_the_others() -> None:
+def test_priority_admits_smaller_priorities_first() -> None:
     core, _, _, events = make_engine(max_num_seqs=1, scheduling_policy="priority")
     core.add(make_request("low", [1], max_tokens=2, priority=9))
     core.add(make_request("high", [2], max_tokens=2, priority=1))
@@ -106,7 +106,7 @@ def test_a_free_seat_is_taken_even_while_a_long_prompt_takes_the_budget() -> Non
     assert answers["long"] == expected_tokens(list(range(20)), 3)
 
 
-def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on() -> None:
+def test_a_request_that_can_never_fit_is_rejected_and_the_others_continue() -> None:
     core, _, _, events = make_engine(num_blocks=4, block_size=4)
     core.add(make_request("a", [1, 2], max_tokens=3))
     with pytest.raises(RequestError, match=r"can never fit.*whole pool has 4"):
@@ -119,7 +119,7 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on() -> None:
     assert [type(e) for e in events.events].count(RequestRefused) == 3
 
 
-def test_a_stop_token_ends_the_answer_and_is_reported() -> None:
+def test_a_stop_token_finishes_the_request_and_is_reported() -> None:
     tokens = expected_tokens([1, 2], 8)
     core, _, _, _ = make_engine()
     core.add(make_request("a", [1, 2], max_tokens=8, stop_token_ids=[tokens[3]]))
@@ -135,7 +135,7 @@ def test_a_stop_token_ends_the_answer_and_is_reported() -> None:
 
 
 @pytest.mark.parametrize("when", ["waiting", "running", "parked"])
-def test_abort_frees_at_once_wherever_the_request_is(when: str) -> None:
+def test_abort_frees_memory_at_once_in_every_state(when: str) -> None:
     core, manager, _, events = make_engine(max_num_seqs=1, max_num_batched_tokens=4)
     core.add(make_request("a", list(range(12)), max_tokens=4))
     core.add(make_request("sibling", list(range(12)), max_tokens=4, leader_id="a"))
@@ -152,27 +152,27 @@ def test_abort_frees_at_once_wherever_the_request_is(when: str) -> None:
     assert reasons[victim] == "abort"
 
 
-def test_a_blocked_head_is_looked_at_again_only_when_something_was_freed_or_cached() -> None:
+def test_allocation_for_a_blocked_head_is_tried_again_only_after_a_block_was_freed_or_cached() -> None:
     core, manager, _, _ = make_engine(num_blocks=12, max_num_seqs=2, enable_prefix_caching=False)
     core.add(make_request("a", list(range(9)), max_tokens=30))
     core.add(make_request("b", list(range(40)), max_tokens=4))
-    admissions = 0
-    admit = manager.admit
+    attempts = 0
+    allocate = manager.allocate
 
     def counting(request: Request) -> bool:
-        nonlocal admissions
-        admissions += 1
-        return admit(request)
+        nonlocal attempts
+        attempts += 1
+        return allocate(request)
 
-    manager.admit = counting  # type: ignore[method-assign]
+    manager.allocate = counting  # type: ignore[method-assign]
     for _ in range(20):
         core.step()
-    assert admissions == 2
+    assert attempts == 2
     assert run_to_end(core).keys() == {"a", "b"}
-    assert admissions == 3
+    assert attempts == 3
 
 
-def test_a_reused_id_never_shares_the_blocks_of_its_earlier_owner() -> None:
+def test_a_reused_id_never_shares_the_blocks_of_the_earlier_request() -> None:
     core, _, _, _ = make_engine(enable_prefix_caching=False, max_num_seqs=1)
     core.add(make_request("x", list(range(18)), max_tokens=1))
     core.add(make_request("sibling", list(range(18)), max_tokens=3, leader_id="x"))
@@ -205,7 +205,7 @@ def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: boo
     core.add(make_request("x-0", prompt, max_tokens=4))
     for index in (1, 2):
         core.add(make_request(f"x-{index}", prompt, max_tokens=4, leader_id="x-0"))
-    sibling = core.scheduler.get("x-1")
+    sibling = core.scheduler.unfinished.get("x-1")
     assert sibling is not None
     core.step()
     core.step()
@@ -218,7 +218,7 @@ def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: boo
     assert manager.num_free_blocks == manager.num_blocks
 
 
-def test_when_the_leader_is_aborted_the_next_sibling_leads() -> None:
+def test_when_the_leader_is_aborted_the_next_sibling_becomes_the_leader() -> None:
     core, _, executor, _ = make_engine(max_num_batched_tokens=8)
     prompt = list(range(18))
     core.add(make_request("x-0", prompt, max_tokens=2))
@@ -264,11 +264,12 @@ def test_the_budget_must_hold_a_full_batch() -> None:
         SchedulerConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=4)
 
 
-def test_without_a_listener_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_event_sink_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     core, manager, _, _ = make_engine()
     silent = Scheduler(SchedulerConfig(64, 8, 32), manager)
-    for name in ("Step", "RequestArrived", "RequestFinished", "RequestWaiting"):
-        monkeypatch.setattr(f"chairlift.core.step_plan.{name}", None)
+    names = ("scheduler.RequestArrived", "scheduler.RequestFinished", "wait_log.RequestWaiting", "running_batch.Step")
+    for name in names:
+        monkeypatch.setattr(f"chairlift.core.{name}", None)
     quiet = EngineCore(silent, core._executor, core._clock)
     for index in range(12):
         quiet.add(make_request(str(index), [1, 2, 3], max_tokens=3))
@@ -276,7 +277,7 @@ def test_without_a_listener_no_event_is_built(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_discarded_entries_of_the_queue_do_not_pile_up() -> None:
-    queue = RequestQueue(FCFS().key)
+    queue = RequestQueue(FCFSPolicy().key)
     requests = [make_request(str(i), [1]) for i in range(1000)]
     for index, request in enumerate(requests):
         request.arrival_index = index
@@ -289,10 +290,16 @@ def test_discarded_entries_of_the_queue_do_not_pile_up() -> None:
     assert queue.peek() is requests[0]
 
 
-def test_an_abort_names_its_reason() -> None:
+def test_an_abort_reports_its_reason() -> None:
     core, _, _, events = make_engine()
     core.add(make_request("a", [1]))
     core.step()
     core.abort("a", FinishReason.STOP)
     (finished,) = [e for e in events.events if isinstance(e, RequestFinished)]
     assert finished.finish_reason == "stop"
+
+
+def test_a_policy_that_the_configuration_does_not_name_is_not_used() -> None:
+    _, manager, _, _ = make_engine()
+    with pytest.raises(AssertionError, match="the policy that the configuration names"):
+        Scheduler(SchedulerConfig(64, 8, 32, batching="static"), manager)

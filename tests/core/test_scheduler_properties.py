@@ -1,25 +1,23 @@
-"""Whatever comes, in whatever order: budgets hold, nothing is lost, and the tokens are those of running alone."""
+"""Random schedules: limits hold, no request is lost, and every request gets the same tokens as when it runs alone."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from chairlift.config import KV_ARENAS
-from chairlift.core import batching as batching_rules
-from chairlift.core.accounting import account
-from chairlift.core.arena import ARENAS
-from chairlift.core.batching import SPARED_TOKENS
+from chairlift.core.baselines.arena import ARENAS
+from chairlift.core.kv.accounting import slot_usage
 from chairlift.errors import RequestError
 from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import RequestStatus, WaitReason
 from fakes import collect, expected_tokens, make_engine, make_request
+from kv_invariants import check_manager
 from slot_census import slot_census
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
@@ -32,8 +30,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 24),
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 4),
-        prefill_ahead=st.integers(0, 5),
-        spared_tokens=st.sampled_from([0, 4, SPARED_TOKENS]),
         extra_budget=st.integers(0, 8),
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         caching=st.booleans(),
@@ -47,8 +43,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
-        prefill_ahead: int,
-        spared_tokens: int,
         extra_budget: int,
         policy: str,
         caching: bool,
@@ -57,7 +51,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         arena: str,
         batching: tuple[str, str],
     ) -> None:
-        batching_rules.SPARED_TOKENS = spared_tokens  # type: ignore[misc]
         self.kv = kv
         self.is_fair = policy == "fair"
         self.largest_piece = num_blocks if kv == "paged" else ARENAS[arena](num_blocks).largest_piece
@@ -76,12 +69,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             arena=arena,
             batching=batching[0],
             static_run_to=batching[1],
-            prefill_ahead=prefill_ahead if batching[0] == "continuous" else 0,
         )
         self.plan_step = self.core.scheduler.schedule
         self.core.scheduler.schedule = self.schedule  # type: ignore[method-assign]
         self.waited: dict[str, Counter[str]] = {}
-        self.stood: Counter[str] = Counter()
         self.answers: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
         self.aborted: set[str] = set()
@@ -154,7 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.add(prompt, max_tokens, leader=leader)
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """Plans a step, and counts it for everybody who is not in it."""
+        """Plan a step, and count it for every request that waits."""
         scheduler = self.core.scheduler
         parked = set(self.with_status(RequestStatus.PARKED))
         output = self.plan_step(now)
@@ -165,24 +156,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             for name in set(self.with_status(RequestStatus.WAITING)) - parked:
                 assert plan.wait_reason is not None, "every wait has a reason"
                 assert plan.head is not None
-                request = scheduler.get(name)
-                assert request is not None
-                has_turn = not self.is_fair or request.tenant == plan.head.tenant
+                has_turn = not self.is_fair or scheduler.unfinished[name].tenant == plan.head.tenant
                 self.waited[name][plan.wait_reason.value if has_turn else "fairness"] += 1
-            self.count_standing(output)
         return output
 
-    def count_standing(self, output: SchedulerOutput) -> None:
-        """Who runs behind the seats, and gets nothing."""
-        running = self.core.scheduler._batch.running
-        for request in running[self.executor.max_num_seqs :]:
-            has_more = request.num_tokens < request.end_total_tokens
-            if has_more and request.request_id not in output.num_scheduled_tokens:
-                self.stood[request.request_id] += 1
-
     def with_status(self, status: RequestStatus) -> list[str]:
-        requests = map(self.core.scheduler.get, self.core.scheduler.unfinished_ids())
-        return [request.request_id for request in requests if request is not None and request.status is status]
+        requests = self.core.scheduler.unfinished.values()
+        return [request.request_id for request in requests if request.status is status]
 
     @rule()
     def step(self) -> None:
@@ -193,53 +173,44 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.step()
 
-    @precondition(lambda self: self.core.scheduler.unfinished_ids())
+    @precondition(lambda self: self.core.scheduler.unfinished)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.core.scheduler.unfinished_ids()))
-        request = self.core.scheduler.get(name)
-        assert request is not None
-        is_done = request.finish_reason is not None
+        name = data.draw(st.sampled_from(list(self.core.scheduler.unfinished)))
+        is_done = self.core.scheduler.unfinished[name].finish_reason is not None
         assert self.core.abort(name) is not is_done
         if not is_done:
             self.aborted.add(name)
 
     @invariant()
-    def everything_adds_up(self) -> None:
+    def counts_and_limits_hold(self) -> None:
         scheduler = self.core.scheduler
-        self.manager.check()
-        requests = [scheduler.get(name) for name in scheduler.unfinished_ids()]
-        running = [r for r in requests if r is not None and r.status is RequestStatus.RUNNING]
-        assert scheduler.num_running == len(running) <= self.executor.max_num_running
+        check_manager(self.manager)
+        requests = scheduler.unfinished.values()
+        running = [r for r in requests if r.status is RequestStatus.RUNNING]
+        assert scheduler.num_running == len(running) <= self.executor.max_num_seqs
         assert scheduler.num_waiting == len(requests) - len(running)
         for request in requests:
-            assert request is not None
             assert len(request.token_ids) + request.num_pending_tokens == request.num_tokens
             assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
             assert request.num_computed_tokens <= request.num_slots or request not in running
 
     @invariant()
-    def every_slot_is_counted_once_and_rightly(self) -> None:
+    def every_slot_is_counted_once_and_correctly(self) -> None:
         running = self.core.scheduler._batch.running
         for reason, lacks_memory in ((None, False), (WaitReason.SEATS, False), (WaitReason.MEMORY, True)):
-            counted = account(running, self.manager, reason)
-            assert asdict(counted) == slot_census(self.manager, running, lacks_memory)
+            counted = slot_usage(running, self.manager, reason)
+            assert counted._asdict() == slot_census(self.manager, running, lacks_memory)
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
-        try:
-            self.check_end()
-        finally:
-            batching_rules.SPARED_TOKENS = SPARED_TOKENS  # type: ignore[misc]
-
-    def check_end(self) -> None:
         for _ in range(5000):
             if not self.core.has_work:
                 break
             self.step()
-        assert not self.core.has_work, "unfinished work always progresses"
-        self.manager.check()
+        assert not self.core.has_work, "unfinished requests always progress"
+        check_manager(self.manager)
         assert self.manager.num_free_blocks == self.manager.num_blocks
         for name, tokens in self.expected.items():
             answer = self.answers.get(name, [])
@@ -254,11 +225,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sorted(arrived) == sorted(finished) == sorted(self.expected)
         assert len(arrived) + len(refused) == self.count
         assert {e.request_id: e.steps_waited for e in events if isinstance(e, RequestFinished)} == self.waited
-        assert Counter({e.request_id: e.steps_stood for e in events if isinstance(e, RequestFinished)}) == self.stood
         log = [e for e in events if isinstance(e, Step)]
-        assert Counter(name for e in log for name in e.standing) == self.stood
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))
-        # A preemption is told with the next step that computes anything; aborts may leave none.
+        # A preemption is reported with the next planned step; after aborts there may be none.
         assert sum(len(e.preempted) for e in log) + len(self.core.scheduler._batch.preempted) == counted
         assert [e.step for e in log] == list(range(len(log)))
         num_slots = self.manager.num_blocks * self.manager.block_size
@@ -278,25 +247,18 @@ TestSchedulerMachine.settings = settings(max_examples=250, stateful_step_count=4
     blocks=st.integers(24, 60),
     caching=st.booleans(),
     steps_ahead=st.integers(0, 1),
-    prefill_ahead=st.integers(0, 5),
 )
 @settings(max_examples=80, deadline=None)
-def test_tokens_do_not_depend_on_budget_pool_cache_or_crowd(
-    requests: list[tuple[list[int], int]],
-    budget: int,
-    blocks: int,
-    caching: bool,
-    steps_ahead: int,
-    prefill_ahead: int,
+def test_tokens_do_not_depend_on_budget_pool_cache_or_other_requests(
+    requests: list[tuple[list[int], int]], budget: int, blocks: int, caching: bool, steps_ahead: int
 ) -> None:
     core, _, _, _ = make_engine(
         num_blocks=blocks,
         block_size=1,
-        max_num_seqs=6 - prefill_ahead,
+        max_num_seqs=6,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
         steps_ahead=steps_ahead,
-        prefill_ahead=prefill_ahead,
     )
     for index, (prompt, max_tokens) in enumerate(requests):
         core.add(make_request(str(index), prompt, max_tokens))

@@ -16,8 +16,8 @@ import pytest
 from chairlift.events import EngineStarted
 from chairlift.metrics.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.metrics.tracker import RequestTracker
-from chairlift.server.observatory import ENGINE_GAUGES
-from chairlift.server.observe_options import ACCESS_LOG_FORMATS
+from chairlift.server.observability.engine_observer import ENGINE_GAUGES
+from chairlift.server.observability.observability_options import ACCESS_LOG_FORMATS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "chairlift.service"

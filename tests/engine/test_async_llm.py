@@ -14,6 +14,7 @@ from chairlift.engine.output_processor import AnswerBuilder
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.events import Event, Step
 from chairlift.outputs import RequestOutput
+from tiny_engine import tiny_options
 
 Make = Callable[..., AsyncLLM]
 
@@ -55,6 +56,23 @@ async def until_idle(llm: AsyncLLM) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the engine did not become idle")
+
+
+def test_special_tokens_in_messages_are_text_unless_they_are_allowed(tmp_path: Path) -> None:
+    llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
+    begin = llm.engine.tokenizer.token_to_id("<s>")
+
+    async def prompt(**options: Any) -> list[int]:
+        messages = [{"role": "user", "content": "a<s>"}]
+        outputs = [output async for output in llm.chat(messages, forced(1), **options)]
+        return outputs[0].prompt_token_ids
+
+    async def main() -> None:
+        assert begin not in await prompt()
+        assert begin in await prompt(allow_special_tokens_in_content=True)
+        await llm.aclose()
+
+    asyncio.run(main())
 
 
 def test_many_streams_give_what_each_gives_alone(make_llm: Make) -> None:

@@ -83,7 +83,6 @@ class Squeeze:
     kv: str = "paged"
     enable_prefix_caching: bool = True
     max_num_seqs: int = 8
-    prefill_ahead: int = 0
     budget_per_seq: int = 8
     block_size: int = 4
     spare_blocks: int = 0
@@ -100,7 +99,6 @@ class Squeeze:
             "kv": self.kv,
             "enable_prefix_caching": self.enable_prefix_caching if self.kv == "paged" else None,
             "max_num_seqs": self.max_num_seqs,
-            "prefill_ahead": self.prefill_ahead if self.batching == "continuous" else 0,
             "max_num_batched_tokens": self.max_num_seqs * self.budget_per_seq,
             "max_model_len": longest,
             "block_size": self.block_size,
@@ -119,7 +117,6 @@ squeezes = st.builds(
     kv=st.sampled_from(KV_POLICIES),
     enable_prefix_caching=st.booleans(),
     max_num_seqs=st.integers(1, 9),
-    prefill_ahead=st.integers(0, 9),
     budget_per_seq=st.integers(1, 40),
     block_size=st.integers(1, 70),
     spare_blocks=st.integers(0, SPARE_BLOCKS),
@@ -143,11 +140,7 @@ def asks(low: int, high: int) -> st.SearchStrategy[Ask]:
 
 
 CROWD = [Ask(20 + 3 * i, 20, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)]
-SQUEEZES = {
-    "preemptions": Squeeze(),
-    "padding": Squeeze("static", "exact", spare_blocks=SPARE_BLOCKS),
-    "standing": Squeeze(max_num_seqs=2, prefill_ahead=9, spare_blocks=SPARE_BLOCKS),
-}
+SQUEEZES = {"preemptions": Squeeze(), "padding": Squeeze("static", "exact", spare_blocks=SPARE_BLOCKS)}
 
 
 def crowd(case: Case, tiny_model_dir: Callable[..., Path]) -> Crowd:
@@ -178,14 +171,13 @@ def test_nobody_notices_the_crowd(name: str, tiny_model_dir: Callable[..., Path]
     @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @example(SQUEEZES["preemptions"], CROWD)
     @example(SQUEEZES["padding"], CROWD)
-    @example(SQUEEZES["standing"], CROWD)
     @given(squeezes, st.lists(asks(1, 90), min_size=1, max_size=9))
     def in_any_crowd(squeeze: Squeeze, requests: list[Ask]) -> None:
         check(model, squeeze, requests)
 
     in_any_crowd()
     happened = model.happened
-    assert all(happened[kind] for kind in ("preemptions", "padding", "chunks", "prefix hits", "stands")), happened
+    assert all(happened[kind] for kind in ("preemptions", "padding", "chunks", "prefix hits")), happened
 
 
 @pytest.mark.parametrize("name", LONG_CASES)

@@ -28,7 +28,6 @@ SQUEEZES: dict[str, dict[str, Any]] = {
     "chunked": {"max_num_batched_tokens": 7, "max_num_seqs": 6},
     "cache off": {"enable_prefix_caching": False},
     "one seat": {"max_num_seqs": 1},
-    "one seat, prompts ahead": {"max_num_seqs": 1, "prefill_ahead": 20, "max_num_batched_tokens": 12},
     "small blocks": {"block_size": 1, "num_kv_blocks": 600},
     "preempted": {"num_kv_blocks": 24, "block_size": 4, "max_num_batched_tokens": 24, "max_num_seqs": 8},
     "preempted, cache off": {"num_kv_blocks": 24, "block_size": 4, "enable_prefix_caching": False, "max_num_seqs": 8},

@@ -14,7 +14,7 @@ from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.metrics.step_cost import MIN_STEPS
 from chairlift.request import WaitReason
-from tracked_crowds import Crowd, without_static_ahead
+from tracked_crowds import Crowd
 
 Prompts = list[tuple[int, int]]
 """(prompt tokens, max_tokens) of requests that come at once."""
@@ -45,7 +45,6 @@ ENGINES = st.fixed_dictionaries(
         "num_blocks": st.integers(8, 16),
         "block_size": st.sampled_from([1, 2, 4]),
         "max_num_seqs": st.integers(1, 6),
-        "prefill_ahead": st.integers(0, 4),
         "max_model_len": st.just(24),
         "max_num_batched_tokens": st.just(100),
         "enable_prefix_caching": st.just(False),
@@ -53,7 +52,7 @@ ENGINES = st.fixed_dictionaries(
         "arena": st.sampled_from(["buddy", "first-fit"]),
         "batching": st.sampled_from(["continuous", "continuous", "static"]),
     }
-).map(without_static_ahead)
+)
 
 
 @given(asks=ASKS, options=ENGINES)

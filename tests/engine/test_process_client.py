@@ -7,6 +7,8 @@ import errno
 import json
 import logging
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,19 +22,19 @@ import pytest
 import zmq
 
 from chairlift import AsyncLLM, SamplingParams
-from chairlift.engine import process_client, watchdog, wire
-from chairlift.errors import ConfigError, EngineDeadError, ModelLoadError, RequestError
+from chairlift.engine import process_client, restart_policy, watchdog, wire
+from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError, ModelLoadError, RequestError
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished, Step
 from chairlift.kernels import choice
 from chairlift.outputs import RequestOutput
-from process_engines import faulty, forced, outcome, started, tiny_config, until
+from process_engines import FAKE_ENGINE, faulty, forced, outcome, started, tiny_config, until
 
 ModelDir = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
 
 
 def tokens(answer: RequestOutput | Exception) -> list[int]:
@@ -168,23 +170,61 @@ def test_who_leaves_gives_his_blocks_back_within_two_steps(tiny_model_dir: Model
     asyncio.run(run())
 
 
-def test_an_engine_that_never_comes_back_ends_everything(
+def test_an_engine_that_cannot_be_started_again_ends_what_waits_and_heals(
     tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_client, "MAX_FAILURES", 2)
+    monkeypatch.setattr(restart_policy, "MAX_FAILURES", 2)
+    monkeypatch.setattr(restart_policy, "LONGEST_BACKOFF", 0.05)
 
     async def run() -> None:
-        client = started(tiny_config(tiny_model_dir("llama")))
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=8), FAKE_ENGINE)
         llm = AsyncLLM(client=client)
         llm.open()
         client._command = (sys.executable, "-c", "raise SystemExit(5)")
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: llm.status().state == "restarting")
-        assert isinstance(await outcome(llm, [5], forced(3)), EngineDeadError)
-        assert llm.status().state == "dead"
+        assert llm.is_healthy
+        waited = await asyncio.wait_for(outcome(llm, [5], forced(3)), 20)
+        assert isinstance(waited, EngineUnavailableError)
+        assert re.search("cannot be started again: exit status 5.*restart the server", str(waited))
+        assert llm.status().state == "cannot_restart"
         assert not llm.is_healthy
-        with pytest.raises(EngineDeadError, match="exit status 5"):
+        assert llm.num_unfinished == len(client._in_flight) == 0
+        with pytest.raises(EngineUnavailableError, match="exit status 5") as refused:
             llm.start(None, [5], forced(3))
+        assert 0 <= refused.value.retry_after <= 0.05
+        tries = llm.status().restarts
+        await until(lambda: llm.status().restarts >= tries + 4)
+        client._command = FAKE_ENGINE
+        await until(lambda: llm.status().state == "running")
+        assert len(tokens(await outcome(llm, [5], forced(3)))) == 3
+        assert llm.is_healthy
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_another_model_in_the_place_of_the_first_is_not_served(
+    tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front end's tokenizer and limits are the first one's."""
+    monkeypatch.setattr(restart_policy, "MAX_FAILURES", 1)
+    monkeypatch.setattr(restart_policy, "LONGEST_BACKOFF", 0.05)
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir("llama"), folder)
+    config = folder / "config.json"
+    first = config.read_text()
+
+    async def run() -> None:
+        client = started(tiny_config(folder, max_num_seqs=8), FAKE_ENGINE)
+        llm = AsyncLLM(client=client)
+        llm.open()
+        config.write_text(json.dumps({**json.loads(first), "vocab_size": json.loads(first)["vocab_size"] + 1}))
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: llm.status().state == "cannot_restart")
+        assert "is another one than when the server was started" in (llm.status().last_failure or "")
+        config.write_text(first)
+        await until(lambda: llm.status().state == "running")
         llm.close()
 
     asyncio.run(run())
@@ -284,7 +324,8 @@ time.sleep(60)
 
 def test_the_front_end_loads_no_torch() -> None:
     modules = (
-        "chairlift.engine.async_llm, chairlift.engine.process_client, chairlift.server.app, chairlift.server.serve"
+        "chairlift.engine.async_llm, chairlift.engine.process_client, "
+        "chairlift.server.http.application, chairlift.server.serve"
     )
     code = f"import sys, {modules}; print({{'torch', 'numpy', 'gguf', 'safetensors'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

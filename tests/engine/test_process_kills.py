@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.engine import in_flight, process_client, watchdog
+from chairlift.engine import in_flight, process_client, restart_policy, watchdog
 from chairlift.errors import EngineDeadError
 from fakes import expected_tokens
-from process_engines import forced, started, tiny_config, until
+from process_engines import FAKE_ENGINE, forced, started, tiny_config, until
 
-FAKE_ENGINE = (sys.executable, str(Path(__file__).parents[1] / "fake_engine_process.py"))
 NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
 
 
@@ -28,7 +27,7 @@ NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
 def test_engines_that_are_killed_at_any_time(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(in_flight, "MAX_RUNS", NUM_KILLS + 2)  # where this machine is slow, many wait for longer
     rng = random.Random(seed)
     outcomes: list[str] = []
@@ -82,7 +81,7 @@ def test_engines_that_are_killed_at_any_time(
 def test_an_engine_that_listens_late_misses_nothing(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     late = (sys.executable, str(Path(FAKE_ENGINE[1]).with_name("late_engine_process.py")))
 
     async def run() -> None:
@@ -102,7 +101,7 @@ def test_an_engine_that_listens_late_misses_nothing(
 def test_an_engine_that_hangs_while_it_starts_again_is_given_up(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_client, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(process_client, "START_FACTOR", 0.0)
     monkeypatch.setattr(process_client, "STACKS_SECONDS", 0.05)
     monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))

@@ -172,7 +172,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted with a prefix cache": {"num_kv_blocks": 40},
     "in chunks of one token": {"num_kv_blocks": 2000, "max_num_batched_tokens": 24},
     "static": {"num_kv_blocks": 2000, "batching": "static", "static_batch_size": 5},
-    "ahead of a seat": {"num_kv_blocks": 2000, "max_num_seqs": 3, "prefill_ahead": 16},
     "exact": {"num_kv_blocks": 100, "kv": "exact"},
     "max": {"num_kv_blocks": 512, "kv": "max"},
 }

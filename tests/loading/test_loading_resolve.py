@@ -53,6 +53,13 @@ def test_a_replaced_gguf_file_is_opened_anew(tmp_path: Path) -> None:
     assert eps_of(files) == 0.5
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 2500, "owner/" + "x" * 200, "x" * 5000 + ".gguf", "a\0b"])
+def test_a_name_that_no_file_can_have_is_an_ordinary_error(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"a model is smollm2-135m-instruct \(the default\)") as caught:
+        resolve_model(name)
+    assert len(str(caught.value)) < 400
+
+
 def test_folder(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_model_dir("qwen3")
     files = resolve_model(str(folder))

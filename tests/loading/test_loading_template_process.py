@@ -36,7 +36,7 @@ DOUBLING = "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n
         (DOUBLING, "memory|characters"),
         ("{{ 'x' * 10**11 }}", "memory|stopped"),
         ("{{ ('%' ~ 10**10 ~ 'd') % 3 }}", "memory|stopped|characters"),
-        ("{{ 'x' | center(10**8) }}", "characters"),
+        ("{{ 'x' | center(10**8) }}", "characters|memory"),
         ("{{ range(10**9) | list }}", "too big|range"),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion|compiled"),
     ],
@@ -51,14 +51,14 @@ def test_a_template_that_takes_too_much_is_cut_off(text: str, problem: str) -> N
 
 def test_a_worker_that_gives_no_answer_is_killed_and_replaced() -> None:
     process = TemplateProcess(seconds=0.3)
-    assert process.run({"do": "render", "template": "a", "variables": {}}) == {"text": "a"}
+    assert process.run({"do": "render", "template": "a", "variables": {}})["text"] == "a"
     first = process._process
     assert first is not None
     with pytest.raises(RequestError, match=r"no answer within 0.3 s"):
         # One operation that no timer of Python's interrupts: a power of 40 million digits.
         process.run({"do": "render", "template": "{{ 7 ** (5 * 10 ** 7) > 1 }}", "variables": {}})
     assert first.poll() is not None
-    assert process.run({"do": "render", "template": "b", "variables": {}}) == {"text": "b"}
+    assert process.run({"do": "render", "template": "b", "variables": {}})["text"] == "b"
     process._kill(process._process)  # type: ignore[arg-type]
 
 
@@ -90,7 +90,7 @@ def test_it_starts_in_a_process_with_many_open_descriptors() -> None:
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         while opened.enter_context(Path(os.devnull).open()).fileno() < 1100:
             pass
-        assert process.run({"do": "render", "template": "a", "variables": {}}) == {"text": "a"}
+        assert process.run({"do": "render", "template": "a", "variables": {}})["text"] == "a"
     process._kill(process._process)  # type: ignore[arg-type]
 
 

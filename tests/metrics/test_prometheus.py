@@ -106,23 +106,6 @@ def test_gauges_show_the_moment() -> None:
     assert found["chairlift:kv_slots", "free"] == 40
 
 
-def test_who_stands_is_counted_by_the_step_and_shown_at_the_moment() -> None:
-    crowd = Crowd(max_num_seqs=1, prefill_ahead=2)
-    for start in range(4):
-        crowd.add([start, 5, 6], 9)
-    crowd.steps(3)
-    found = exposed(crowd.log, crowd)
-    assert (found["vllm:num_requests_running", ""], found["vllm:num_requests_waiting", ""]) == (3, 1)
-    assert found["chairlift:num_requests_standing", ""] == 2
-    crowd.to_end()
-    found = exposed(crowd.log, crowd)
-    assert found["chairlift:num_requests_standing", ""] == 0
-    steps = [event for event in crowd.log.events if isinstance(event, Step)]
-    stood = sum((step.time - step.scheduled_time) * len(step.standing) for step in steps)
-    assert found["chairlift:standing_seconds_total", ""] == pytest.approx(stood)
-    assert stood > 2
-
-
 def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
     crowd = busy_crowd(batching="static", num_blocks=32)
     found = exposed(crowd.log, crowd)

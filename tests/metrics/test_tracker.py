@@ -15,7 +15,7 @@ from chairlift.events import RequestArrived, Step
 from chairlift.metrics import tracker as tracker_module
 from chairlift.metrics.tracker import RequestTracker
 from chairlift.request import WaitReason
-from tracked_crowds import Crowd, check_waits, without_static_ahead
+from tracked_crowds import Crowd, check_waits
 
 LONG = [*range(1, 13)]
 
@@ -114,7 +114,6 @@ ENGINES = st.fixed_dictionaries(
         "num_blocks": st.integers(6, 24),
         "block_size": st.sampled_from([1, 2, 4]),
         "max_num_seqs": st.integers(1, 4),
-        "prefill_ahead": st.integers(0, 5),
         "max_num_batched_tokens": st.integers(4, 12),
         "max_model_len": st.just(24),
         "scheduling_policy": st.sampled_from(["fcfs", "priority", "fair"]),
@@ -124,13 +123,13 @@ ENGINES = st.fixed_dictionaries(
         "arena": st.sampled_from(KV_ARENAS),
         "batching": st.sampled_from(["continuous", "continuous", "static"]),
     }
-).map(without_static_ahead)
+)
 
 
 def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None:
     """One thing that can happen to an engine."""
     what = data.draw(st.sampled_from(["arrive", "arrive", "siblings", "step", "step", "steps", "abort"]))
-    unfinished = crowd.core.scheduler.unfinished_ids()
+    unfinished = list(crowd.core.scheduler.unfinished)
     if what == "abort" and unfinished:
         crowd.core.abort(data.draw(st.sampled_from(unfinished)))
     elif what in ("step", "steps"):
@@ -188,21 +187,6 @@ def test_who_was_let_in_by_a_lost_step_runs_and_nobody_stays_behind() -> None:
             assert request.request_id in {holder.request_id for holder in tracker.holders()} or request.finished
     assert tracker.counts() == {"waiting": 0, "running": 0}
     assert not tracker.holders()
-
-
-def test_who_was_let_in_ahead_of_a_seat_by_a_lost_step_stands() -> None:
-    crowd = Crowd(max_num_seqs=1, prefill_ahead=1)
-    for index in range(2):
-        crowd.add([index] * 3, 6)
-    crowd.steps(4)
-    tracker = RequestTracker()
-    assert crowd.tracker.started is not None
-    tracker.emit(crowd.tracker.started)
-    for event in crowd.log.events:
-        if not (isinstance(event, Step) and event.step == 0):
-            tracker.emit(event)
-    assert tracker.counts() == {"waiting": 0, "running": 2}
-    assert tracker.num_standing() == 1
 
 
 def test_an_engine_that_died_is_followed_through_its_return() -> None:

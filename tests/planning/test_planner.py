@@ -201,13 +201,6 @@ def test_seats_and_static_batches_limit_what_runs() -> None:
     assert (fit.num_fit, fit.num_running, fit.limited_by) == (12, 3, "static_batch_size"), "29 slots are set aside"
 
 
-@pytest.mark.parametrize(("prefill_ahead", "num_ahead"), [(0, 0), (8, 8), (30, 20)])
-def test_those_ahead_of_a_seat_are_counted_where_memory_is_left(prefill_ahead: int, num_ahead: int) -> None:
-    limits = SchedulerConfig(40, 5, prefill_ahead=prefill_ahead)
-    fit = count_fit(Pool(100, 4, 40), limits, repeat(Lengths(10, 7, 20)))
-    assert (fit.num_fit, fit.num_running, fit.num_ahead, fit.limited_by) == (25, 5, num_ahead, "max_num_seqs")
-
-
 def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     pool = Pool(12, 4, 48, "exact", "buddy")
     lengths = [Lengths(20, 5, 5), Lengths(40, 5, 5), Lengths(20, 29, 29), Lengths(8, 1, 1), Lengths(8, 1, 1)]
@@ -216,7 +209,7 @@ def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     none = count_fit(pool, seats(), repeat(lengths[1]))
     assert none.num_fit == 0
     assert none.why_none is not None
-    assert "the largest piece that the arena of 12 blocks can give has 8" in none.why_none
+    assert "the largest piece of the arena of 12 blocks has 8" in none.why_none
 
 
 def test_a_policy_that_would_not_start_says_why() -> None:

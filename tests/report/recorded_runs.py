@@ -88,7 +88,6 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
         "num_blocks": num_blocks,
         "max_num_seqs": draw(st.integers(1, 4)),
         "max_num_batched_tokens": draw(st.integers(4, 12)),
-        "prefill_ahead": draw(st.integers(0, 3)) if batching == "continuous" else 0,
         "max_model_len": max(2, block_size * num_blocks // 4) if kv == "max" else 64,
     }
     arena = draw(st.sampled_from(KV_ARENAS))
@@ -116,7 +115,7 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
         _add(draw, core, f"r{name}", must_be_forced=forced or kv in ("pow2", "oracle"), exactly=forced)
         for _ in range(draw(st.integers(0, 4))):
             core.step()
-        if not forced and (unfinished := core.scheduler.unfinished_ids()) and draw(st.integers(0, 5)) == 0:
+        if not forced and (unfinished := list(core.scheduler.unfinished)) and draw(st.integers(0, 5)) == 0:
             core.abort(draw(st.sampled_from(unfinished)))
     while core.has_work:
         core.step()
@@ -133,4 +132,4 @@ def _add(draw: st.DrawFn, core: Any, name: str, *, must_be_forced: bool, exactly
     try:
         core.add(make_request(name, prompt, max_tokens, stop_token_ids=stops, output_len=output_len))
     except RequestError:
-        assert core.scheduler.get(name) is None
+        assert name not in core.scheduler.unfinished

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from recorded_runs import Holder, RecordedRun, engine_started, recorded_runs
 
-from chairlift.core.arena import power_of_two_above
+from chairlift.core.baselines.arena import power_of_two_above
 from chairlift.events import EngineStarted, Step
 from chairlift.report.memory import (
     BlockSpan,

@@ -161,16 +161,6 @@ def test_the_table_has_every_run(runs: list[Run]) -> None:
     assert [cell == "none" for cell in cells] == [True, True, False, False]
 
 
-def test_the_table_tells_who_stood_for_a_seat(runs: list[Run]) -> None:
-    ahead = run_of(simulated(max_num_seqs=2, prefill_ahead=3), "ahead")
-    page = render("t", [runs[0], ahead], [])
-    assert "<td>2, and 3 requests ahead of one</td>" in page
-    (cells,) = re.findall(r'<th scope="row">standing for a seat, mean / peak</th>((?:<td>[^<]*</td>)+)', page)
-    static_cell, ahead_cell = re.findall(r"<td>([^<]*)</td>", cells)
-    assert static_cell == "none"
-    assert ahead_cell.endswith(" / 3")
-
-
 def test_text_is_never_small(parts: list[Drawing | LeftOut]) -> None:
     for part in parts:
         assert isinstance(part, Drawing)

@@ -46,8 +46,8 @@ def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
         for newcomer in sorted(present - lane_of.keys()):
             lane_of[newcomer] = next(n for n in range(99) if n not in lane_of.values())
         assert lane_of == {i: lanes[i] for i in present}
-    places = trace.started.static_batch_size or trace.started.max_num_seqs + trace.started.prefill_ahead
-    assert max(lanes) < places
+    seats = trace.started.static_batch_size or trace.started.max_num_seqs
+    assert max(lanes) < seats
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chairlift.server.preparation.planners import Planners
+from chairlift.server.preparation.planners import EndpointPlanners
 
 MAX_DEPTH: Final = 7
 PATHS: Final = {
@@ -23,7 +23,7 @@ PATHS: Final = {
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
 }
-"""Attribute of `Planners` -> path of the endpoint."""
+"""Attribute of `EndpointPlanners` -> path of the endpoint."""
 
 BASES: Final[dict[str, dict[str, Any]]] = {
     "completions": {"prompt": "x", "max_tokens": 1},
@@ -43,7 +43,7 @@ class Case:
     """One field of one endpoint.
 
     Attributes:
-        endpoint: attribute of `Planners`.
+        endpoint: attribute of `EndpointPlanners`.
         field: the path of the field, as in `messages[].content`.
         make: number of items -> the body.
     """
@@ -67,7 +67,7 @@ def _encoded(body: dict[str, Any]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def all_cases(planners: type[Planners] | Planners) -> list[Case]:
+def all_cases(planners: type[EndpointPlanners] | EndpointPlanners) -> list[Case]:
     """The cases of all endpoints."""
     cases = []
     for endpoint, base in BASES.items():
@@ -79,7 +79,7 @@ def all_cases(planners: type[Planners] | Planners) -> list[Case]:
     return [*cases, *extra_cases()]
 
 
-def _body_type(planners: type[Planners] | Planners, endpoint: str) -> Any:
+def _body_type(planners: type[EndpointPlanners] | EndpointPlanners, endpoint: str) -> Any:
     return getattr(planners, endpoint).body_type
 
 

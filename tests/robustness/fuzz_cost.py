@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import statistics
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +30,7 @@ from cost_cases import PATHS, Case, all_cases
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from served import Served, serve
+from served import serve
 from test_fuzz_cost import MAX_RATIO, TYPES
 
 from plain_http import NO_TLS
@@ -39,7 +41,8 @@ MAX_DELAY: Final = 0.1
 SHORTEST: Final = 0.1
 """Seconds; the ratio of two calls is looked at if the longer one takes at least this."""
 
-MODEL_LIMIT_BYTES: Final = 8 << 20
+MIN_GAPS: Final = 100
+BODY_LIMIT_BYTES: Final = 8 << 20
 OPTIONS: Final[dict[str, Any]] = {
     "num_kv_blocks": 2048,
     "max_num_batched_tokens": 64,
@@ -51,33 +54,33 @@ OPTIONS: Final[dict[str, Any]] = {
 
 @dataclass(slots=True)
 class Victim:
-    """A stream and a caller of /health beside the measured calls.
+    """A stream and a caller of /health beside the measured calls, in a process of their own: bodies are made in this
+    one, which would delay the threads that read the stream.
 
     Attributes:
-        gaps, health: seconds between tokens, and seconds of each call, since `reset`.
+        gaps, health: seconds between tokens, and seconds of each call, since the last `reset`.
     """
 
     url: str
     gaps: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
-    is_over: bool = False
-    errors: list[str] = field(default_factory=list)
 
-    def start(self) -> None:
+    def run(self, requests: Connection) -> None:
+        """Answer requests of the measuring process until it sends None: "reset", or "report" with both lists."""
         for target in (self._stream, self._watch_health):
             threading.Thread(target=target, daemon=True).start()
-
-    def reset(self) -> None:
-        self.gaps, self.health = [], []
+        while (request := requests.recv()) is not None:
+            if request == "reset":
+                self.gaps, self.health = [], []
+            else:
+                requests.send((list(self.gaps), list(self.health)))
 
     def _stream(self) -> None:
         body = {"prompt": "Once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        while not self.is_over:
+        while True:
             with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60, verify=NO_TLS) as response:
                 last = None
                 for line in response.iter_lines():
-                    if self.is_over:
-                        return
                     if not line.startswith("data: {"):
                         continue
                     now = time.perf_counter()
@@ -87,11 +90,19 @@ class Victim:
 
     def _watch_health(self) -> None:
         with httpx.Client(verify=NO_TLS, timeout=30) as client:
-            while not self.is_over:
+            while True:
                 started = time.perf_counter()
                 client.get(f"{self.url}/health")
                 self.health.append(time.perf_counter() - started)
                 time.sleep(0.01)
+
+
+def victim_beside(url: str) -> Connection:
+    """Start a victim; returns the connection that its process answers on."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=Victim(url).run, args=(theirs,), daemon=True).start()
+    return ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,33 +133,40 @@ class Measurement:
         return self.ratio > MAX_RATIO or self.gap > MAX_DELAY or self.health > MAX_DELAY or max(self.statuses) >= 500
 
 
-def measure(case: Case, served: Served, victim: Victim, largest: int, repeats: int) -> Measurement:
+def measure(case: Case, url: str, victim: Connection, largest: int, repeats: int) -> Measurement:
     sizes, seconds, statuses = [], [], []
-    victim.reset()
     headers = {"Content-Type": "application/json"}
     with httpx.Client(verify=NO_TLS, timeout=120, headers=headers) as client:
         for doubling in range(3):
             body = case.body(largest >> (2 - doubling))
+            victim.send("reset")
             times = []
             for _ in range(repeats):
                 started = time.perf_counter()
-                answer = client.post(f"{served.url}{PATHS[case.endpoint]}", content=body)
+                answer = client.post(f"{url}{PATHS[case.endpoint]}", content=body)
                 times.append(time.perf_counter() - started)
             sizes.append(len(body))
             seconds.append(statistics.median(times))
             statuses.append(answer.status_code)
-    while len(victim.gaps) < 30 or len(victim.health) < 5:
+    gaps, health = _report(victim)
+    return Measurement(case, sizes, seconds, statuses, sorted(gaps)[max(0, int(len(gaps) * 0.99) - 1)], max(health))
+
+
+def _report(victim: Connection) -> tuple[list[float], list[float]]:
+    """What the victim has measured since the largest call began, once that is enough for a percentile."""
+    while True:
+        victim.send("report")
+        gaps, health = victim.recv()
+        if len(gaps) >= MIN_GAPS and len(health) >= 5:
+            return gaps, health
         time.sleep(0.02)
-    gaps = sorted(victim.gaps)
-    gap = gaps[max(0, int(len(gaps) * 0.99) - 1)]
-    return Measurement(case, sizes, seconds, statuses, gap, max(victim.health))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--endpoint", choices=sorted(PATHS), help="only this one")
     parser.add_argument("--field", default="", help="only fields whose path contains this")
-    parser.add_argument("--bytes", type=int, default=MODEL_LIMIT_BYTES - 1024, help="of the largest body")
+    parser.add_argument("--bytes", type=int, default=BODY_LIMIT_BYTES - 1024, help="of the largest body")
     parser.add_argument("--repeats", type=int, default=1, help="calls of each size, of which the median counts")
     options = parser.parse_args()
     cases = [c for c in all_cases(TYPES) if options.field in c.field and options.endpoint in (None, c.endpoint)]
@@ -157,22 +175,21 @@ def main() -> None:
     from chairlift.loading.fetch import fetch_default_model
 
     with serve({"model": fetch_default_model(), **OPTIONS}) as served:
-        victim = Victim(served.url)
-        victim.start()
+        victim = victim_beside(served.url)
+        _report(victim)
         for case in track(cases, "cases", console=Console(stderr=True)):
-            found.append(_confirmed(case, served, victim, options.bytes, options.repeats))
+            found.append(_confirmed(case, served.url, victim, options.bytes, options.repeats))
             if found[-1].fails:
                 print(found[-1], file=sys.stderr)
-        victim.is_over = True
-        time.sleep(0.5)
+        victim.send(None)
     _print(found, time.monotonic() - started)
     sys.exit(any(measurement.fails for measurement in found))
 
 
-def _confirmed(case: Case, served: Served, victim: Victim, largest: int, repeats: int) -> Measurement:
+def _confirmed(case: Case, url: str, victim: Connection, largest: int, repeats: int) -> Measurement:
     """A failure counts if it is seen twice: other programs on the machine cause single ones."""
-    first = measure(case, served, victim, largest, repeats)
-    return measure(case, served, victim, largest, 3) if first.fails else first
+    first = measure(case, url, victim, largest, repeats)
+    return measure(case, url, victim, largest, 3) if first.fails else first
 
 
 def _print(found: list[Measurement], seconds: float) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from fuzzing import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
-from chairlift.batch.records import LineError, RequestLine, parse_request
 from chairlift.bench.http_client import Call, EventLines, StreamError, error_message, take_chunk
+from chairlift.server.batch.records import LineError, RequestLine, parse_request
 
 CHUNK: dict[str, Any] = {
     "id": "x",

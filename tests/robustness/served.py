@@ -33,9 +33,10 @@ class Served:
     said: list[str] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
-        """The HTTP side and the engine."""
+        """The HTTP side and the engine, and what these have started, but for the guard process."""
         front = psutil.Process(self.process.pid)
-        return [front, *front.children(recursive=True)]
+        children = front.children(recursive=True)
+        return [front, *(child for child in children if not any("exit_guard" in word for word in child.cmdline()))]
 
     def num_descriptors(self) -> int:
         return sum(process.num_fds() for process in self.processes())

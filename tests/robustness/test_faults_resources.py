@@ -65,6 +65,37 @@ def test_a_disk_that_fills_ends_the_event_log_and_not_the_serving(tmp_path: Path
     assert "step" in kinds
 
 
+def test_a_disk_that_fills_under_the_access_log_is_reported_once(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    options = tiny_options(tmp_path / "model", access_log=log, access_log_format="json", **SMALL)
+    with serve(options) as served:
+        assert answer(served).status_code == 200
+        for num_lost in (3, 2):
+            limit_file_size(served, lambda: log.stat().st_size + 10)
+            for _ in range(num_lost):
+                assert answer(served).status_code == 200
+            assert "File too large" in wait_for_word(served, f"access_log={log}: cannot be written")
+            limit_file_size(served, lambda: resource.RLIM_INFINITY)
+            assert answer(served).status_code == 200
+            wait_for_word(served, f"{num_lost} lines were lost")
+        limit_file_size(served, lambda: 0)
+        assert answer(served).status_code == 200
+    wait_for_word(served, "in the end 1 lines were lost")
+    said = "".join(served.said)
+    assert said.count("cannot be written") == 3
+    assert "Traceback" not in said
+    lines = log.read_text().splitlines()
+    assert [line[0] + line[-1] for line in lines].count("{}") == 3, "those that fit, each on a line of its own"
+    assert len(lines) == 5, "and what was left of two"
+
+
+def limit_file_size(served: Served, num_bytes: Callable[[], int]) -> None:
+    """A disk as full as that for the files of the HTTP side, once the lines of earlier calls are written."""
+    served.get("/health")  # Is not logged, and is answered behind the end of the calls before it.
+    _soft, hard = resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (num_bytes(), hard))
+
+
 def test_a_server_out_of_descriptors_goes_on_and_takes_calls_again(tmp_path: Path) -> None:
     options = tiny_options(tmp_path, **SMALL)
     with serve(options, preexec_fn=limited(resource.RLIMIT_NOFILE, DESCRIPTORS)) as served:

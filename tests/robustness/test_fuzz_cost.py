@@ -15,9 +15,9 @@ from operations import count_operations
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.server.api_options import ApiOptions
+from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.preparation import planners as endpoint_planners
-from chairlift.server.preparation.planners import Planners, make_planners
+from chairlift.server.preparation.planners import EndpointPlanners, make_planners
 from chairlift.server.preparation.process import Prepared, Rejection
 from chairlift.server.preparation.worker import prepare
 from server.api_model import with_api_tokenizer
@@ -29,7 +29,8 @@ SMALLEST = 4 << 10
 FEW_OPERATIONS = 2000
 """Counts below this are mostly what every request costs."""
 
-TYPES = Planners(
+TYPES = EndpointPlanners(
+    conversations=None,  # type: ignore[arg-type]
     completions=endpoint_planners.CompletionPlanner,  # type: ignore[arg-type]
     chat=endpoint_planners.ChatPlanner,  # type: ignore[arg-type]
     responses=endpoint_planners.ResponsesPlanner,  # type: ignore[arg-type]
@@ -42,7 +43,9 @@ CASES = all_cases(TYPES)
 
 
 @pytest.fixture(scope="module")
-def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planners]:
+def planners(
+    tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EndpointPlanners]:
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
@@ -50,7 +53,7 @@ def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempP
     llm.close()
 
 
-def outcome_of(planners: Planners, case: Case, size: int) -> Prepared | Rejection:
+def outcome_of(planners: EndpointPlanners, case: Case, size: int) -> Prepared | Rejection:
     return prepare(getattr(planners, case.endpoint), case.body(size), max_depth=64)
 
 
@@ -59,7 +62,7 @@ def ratios(counts: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("endpoint", sorted(BASES))
-def test_cost_grows_at_most_linearly(planners: Planners, endpoint: str) -> None:
+def test_cost_grows_at_most_linearly(planners: EndpointPlanners, endpoint: str) -> None:
     planner = getattr(planners, endpoint)
     worst: dict[str, list[int]] = {}
     for case in (case for case in CASES if case.endpoint == endpoint):
@@ -71,7 +74,7 @@ def test_cost_grows_at_most_linearly(planners: Planners, endpoint: str) -> None:
     assert not worst
 
 
-def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Planners) -> None:
+def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: EndpointPlanners) -> None:
     outcomes = [outcome_of(planners, case, SMALLEST) for case in CASES]
     assert {case.endpoint for case in CASES} == set(BASES)
     valid = sum(isinstance(outcome, Prepared) for outcome in outcomes)

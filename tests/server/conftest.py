@@ -10,8 +10,8 @@ from api_model import with_api_tokenizer
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.server.api_options import ApiOptions
-from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.observability.observability_options import ObservabilityOptions
 from running_server import MODEL, RunningServer, run_server
 
 
@@ -39,6 +39,8 @@ def api_server(
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("api"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8)
-    observe = ObserveOptions("json", tmp_path_factory.mktemp("log") / "access.jsonl")
-    with run_server(llm, "tiny", api=ApiOptions(trust_request_chat_template=True), observe=observe) as running:
+    observability = ObservabilityOptions("json", tmp_path_factory.mktemp("log") / "access.jsonl")
+    with run_server(
+        llm, "tiny", api=ApiOptions(trust_request_chat_template=True), observability=observability
+    ) as running:
         yield running

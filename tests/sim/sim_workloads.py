@@ -54,15 +54,13 @@ def configs(draw: st.DrawFn) -> SimConfig:
     kv = draw(st.sampled_from(["paged", "paged", "exact", "max", "pow2", "oracle"]))
     batching = draw(st.sampled_from(["continuous", "static"]))
     seats = draw(st.integers(1, 6))
-    is_static = batching == "static"
     scheduler = SchedulerConfig(
         MAX_MODEL_LEN,
         max_num_seqs=seats,
         max_num_batched_tokens=draw(st.integers(seats, 40)),
         batching=batching,
         static_batch_size=draw(st.integers(1, seats)),
-        static_run_to=draw(st.sampled_from(["batch", "global"])) if is_static else "batch",
-        prefill_ahead=0 if is_static else draw(st.integers(0, 5)),
+        static_run_to=draw(st.sampled_from(["batch", "global"])) if batching == "static" else "batch",
     )
     caching = draw(st.booleans()) if kv == "paged" else None
     return SimConfig(

@@ -19,9 +19,8 @@ import pytest
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
-from chairlift.core.engine_core import EngineCore
-from chairlift.core.executor import Executor
-from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.factory import build_engine
 from chairlift.events import EventList, RequestWaiting, Step
@@ -124,7 +123,6 @@ class Happenings:
 
     def _take(self, step: Step) -> None:
         self.counts["preemptions"] += len(step.preempted)
-        self.counts["stands"] += len(step.standing)
         for request_id, count, computed in zip(step.request_ids, step.num_scheduled, step.num_computed, strict=True):
             is_admitted = request_id in step.admitted
             self.counts["prefix hits"] += is_admitted and computed > 0
@@ -145,30 +143,16 @@ class OneSecond:
 def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_model_dir: Callable[..., Path]) -> None:
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
-    counts = same_decisions(tiny_model_dir("llama"), batching=batching, kv=kv, max_num_seqs=12, **options)
-    for what in ("waits", "chunked prefills", *HAPPENS.get((batching, kv), ())):
-        assert counts[what] > 15, (what, counts)
-    for what in {"preemptions", "prefix hits", "stands"} - HAPPENS.get((batching, kv), set()):
-        assert counts[what] == 0, (what, counts)
-
-
-@pytest.mark.parametrize("kv", KV_POLICIES)
-def test_it_does_so_ahead_of_a_seat(kv: str, tiny_model_dir: Callable[..., Path]) -> None:
-    counts = same_decisions(tiny_model_dir("llama"), kv=kv, max_num_seqs=3, prefill_ahead=5)
-    for what in ("waits", "chunked prefills", "stands"):
-        assert counts[what] > 15, (what, counts)
-
-
-def same_decisions(folder: Path, **options: Any) -> Counter[str]:
-    """Run the workload on the engine and in the simulator, and compare; returns what happened in it."""
-    kv = options["kv"]
     config = EngineConfig(
-        model=str(folder),
+        model=str(tiny_model_dir("llama")),
         skip_tokenizer_init=True,
         num_threads=1,
+        batching=batching,
+        kv=kv,
         num_kv_blocks=NUM_BLOCKS[kv],
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=12,
         max_num_batched_tokens=40,
         **options,
     )
@@ -177,7 +161,7 @@ def same_decisions(folder: Path, **options: Any) -> Counter[str]:
     real = run(engine.core.scheduler, engine.core._executor)
 
     manager = make_kv_cache_manager(kv, num_blocks=NUM_BLOCKS[kv], block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
-    scheduler = Scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
+    scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
     executor = SimExecutor(OneSecond(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
     simulated = run(scheduler, executor)
 
@@ -188,4 +172,8 @@ def same_decisions(folder: Path, **options: Any) -> Counter[str]:
     assert {name: len(tokens) for name, tokens in real.tokens.items()} == {
         arrival.request_id: arrival.output_len for arrival in workload()
     }
-    return Happenings.of(events).counts
+    counts = Happenings.of(events).counts
+    for what in ("waits", "chunked prefills", *HAPPENS.get((batching, kv), ())):
+        assert counts[what] > 15, (what, counts)
+    for what in {"preemptions", "prefix hits"} - HAPPENS.get((batching, kv), set()):
+        assert counts[what] == 0, (what, counts)

@@ -10,10 +10,8 @@ from sim_workloads import MAX_MODEL_LEN, ConstantCost, configs, workloads
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
-from chairlift.core.engine_core import EngineCore
-from chairlift.core.executor import Executor
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.events import EventList, Step
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
@@ -53,7 +51,7 @@ def run_by_steps(
     """What was scheduled, and the answers; arrivals count steps, and the last request is aborted in the fifth."""
     manager = make_kv_cache_manager("paged", num_blocks=num_blocks, block_size=4, max_model_len=MAX_MODEL_LEN)
     recorder = Recorder(executor)
-    core = EngineCore(Scheduler(config, manager), recorder, VirtualClock())
+    core = EngineCore(make_scheduler(config, manager), recorder, VirtualClock())
     answers: dict[str, list[int]] = {}
     for number in range(2000):
         for item in workload:

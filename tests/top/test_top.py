@@ -29,8 +29,7 @@ def engine(step: int = 7, **changes: Any) -> dict[str, Any]:
         "status": {"state": "running", "restarts": 0, "num_unfinished": 2},
         "pool": {"slots": {"token_states": 60, "reserved": 10, "internal": 0, "external": 0, "free": 30}},
         "batch": {
-            "step": step, "num_running": 1, "num_standing": 0, "num_waiting": 1, "num_tokens": 3,
-            "wait_reason": "seats", "head": "b~2",
+            "step": step, "num_running": 1, "num_waiting": 1, "num_tokens": 3, "wait_reason": "seats", "head": "b~2"
         },
         **changes,
     }  # fmt: skip
@@ -176,17 +175,8 @@ def test_without_a_terminal_it_says_so() -> None:
 
 
 def test_how_long_a_wait_will_be_is_said_or_said_to_be_unknown() -> None:
-    waiting: dict[str, Any] = {
-        "waits": [], "would_have_let_in": [], "position": 2, "expected_wait": None, "standing": None
-    }  # fmt: skip
+    waiting = {"waits": [], "would_have_let_in": [], "position": 2, "expected_wait": None}
     assert explained_lines(waiting) == ["2 before it, for how long is not known yet"]
     assert explained_lines({**waiting, "expected_wait": 1.25}) == ["2 before it, about 1.2 s"]
     assert explained_lines({**waiting, "expected_wait": 130.0}) == ["2 before it, about 130.0 s"]
     assert explained_lines({**waiting, "position": None}) == []
-    standing = {"text": "has its first token and stands until a seat is free: 1 before it"}
-    assert explained_lines({**waiting, "position": None, "standing": standing}) == [standing["text"]]
-
-
-def test_who_stands_is_counted_among_those_who_run() -> None:
-    batch = {**engine()["batch"], "num_running": 5, "num_standing": 3}
-    assert "5 running (3 of them standing), 1 waiting" in status_line(engine(batch=batch), None)

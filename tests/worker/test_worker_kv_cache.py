@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.core.arena import BuddyArena, power_of_two_above
+from chairlift.core.baselines.arena import BuddyArena, power_of_two_above
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache
 from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache

@@ -12,7 +12,7 @@ from chairlift.bench.compare import CompareResult
 from chairlift.bench.compared import COMPARED, ComparedFigure, figure_spread, multiple_spread
 from chairlift.bench.decode_speed import MIN_STEPS, TOLERANCE, Speed, SpeedCheck
 from chairlift.bench.tables import machine_caption
-from chairlift.bench.text import json_line, load_arrivals, load_lengths, number, seats_of
+from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 
 FILE_WIDTH: Final = 200
 """Columns where no terminal says how many it has; a table takes only what it needs."""
@@ -89,7 +89,7 @@ def _caption(result: CompareResult) -> str:
     return (
         f"{machine_caption(result.machine, result.peak_rss_bytes)}, {result.dtype}\n"
         f"for all: KV pool {engine.num_blocks} blocks of {engine.block_size} = {num_slots:,} slots, "
-        f"{seats_of(engine)}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
+        f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
         f"max_model_len {engine.max_model_len}\n"
         f"{_particulars(result)}\n"
         f"{load_lengths(result.options)}; declared as max_tokens: {declared}\n"

@@ -176,11 +176,6 @@ def measure_iteration(events: Sequence[Event]) -> Iteration:
 
 def _check_one_batch(events: Sequence[Event], options: LatencyOptions) -> None:
     for event in events:
-        if isinstance(event, Step) and event.standing:
-            raise ConfigError(
-                f"batch_size={options.batch_size} requests do not fit {TOO_SMALL[WaitReason.SEATS]} at once: "
-                f"{len(event.standing)} of them stood ahead of one. Make the batch smaller, or give it more seats."
-            )
         if isinstance(event, RequestWaiting) and event.reason in TOO_SMALL:
             raise ConfigError(
                 f"batch_size={options.batch_size} requests of {options.input_len} + {options.output_len} tokens do "

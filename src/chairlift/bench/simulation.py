@@ -13,9 +13,9 @@ from rich.table import Table
 
 from chairlift.bench.load import LoadOptions
 from chairlift.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
-from chairlift.bench.text import json_line, load_arrivals, load_lengths, number, seats_of
+from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.config import EngineConfig
-from chairlift.core.kv_policies import max_request_slots
+from chairlift.core.baselines.selection import max_request_slots
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventFan, EventSink, open_event_log, read_events
 from chairlift.loading.formats import matrix_formats
@@ -210,7 +210,7 @@ def _engine_line(engine: EngineStarted) -> str:
     batching = f"static({engine.static_batch_size})" if engine.batching == "static" else engine.batching
     return (
         f"{engine.model}, {batching}/{engine.kv}, {engine.num_blocks:,} blocks of {engine.block_size}, max_model_len "
-        f"{engine.max_model_len:,}, {seats_of(engine)}, max_num_batched_tokens "
+        f"{engine.max_model_len:,}, max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens "
         f"{engine.max_num_batched_tokens}"
     )
 
@@ -254,7 +254,6 @@ def _limits(engine: EngineStarted) -> list[tuple[str, str]]:
         ("kv", f"{kv}, prefix cache {cache}"),
         ("KV pool", f"{engine.num_blocks:,} blocks of {engine.block_size} = {engine.num_blocks * engine.block_size:,}"),
         ("max_num_seqs", f"{engine.max_num_seqs:,}"),
-        *([("prefill_ahead", f"{engine.prefill_ahead:,}")] if engine.prefill_ahead else []),
         ("max_num_batched_tokens", f"{engine.max_num_batched_tokens:,}"),
         ("max_model_len", f"{engine.max_model_len:,}"),
     ]

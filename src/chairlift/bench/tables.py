@@ -10,7 +10,7 @@ from rich.table import Table
 
 from chairlift.bench.latency import LatencyResult
 from chairlift.bench.machine import MachineFacts
-from chairlift.bench.text import json_line, load_arrivals, load_lengths, number, seats_of
+from chairlift.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.bench.throughput import Spread, ThroughputResult
 from chairlift.metrics.figures import FIGURES, Figure
 
@@ -93,7 +93,7 @@ def _caption(result: ThroughputResult | LatencyResult) -> str:
     return (
         f"{machine_caption(result.machine, result.peak_rss_bytes)}\n"
         f"{engine.batching} batching, kv {engine.kv}, KV pool {engine.num_blocks} blocks of {engine.block_size}, "
-        f"{seats_of(engine)}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
+        f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
         f"max_model_len {engine.max_model_len}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}\n"
         f"{_workload(result)}"
     )

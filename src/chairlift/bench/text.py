@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.bench.load import LoadOptions
-from chairlift.events import EngineStarted
 
 
 def number(value: float) -> str:
@@ -52,9 +51,3 @@ def load_lengths(options: LoadOptions) -> str:
         lengths = f"prompt {options.prompt_len}, output {options.output_len}"
     declared = "" if options.max_tokens is None else f", max_tokens {options.max_tokens}"
     return f"{lengths}{declared}, seed {options.seed}"
-
-
-def seats_of(engine: EngineStarted) -> str:
-    """Its limits of how many run at once."""
-    ahead = f", prefill_ahead {engine.prefill_ahead}" if engine.prefill_ahead else ""
-    return f"max_num_seqs {engine.max_num_seqs}{ahead}"

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from chairlift.commands.options import ModelOption, log_to_stderr, takes_engine_options
-from chairlift.commands.serve_options import takes_api_options
+from chairlift.commands.options import ModelOption, add_engine_options, log_to_stderr
+from chairlift.commands.serve_options import add_api_options
 from chairlift.config import EngineConfig
-from chairlift.server.api_options import ApiOptions
+from chairlift.server.api.api_options import ApiOptions
 
 
-@takes_engine_options
-@takes_api_options
+@add_engine_options
+@add_api_options
 def batch(
     input_file: Annotated[Path, typer.Argument(help="Requests, one a line, in OpenAI's batch file format.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one a line; what is there already stays.")],
@@ -26,7 +26,7 @@ def batch(
 ) -> None:
     """Answer a file of requests. Run again after an interruption, it goes on where it was."""
     log_to_stderr()
-    from chairlift.batch.run import run_batch
+    from chairlift.server.batch.run import run_batch
 
     summary = run_batch(config, input_file, output, served_model_name, api)
     typer.echo(summary.sentence(), err=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chairlift.commands.load_options import LOAD, Load, takes_load
-from chairlift.commands.options import ENGINE_OPTIONS, ModelOption, log_to_stderr, takes_engine_options, takes_options
+from chairlift.commands.load_options import LOAD, Load, add_load_options
+from chairlift.commands.options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -16,8 +16,8 @@ bench = typer.Typer(help="Measure.", no_args_is_help=True)
 
 
 @bench.command()
-@takes_engine_options
-@takes_load()
+@add_engine_options
+@add_load_options()
 def throughput(
     model: ModelOption = None,
     repeats: Annotated[int, typer.Option(help="Measured runs.")] = 3,
@@ -35,7 +35,7 @@ def throughput(
 
 
 @bench.command()
-@takes_engine_options
+@add_engine_options
 def latency(
     model: ModelOption = None,
     input_len: Annotated[int, typer.Option(help="Prompt tokens of each request.")] = 32,
@@ -63,7 +63,7 @@ def latency(
     print_latency(run_latency(config, options))
 
 
-DECIDED_BY_POLICIES = {"batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace"}
+NOT_FOR_COMPARE = {"batching", "static_batch_size", "static_run_to", "kv", "kv_arena", "event_log", "record_trace"}
 """Options of an engine that `compare` has in another form, or one run has and several cannot share."""
 
 DeclaredTokens = Annotated[
@@ -75,8 +75,8 @@ DeclaredTokens = Annotated[
 
 
 @bench.command()
-@takes_options(name for name in ENGINE_OPTIONS if name not in DECIDED_BY_POLICIES)
-@takes_load(max_tokens=DeclaredTokens)
+@add_options(name for name in ENGINE_OPTIONS if name not in NOT_FOR_COMPARE)
+@add_load_options(max_tokens=DeclaredTokens)
 def compare(
     policies: Annotated[
         str,
@@ -130,14 +130,13 @@ def compare(
         raise typer.Exit(1)
 
 
-NOT_FELT_ALONE = {
+NOT_FOR_PERPLEXITY = {
     "batching",
     "static_batch_size",
     "static_run_to",
     "scheduling_policy",
     "tenant_weights",
     "max_num_seqs",
-    "prefill_ahead",
     "kv",
     "kv_arena",
     "enable_prefix_caching",
@@ -149,7 +148,7 @@ NOT_FELT_ALONE = {
 
 
 @bench.command()
-@takes_options(name for name in ENGINE_OPTIONS if name not in NOT_FELT_ALONE)
+@add_options(name for name in ENGINE_OPTIONS if name not in NOT_FOR_PERPLEXITY)
 def perplexity(
     text: Annotated[Path, typer.Option(help="A file in UTF-8, such as benchmarks/data/alice.txt of the repository.")],
     model: ModelOption = None,
@@ -176,12 +175,12 @@ def perplexity(
     print_perplexity(run_perplexity(config, options))
 
 
-FELT_BY_KERNELS = ("kv_cache_dtype", "block_size", "random_weights", "num_threads")
+KERNEL_OPTIONS = ("kv_cache_dtype", "block_size", "random_weights", "num_threads")
 """Options of an engine that reach its kernels."""
 
 
 @bench.command()
-@takes_options(FELT_BY_KERNELS)
+@add_options(KERNEL_OPTIONS)
 def kernels(
     model: ModelOption = None,
     rows: Annotated[str, typer.Option(help="Rows of activations, for linear layers.")] = "1,2,4,8,16,32,64,128,256,512",
@@ -211,7 +210,7 @@ def kernels(
 
 
 @bench.command()
-@takes_load(seed="seed")
+@add_load_options(seed="seed")
 def serve(
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
     base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",

@@ -19,7 +19,7 @@ def key(
     ] = None,
 ) -> None:
     """Make an API key: its entry for --api-key-file on standard output, the secret, once, on standard error."""
-    from chairlift.server.keys import key_record, new_secret, to_toml
+    from chairlift.server.access.keys import key_record, new_secret, to_toml
 
     secret = new_secret()
     record = key_record(

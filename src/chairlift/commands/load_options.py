@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict, get_type_hints
 
 import typer
 
-from chairlift.commands.option_groups import Command, Given, parameter, take, with_options
+from chairlift.commands.option_groups import Command, OptionValues, parameter, pop_options, with_options
 
 LOAD = "Load"
 NumPrompts = Annotated[
@@ -64,7 +64,7 @@ DEFAULTS = {"seed": 0, "burstiness": 1.0}
 """Of what is not None if it is not given."""
 
 
-def takes_load(*, seed: str = "workload_seed", **kinds: Any) -> Callable[[Command], Command]:
+def add_load_options(*, seed: str = "workload_seed", **kinds: Any) -> Callable[[Command], Command]:
     """Give a command the options of a load; it receives them as one `load`.
 
     Args:
@@ -75,8 +75,8 @@ def takes_load(*, seed: str = "workload_seed", **kinds: Any) -> Callable[[Comman
     names = {field: seed if field == "seed" else field for field in types}
     options = [parameter(names[field], kind, DEFAULTS.get(field)) for field, kind in types.items()]
 
-    def make(given: Given) -> Given:
-        typed = take(given, options)
+    def make(given: OptionValues) -> OptionValues:
+        typed = pop_options(given, options)
         return {"load": Load(**{field: typed[name] for field, name in names.items()})}  # type: ignore[typeddict-item]
 
     return lambda command: with_options(command, options, make, "load")

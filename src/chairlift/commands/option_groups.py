@@ -12,7 +12,7 @@ import typer
 
 Command = Callable[..., None]
 
-Given = dict[str, Any]
+OptionValues = dict[str, Any]
 """What was typed, by the name of the option."""
 
 
@@ -32,7 +32,7 @@ def parameter(name: str, kind: Any, default: Any = None) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
-def options_of(
+def options_from_fields(
     record: type[Any], texts: Mapping[str, str], panel: str, kinds: Mapping[str, Any] | None = None
 ) -> list[inspect.Parameter]:
     """The fields of a dataclass as options: name, type and default are the field's.
@@ -50,13 +50,13 @@ def options_of(
     ]
 
 
-def take(given: Given, options: Iterable[inspect.Parameter]) -> Given:
+def pop_options(given: OptionValues, options: Iterable[inspect.Parameter]) -> OptionValues:
     """The values of these options, which are no longer among the given ones."""
     return {each.name: given.pop(each.name) for each in options}
 
 
 def with_options(
-    command: Command, options: Iterable[inspect.Parameter], make: Callable[[Given], Given], *made: str
+    command: Command, options: Iterable[inspect.Parameter], make: Callable[[OptionValues], OptionValues], *made: str
 ) -> Command:
     """The command with these options, in the place of its parameters `made`.
 

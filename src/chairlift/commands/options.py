@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from chairlift.commands.option_groups import Command, Given, options_of, take, with_options
+from chairlift.commands.option_groups import Command, OptionValues, options_from_fields, pop_options, with_options
 from chairlift.config import (
     ATTENTION_BACKENDS,
     BATCHINGS,
@@ -22,6 +23,7 @@ from chairlift.config import (
     STATIC_RUN_TO,
     EngineConfig,
 )
+from chairlift.memory_limits import check_address_space
 
 HELP = {
     "device": "cpu or cuda.",
@@ -30,8 +32,7 @@ HELP = {
     "quantization": f"Bring all matrices to {', '.join(QUANTIZATIONS)} (native kernels); as in the file if not given.",
     "kv_cache_dtype": f"Of K and V: {', '.join(KV_CACHE_DTYPES)}; auto is bfloat16 with native kernels, else --dtype.",
     "max_model_len": "Prompt and output tokens of one request; the smaller of context and pool if not given.",
-    "max_num_seqs": "Requests that decode at once (seats).",
-    "prefill_ahead": "Requests beyond the seats that get their first token before a seat is free, and then stand.",
+    "max_num_seqs": "Maximum number of running requests (seats).",
     "max_num_batched_tokens": "Tokens computed in one step (the token budget); 512, or what keeps a native step short.",
     "scheduling_policy": f"One of {', '.join(SCHEDULING_POLICIES)}.",
     "tenant_weights": "Shares of tenants under --scheduling-policy fair, as a=1,b=2; 1 for those not named.",
@@ -54,17 +55,17 @@ HELP = {
 
 
 ENGINE_OPTIONS = {
-    option.name: option for option in options_of(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
+    option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
 }
 
 
-def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
+def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
     """Give a command some of the engine's options; it receives them as one `config`, whose other fields have their
     defaults. The command's `model` parameter is the model."""
     options = [ENGINE_OPTIONS[name] for name in names]
 
-    def make(given: Given) -> Given:
-        chosen = take(given, options)
+    def make(given: OptionValues) -> OptionValues:
+        chosen = pop_options(given, options)
         if chosen.get("kv_cache_memory") is not None:
             from chairlift.worker.memory import parse_memory
 
@@ -74,9 +75,16 @@ def takes_options(names: Iterable[str]) -> Callable[[Command], Command]:
     return lambda command: with_options(command, options, make, "config")
 
 
-def takes_engine_options(command: Command) -> Command:
-    """Give a command all of the engine's options."""
-    return takes_options(ENGINE_OPTIONS)(command)
+def add_engine_options(command: Command) -> Command:
+    """Give a command all of the engine's options; it ends at once if no engine could start."""
+    with_config = add_options(ENGINE_OPTIONS)(command)
+
+    @functools.wraps(with_config)
+    def checked(**given: Any) -> None:
+        check_address_space()
+        with_config(**given)
+
+    return checked
 
 
 ModelArgument = Annotated[
@@ -90,6 +98,7 @@ ModelOption = Annotated[
 
 
 def log_to_stderr() -> None:
-    """Show what the engine says, on standard error."""
+    """Write the log of the package to standard error. Lines that cannot be written are dropped without a traceback."""
+    logging.raiseExceptions = False
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

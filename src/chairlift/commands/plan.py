@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chairlift.commands.load_options import LOAD, LoadSeed, OutputLen, PromptLen
-from chairlift.commands.options import takes_options
+from chairlift.commands.options import add_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 CPU, CUDA = "cpu", "cuda"
 
-PLANNED = (
+PLAN_OPTIONS = (
     "dtype",
     "attention_backend",
     "quantization",
     "kv_cache_dtype",
     "max_model_len",
     "max_num_seqs",
-    "prefill_ahead",
     "max_num_batched_tokens",
     "batching",
     "static_batch_size",
@@ -40,7 +39,7 @@ PLANNED = (
 """The options of an engine that its plan depends on."""
 
 
-@takes_options(PLANNED)
+@add_options(PLAN_OPTIONS)
 def plan(
     model: Annotated[
         str | None,

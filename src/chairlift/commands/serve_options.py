@@ -5,18 +5,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chairlift.commands.option_groups import Command, Given, option, options_of, take, with_options
+from chairlift.commands.option_groups import (
+    Command,
+    OptionValues,
+    option,
+    options_from_fields,
+    pop_options,
+    with_options,
+)
 from chairlift.errors import ConfigError
-from chairlift.server.access import AccessOptions
-from chairlift.server.api_options import ApiOptions
-from chairlift.server.cors import HELP as CORS_HELP
-from chairlift.server.cors import CorsOptions, parse_list
-from chairlift.server.keys import load_keys
-from chairlift.server.limits import HELP, ServerLimits
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.keys import load_keys
+from chairlift.server.access.server_limits import HELP, ServerLimits
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.http.allowed_hosts import AllowedHosts, parse_hosts
+from chairlift.server.http.cors import HELP as CORS_HELP
+from chairlift.server.http.cors import CorsOptions, parse_list
+from chairlift.server.observability.observability_options import HELP as OBSERVABILITY_HELP
+from chairlift.server.observability.observability_options import ObservabilityOptions
 from chairlift.server.tools.families import FORMATS as CALL_FORMATS
 from chairlift.server.tools.reasoning import FORMATS as REASONING_FORMATS
 
-LIMITS = options_of(ServerLimits, HELP, "Limits")
+LIMITS = options_from_fields(ServerLimits, HELP, "Limits")
 
 ACCESS = [
     option(
@@ -33,9 +43,17 @@ ACCESS = [
         rich_help_panel="Access",
     ),
     option("allow_unauthenticated", bool, False, help="Serve other machines without a key.", rich_help_panel="Access"),
+    option(
+        "allowed_hosts",
+        str | None,
+        help="Hosts that requests may name, as a,b,*.c; * is every host. Without keys on the loopback: its own names.",
+        rich_help_panel="Access",
+    ),
     option("ssl_certfile", Path | None, help="Certificate (PEM), to serve TLS.", rich_help_panel="Access"),
     option("ssl_keyfile", Path | None, help="Its private key (PEM).", rich_help_panel="Access"),
 ]
+
+OBSERVABILITY = options_from_fields(ObservabilityOptions, OBSERVABILITY_HELP, "Observability")
 
 CORS_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
 CORS = [option(name, str | None, help=CORS_HELP[name], rich_help_panel="Browsers") for name in CORS_LISTS]
@@ -60,37 +78,55 @@ API = [
     option(
         "trust_request_chat_template", bool, False, help="Let requests bring a chat template.", rich_help_panel="API"
     ),
+    option(
+        "allow_special_tokens_in_content",
+        bool,
+        False,
+        help="Read special tokens in message content, so that a message can write turns of its own.",
+        rich_help_panel="API",
+    ),
 ]
 
 
-def takes_serve_options(command: Command) -> Command:
-    """Give a command these options; it receives them as `limits`, `access` and `api`."""
+def add_serve_options(command: Command) -> Command:
+    """Add the options of a server to a command.
 
-    def make(given: Given) -> Given:
-        return {"limits": ServerLimits(**take(given, LIMITS)), "access": _access(given), "api": _api(given)}
+    The command receives them as `limits`, `access`, `api` and `observability`.
+    """
 
-    return with_options(command, [*LIMITS, *ACCESS, *CORS, *API], make, "limits", "access", "api")
+    def make(values: OptionValues) -> OptionValues:
+        return {
+            "limits": ServerLimits(**pop_options(values, LIMITS)),
+            "access": _access(values),
+            "api": _api(values),
+            "observability": ObservabilityOptions(**pop_options(values, OBSERVABILITY)),
+        }
+
+    options = [*LIMITS, *ACCESS, *CORS, *API, *OBSERVABILITY]
+    return with_options(command, options, make, "limits", "access", "api", "observability")
 
 
-def takes_api_options(command: Command) -> Command:
+def add_api_options(command: Command) -> Command:
     """Give a command those of the API alone; it receives them as `api`."""
-    return with_options(command, API, lambda given: {"api": _api(given)}, "api")
+    return with_options(command, API, lambda values: {"api": _api(values)}, "api")
 
 
-def _access(given: Given) -> AccessOptions:
-    chosen = take(given, ACCESS)
+def _access(values: OptionValues) -> AccessOptions:
+    chosen = pop_options(values, ACCESS)
     keys = load_keys(chosen.pop("api_key_file"), chosen.pop("api_key") or ())
-    return AccessOptions(keys, cors=_cors(given), **chosen)
+    hosts = chosen.pop("allowed_hosts")
+    allowed_hosts = None if hosts is None else AllowedHosts(parse_hosts(hosts))
+    return AccessOptions(keys, cors=_cors(values), allowed_hosts=allowed_hosts, **chosen)
 
 
-def _cors(given: Given) -> CorsOptions:
-    chosen = take(given, CORS)
+def _cors(values: OptionValues) -> CorsOptions:
+    chosen = pop_options(values, CORS)
     lists = {name: parse_list(name, text) for name in CORS_LISTS if (text := chosen.pop(name)) is not None}
     return CorsOptions(**chosen | lists)
 
 
-def _api(given: Given) -> ApiOptions:
-    chosen = take(given, API)
+def _api(values: OptionValues) -> ApiOptions:
+    chosen = pop_options(values, API)
     template = _read_template(chosen.pop("chat_template"))
     return ApiOptions(chat_template=template, **chosen)
 

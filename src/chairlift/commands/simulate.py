@@ -7,15 +7,14 @@ from typing import Annotated
 
 import typer
 
-from chairlift.commands.load_options import Load, takes_load
-from chairlift.commands.options import takes_options
+from chairlift.commands.load_options import Load, add_load_options
+from chairlift.commands.options import add_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
-SIMULATED = (
+SIMULATION_OPTIONS = (
     "max_model_len",
     "max_num_seqs",
-    "prefill_ahead",
     "max_num_batched_tokens",
     "scheduling_policy",
     "tenant_weights",
@@ -58,8 +57,8 @@ def _check_options(ctx: typer.Context) -> None:
         raise ConfigError(f"{names} {goes}: leave it out")
 
 
-@takes_options(SIMULATED)
-@takes_load()
+@add_options(SIMULATION_OPTIONS)
+@add_load_options()
 def simulate(
     ctx: typer.Context,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets.")] = False,

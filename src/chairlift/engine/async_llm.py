@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chairlift.config import EngineConfig
@@ -134,6 +135,7 @@ class AsyncLLM:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
         self._busy_since = 0.0
+        self._closing: asyncio.Future[None] | None = None
 
     @property
     def engine(self) -> ServedEngine:
@@ -141,8 +143,8 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine can answer, now or once it is back."""
-        return self._dead is None
+        """Whether the engine can answer, now or once it has been started again."""
+        return self._dead is None and self._client.unavailable is None
 
     @property
     def num_unfinished(self) -> int:
@@ -194,8 +196,11 @@ class AsyncLLM:
         Raises:
             RequestError: something does not fit or would have no effect, or the request id is in use.
             EngineDeadError: the engine is gone.
+            EngineUnavailableError: it cannot be started again for now.
         """
         self.open()
+        if (unavailable := self._client.unavailable) is not None:
+            raise unavailable
         request_id = request_id or uuid.uuid4().hex
         if (tenant, request_id) in self._ids_in_use:
             raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
@@ -241,11 +246,20 @@ class AsyncLLM:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answers to a conversation; the rest as `generate`."""
+        """Stream the answers to a conversation; the rest as `generate`.
+
+        Args:
+            allow_special_tokens_in_content: special tokens that a message spells become these tokens; otherwise they
+                are plain text.
+            template_options: further variables of the chat template.
+        """
         await self._prepare(params)
-        text, token_ids = self.engine.input_processor.encode_chat(messages, params, **template_options)
+        text, token_ids = self.engine.input_processor.encode_chat(
+            messages, params, allow_special_tokens_in_content=allow_special_tokens_in_content, **template_options
+        )
         async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
@@ -260,10 +274,19 @@ class AsyncLLM:
         self.stop()
         self._client.close()
 
-    async def aclose(self) -> None:
-        """As `close`, and the event loop goes on meanwhile."""
+    async def aclose(self, seconds: float | None = None) -> None:
+        """As `close`, and the event loop goes on meanwhile.
+
+        Args:
+            seconds: an engine in a process of its own is killed if it has not ended by then; see ProcessClient.
+        """
         self.stop()
-        await asyncio.to_thread(self._client.close)
+        if self._closing is None:
+            # Threads of the loop's own executor may all be busy for a long time.
+            executor = ThreadPoolExecutor(1, "chairlift-close")
+            self._closing = asyncio.get_running_loop().run_in_executor(executor, self._client.close, seconds)
+            executor.shutdown(wait=False)
+        await asyncio.shield(self._closing)
 
     async def _prepare(self, params: SamplingParams) -> None:
         if params.structured_outputs is not None:

@@ -10,14 +10,14 @@ from chairlift.config import SchedulerConfig
 from chairlift.engine.commands import Command
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer
-from chairlift.errors import EngineDeadError
+from chairlift.errors import EngineDeadError, EngineUnavailableError
 from chairlift.events import EngineStarted
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.outputs import EngineCoreOutput
 from chairlift.worker.kv_cache import KVCachePlan
 
-EngineState = Literal["starting", "running", "restarting", "dead"]
+EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class EngineStatus:
     """How an engine fares.
 
     Attributes:
-        state: "restarting": requests that had begun were lost, others and new ones wait; "dead": for good.
+        state: "restarting": requests that had begun were lost, others and new ones wait; "cannot_restart": starts have
+            failed for so long that requests end with EngineUnavailableError, and starts go on; "dead": for good.
         restarts: how often it was started again.
         seconds_since_step: since the last step ended, or since the engine was ready if there was none.
         num_unfinished: prompts that are being answered.
@@ -76,6 +77,10 @@ class EngineClient(Protocol):
     @property
     def restarts(self) -> int: ...
     @property
+    def unavailable(self) -> EngineUnavailableError | None:
+        """Why requests are refused now, in state "cannot_restart"."""
+
+    @property
     def seconds_since_step(self) -> float: ...
     @property
     def last_failure(self) -> str | None: ...
@@ -97,5 +102,9 @@ class EngineClient(Protocol):
     def stop(self) -> None:
         """Have the engine stop after the step it is in, and wait for nothing. `on_lost` is not called any more."""
 
-    def close(self) -> None:
-        """Stop it, and wait until it has stopped and is cleared away. May be called on another thread after `stop`."""
+    def close(self, seconds: float | None = None) -> None:
+        """Stop it, and wait until it has stopped and is cleared away. May be called on another thread after `stop`.
+
+        Args:
+            seconds: an engine in a process of its own is killed if it runs for longer; None: a default.
+        """

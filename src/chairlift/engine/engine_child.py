@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import signal
 import subprocess
@@ -19,13 +20,16 @@ import zmq
 from chairlift.config import EngineConfig
 from chairlift.control_groups import ControlGroups
 from chairlift.engine.engine_process import STACKS, Launch
-from chairlift.engine.wire import Address, Link, ToFront, front_link
+from chairlift.engine.wire import Address, Link, Said, ToFront, front_link
 from chairlift.errors import ConfigError
 from chairlift.worker.memory import format_memory
 
 ENGINE_COMMAND: Final = (sys.executable, "-m", "chairlift.engine.engine_process")
 STACKS_SECONDS: Final = 0.5
 """From `ask_for_stacks` until they are written."""
+
+GRACE_SECONDS: Final = 0.05
+"""From the end of a process until its last words have come through the socket."""
 
 
 class EngineChild:
@@ -122,6 +126,11 @@ class EngineChild:
             self._process.stdin.close()
         self.link.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def log_line(line: Said) -> None:
+    """Write a line of the engine's log to this process's."""
+    logging.getLogger(line.logger).log(line.level, "%s", line.text)
 
 
 def _link(folder: Path) -> tuple[Link[ToFront], Address]:

@@ -23,7 +23,7 @@ import msgspec
 import zmq
 
 from chairlift.config import EngineConfig
-from chairlift.core.executor import Executor
+from chairlift.core.engine_core import Executor
 from chairlift.engine.commands import Command
 from chairlift.engine.core_loop import run_core
 from chairlift.engine.grammar_gate import GrammarGate
@@ -45,6 +45,7 @@ from chairlift.engine.wire import (
 )
 from chairlift.errors import ChairliftError
 from chairlift.events import DroppableEvent, Event
+from chairlift.memory_limits import describe_out_of_memory, is_out_of_memory
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger("chairlift")
@@ -181,6 +182,9 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
         link.send(CannotStart(type(error).__name__, str(error)))
         return 2
     except BaseException as error:
+        if is_out_of_memory(error):
+            link.send(CannotStart("EngineDeadError", f"the engine cannot start: {describe_out_of_memory(error)}"))
+            return 1
         logger.exception("the engine could not be started")
         link.send(CannotStart("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from chairlift.engine.forecast import Member, Next, steps_until_admitted, steps_until_seated
+from chairlift.engine.forecast import Member, Next, steps_until_admitted
 from chairlift.engine.what_if import Ask, Refusal, WhatIf, what_ifs
 from chairlift.metrics.queue_timeline import Holder, Stretch
 from chairlift.metrics.tracked_request import Span, TrackedRequest
@@ -52,7 +52,7 @@ class ExplainedSpan:
         num_steps: steps that were planned without it.
         head: who stood at the head of the queue at first, itself perhaps; None outside of the queue.
         needed_blocks, largest_free_piece: of that one's refusal; free_blocks, evictable_blocks: of the pool.
-        num_running, num_waiting: then; num_ahead: of those that ran, how many had no seat yet.
+        num_running, num_waiting: then.
         behind: who held the most memory then.
         estimate: seconds that were to be expected then, had those in the batch run to their limits; None if it was not
             at the head, or if there were too few steps yet to say.
@@ -69,7 +69,6 @@ class ExplainedSpan:
     evictable_blocks: int | None = None
     largest_free_piece: int | None = None
     num_running: int | None = None
-    num_ahead: int | None = None
     num_waiting: int | None = None
     behind: tuple[BatchMember, ...] = ()
     estimate: float | None = None
@@ -82,25 +81,6 @@ class ExplainedWait:
     cause: str
     seconds: float
     spans: tuple[ExplainedSpan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedStand:
-    """It ran ahead of a seat, and stood in steps that computed nothing for it.
-
-    Attributes:
-        seconds, num_steps: in all, up to now.
-        has_token: it got its first token ahead of a seat, or before it lost it.
-        is_standing: it still does; then position: how many are to have a seat before it; expected_wait: seconds until
-            it has one, if everybody runs to the limit. None where that cannot be said.
-    """
-
-    seconds: float
-    num_steps: int
-    has_token: bool
-    is_standing: bool
-    position: int | None = None
-    expected_wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +111,6 @@ class Explanation:
         queue_time: None while it waits for the first time.
         position: how many are to be admitted before it, and expected_wait: seconds until it is, if everybody runs to
             the limit; None unless it waits, or if that cannot be said.
-        standing: None if it never stood.
         would_have_let_in: when it was first left waiting.
     """
 
@@ -144,7 +123,6 @@ class Explanation:
     position: int | None = None
     expected_wait: float | None = None
     refusal: str | None = None
-    standing: ExplainedStand | None = None
 
 
 class Explainer:
@@ -179,7 +157,6 @@ class Explainer:
             position=position,
             expected_wait=expected,
             refusal=request.refusal_message,
-            standing=self._stand(request, now) if request.steps_stood else None,
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------
@@ -209,7 +186,6 @@ class Explainer:
             evictable_blocks=evictable,
             largest_free_piece=largest,
             num_running=stretch.num_running,
-            num_ahead=self._num_ahead(stretch.num_running),
             num_waiting=stretch.num_waiting,
             behind=tuple(
                 BatchMember(viewer.name(holder.request_id, holder.tenant), holder.num_blocks)
@@ -220,17 +196,13 @@ class Explainer:
 
     def _estimate(self, stretch: Stretch) -> float | None:
         needed, free, _, _ = _arithmetic(stretch)
-        free_blocks = stretch.free_blocks if free is None else free
-        return self._seconds_until_admitted([Next(needed or 0, 1)], stretch.holders, free_blocks, stretch.num_running)
-
-    def _seconds_until_admitted(
-        self, queue: Sequence[Next], holders: Sequence[Holder], free_blocks: int, num_running: int
-    ) -> float | None:
-        seated, standing = _by_seat(holders)
         steps = steps_until_admitted(
-            self._members(seated), queue, free_blocks, self._free_seats(num_running), self._members(standing)
+            self._members(stretch.holders),
+            [Next(needed or 0, 1)],
+            stretch.free_blocks if free is None else free,
+            self._free_seats(stretch.num_running),
         )
-        return self._seconds(steps, num_running)
+        return self._seconds(steps, stretch.num_running)
 
     # -- what is to come -----------------------------------------------------------------------------------------
 
@@ -240,32 +212,9 @@ class Explainer:
             return None, None
         ahead = [other for other in self._tracker.waiting() if other is not request and self._precedes(other, request)]
         queue = [Next(self._needed(entry), 1 + entry.limit - entry.num_output_tokens) for entry in (*ahead, request)]
-        holders = self._tracker.holders()
-        return len(ahead), self._seconds_until_admitted(queue, holders, last.free_blocks, last.num_running)
-
-    def _stand(self, request: TrackedRequest, now: float) -> ExplainedStand:
-        stand = ExplainedStand(
-            seconds=request.stood_until(now),
-            num_steps=request.steps_stood,
-            has_token=request.num_output_tokens > 0,
-            is_standing=request.is_standing,
-        )
-        if not request.is_standing or self._tracker.started is None:
-            return stand
-        ahead = [other.request_id for other in self._tracker.ahead()]
-        position = ahead.index(request.request_id)
-        return replace(stand, position=position, expected_wait=self._seconds_until_seated(position))
-
-    def _seconds_until_seated(self, position: int) -> float | None:
-        """Of the one with so many before it. Under the fair policy seats change hands with every token, so nobody can
-        say."""
-        started = self._tracker.started
-        if started is None or started.scheduling_policy == "fair":
-            return None
-        holders = self._tracker.holders()
-        seated, standing = _by_seat(holders)
-        steps = steps_until_seated(self._members(seated), self._members(standing[: position + 1]))
-        return self._seconds(steps, len(holders))
+        members = self._members(self._tracker.holders())
+        steps = steps_until_admitted(members, queue, last.free_blocks, self._free_seats(last.num_running))
+        return len(ahead), self._seconds(steps, last.num_running)
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
         """In the order of the queue; under the fair policy, among those of one tenant."""
@@ -300,17 +249,11 @@ class Explainer:
         if started is None:
             return 0
         if started.static_batch_size is None:
-            return max(0, started.max_num_seqs - num_running)
+            return started.max_num_seqs - num_running
         return 0 if num_running else started.static_batch_size
 
-    def _num_ahead(self, num_running: int) -> int:
-        """Of so many that run, those without a seat."""
-        started = self._tracker.started
-        return 0 if started is None else max(0, num_running - started.max_num_seqs)
-
     def _seconds(self, steps: int | None, num_running: int) -> float | None:
-        """So many steps take, in which those who have a seat get a token each."""
-        seconds = self._tracker.cost.seconds(num_running - self._num_ahead(num_running))
+        seconds = self._tracker.cost.seconds(num_running)
         return None if steps is None or seconds is None else max(1, steps) * seconds
 
     # -- what would have let it in -------------------------------------------------------------------------------
@@ -357,12 +300,6 @@ class Explainer:
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
-
-
-def _by_seat(holders: Sequence[Holder]) -> tuple[list[Holder], list[Holder]]:
-    """Those with a seat, and the others in the order in which they are to have one."""
-    places = {holder.place: holder for holder in holders if holder.place is not None}
-    return [holder for holder in holders if holder.place is None], [places[place] for place in sorted(places)]
 
 
 def _is_queued(request: TrackedRequest, step: int) -> bool:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.engine_core import EngineCore
-from chairlift.core.executor import Executor
-from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.kv_policies import make_kv_cache_manager, max_request_slots
-from chairlift.core.scheduler import Scheduler
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler, max_request_slots
+from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
 from chairlift.engine.loaded_model import LoadedModel, load_model
 from chairlift.engine.recording import EngineRecorder
@@ -112,7 +110,7 @@ def build_engine(
     budget = None if times is None else largest_budget(times, config.max_num_seqs)
     scheduler_config = config.scheduler_config(limits.max_model_len, budget)
     manager = _manager(config, plan, scheduler_config)
-    runner = _runner(loaded, scheduler_config.max_num_running, limits.max_model_len, plan)
+    runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
     listeners = _open_listeners(config, events)
@@ -122,7 +120,7 @@ def build_engine(
     if says:
         _say(config, loaded, scheduler_config, plan)
         _say_budget(scheduler_config.max_num_batched_tokens, times)
-    scheduler = Scheduler(scheduler_config, manager, listeners.sink)
+    scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     return Engine(
         core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
         loaded=loaded,
@@ -221,7 +219,6 @@ def _started(
         block_size=plan.block_size,
         num_blocks=plan.num_blocks,
         max_num_seqs=scheduler_config.max_num_seqs,
-        prefill_ahead=scheduler_config.prefill_ahead,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         max_model_len=scheduler_config.max_model_len,
         scheduling_policy=scheduler_config.scheduling_policy,
@@ -262,7 +259,7 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         return
     step = StepLimits(
         scheduler_config.max_num_batched_tokens,
-        scheduler_config.max_num_running,
+        scheduler_config.max_num_seqs,
         scheduler_config.max_model_len,
         plan.block_size,
     )

@@ -81,6 +81,12 @@ class InFlight:
         self.remove(lost)
         return lost
 
+    def lose_all(self) -> list[str]:
+        """Forget all requests; returns their ids."""
+        lost = list(self._group_of)
+        self.remove(lost)
+        return lost
+
     def again(self) -> list[Add]:
         """What is sent to a new engine."""
         for group in self._groups.values():

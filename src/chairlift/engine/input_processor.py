@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from chairlift.engine.constraints import Constraints
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
+from chairlift.loading.marked_text import unmarked
 from chairlift.loading.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.request import Request
@@ -158,11 +159,24 @@ class InputProcessor:
         return None, self._checked(token_ids, params=params)
 
     def encode_chat(
-        self, messages: list[Message], params: SamplingParams | None = None, **template_options: Any
+        self,
+        messages: list[Message],
+        params: SamplingParams | None = None,
+        *,
+        allow_special_tokens_in_content: bool = False,
+        **template_options: Any,
     ) -> tuple[str, list[int]]:
-        """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`."""
+        """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`.
+
+        Args:
+            allow_special_tokens_in_content: added tokens that the content spells become these tokens; otherwise they
+                are plain text.
+        """
         text = self.tokenizer.render_chat(messages, **template_options)
-        return text, self.encode_text(text, "messages", params, add_special_tokens=False)
+        if allow_special_tokens_in_content:
+            text = unmarked(text)
+        token_ids = self.encode_text(text, "messages", params, add_special_tokens=False)
+        return unmarked(text), token_ids
 
     def encode_text(
         self, text: str, param: str, params: SamplingParams | None = None, *, add_special_tokens: bool

@@ -67,13 +67,25 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
+        allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
         """Answer every conversation; a single one is a list of one. Without `sampling_params` an answer is as long as
-        fits."""
+        fits.
+
+        Args:
+            allow_special_tokens_in_content: special tokens that a message spells become these tokens; otherwise they
+                are plain text.
+            template_options: further variables of the chat template.
+        """
 
         def encode(conversation: list[Message], params: SamplingParams) -> tuple[str | None, list[int]]:
-            return self.engine.input_processor.encode_chat(conversation, params, **template_options)
+            return self.engine.input_processor.encode_chat(
+                conversation,
+                params,
+                allow_special_tokens_in_content=allow_special_tokens_in_content,
+                **template_options,
+            )
 
         single = bool(messages) and isinstance(messages[0], dict)
         conversations = cast("list[list[Message]]", [messages] if single else messages)

@@ -10,44 +10,35 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from chairlift import errors
 from chairlift.config import EngineConfig
 from chairlift.engine.client import EngineState, OnLost, OnOutputs
 from chairlift.engine.commands import Abort, Add, Command, Stop
-from chairlift.engine.engine_child import ENGINE_COMMAND, STACKS_SECONDS, EngineChild
+from chairlift.engine.engine_child import ENGINE_COMMAND, GRACE_SECONDS, STACKS_SECONDS, EngineChild, log_line
 from chairlift.engine.event_hub import EventHub
+from chairlift.engine.first_start import wait_for_facts
 from chairlift.engine.in_flight import InFlight
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer
 from chairlift.engine.remote_engine import RemoteEngine, settled
-from chairlift.engine.watchdog import Watchdog, main_frame, write_state_dump
+from chairlift.engine.restart_policy import LONGEST_BACKOFF, RestartPolicy
+from chairlift.engine.watchdog import Watchdog, write_state_dump
 from chairlift.engine.wire import (
     Began,
     CannotStart,
     Credit,
     Died,
-    EngineFacts,
     News,
     Ready,
     Said,
     ToFront,
     unpack_events,
 )
-from chairlift.errors import ChairliftError, ConfigError, EngineDeadError
+from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError
 from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
 
 logger = logging.getLogger("chairlift")
 
 DEFAULT_WATCHDOG_TIMEOUT: Final = 120.0
-FIRST_BACKOFF: Final = 0.5
-LONGEST_BACKOFF: Final = 30.0
-MAX_FAILURES: Final = 8
-"""Deaths in a row, each within STABLE_SECONDS of the start, after which nobody tries again."""
-
-STABLE_SECONDS: Final = 60.0
-GRACE_SECONDS: Final = 0.05
-"""From the end of a process until its last words have come through the socket."""
-
 FIRST_START_SECONDS: Final = 1800.0
 """The first start may take so long: minutes for a large model off a slow disk are usual, half an hour is not."""
 
@@ -55,7 +46,6 @@ START_FACTOR: Final = 4.0
 """Times what the first start took: so long may another one take, and at least as long as the watchdog's timeout."""
 
 STOP_SECONDS: Final = 10.0
-CONNECT_SECONDS: Final = 10.0
 CONNECTED_YET_SECONDS: Final = 0.002
 MESSAGES_A_TURN: Final = 16
 EVENTS_A_CREDIT: Final = 256
@@ -65,9 +55,9 @@ EVENTS_KEPT: Final = 256
 class ProcessClient:
     """Starts an engine process at once; `wait_until_ready` before anything else.
 
-    When the process dies, requests that had begun are lost, and it is started again with the limits that it had,
-    after FIRST_BACKOFF seconds and twice as long each time. Requests that had not begun, and those that come meanwhile,
-    are run then.
+    When the process dies, requests that had begun are lost, and it is started again with the limits that it had, at
+    the times of a RestartPolicy. Requests that had not begun, and those that come meanwhile, are run then. If the
+    policy lets none wait any longer, they end with EngineUnavailableError, and so do new ones until the engine is back.
 
     Args:
         config: of the engine.
@@ -102,7 +92,8 @@ class ProcessClient:
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
         self._start_watchdog = Watchdog(limit, GRACE_SECONDS)
         self._last_words = ""
-        self._num_failures = 0
+        self._policy = RestartPolicy()
+        self._next_start = 0.0
         self._created = self._ready_time = self._last_step = self.now()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -116,6 +107,18 @@ class ProcessClient:
     @property
     def engine_pid(self) -> int:
         return self._child.pid
+
+    @property
+    def unavailable(self) -> EngineUnavailableError | None:
+        if self.state != "cannot_restart":
+            return None
+        seconds = max(0.0, self._next_start - self.now())
+        reason = self.last_failure or "it died"
+        return EngineUnavailableError(
+            f"the engine cannot be started again: {reason}. It is tried again every {LONGEST_BACKOFF:g} s, so it comes "
+            "back once the cause is gone (if a file of the model is damaged, replace it); or restart the server",
+            seconds,
+        )
 
     @property
     def seconds_since_step(self) -> float:
@@ -134,7 +137,8 @@ class ProcessClient:
         """
         try:
             tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else load_tokenizer(self._files)
-            facts = self._wait_for_facts()
+            facts = wait_for_facts(self._child, self._start_watchdog)
+            self._is_ready()
         except BaseException:
             self.close()
             raise
@@ -143,41 +147,6 @@ class ProcessClient:
         if timeout := self._watchdog.timeout:
             limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
             self._start_watchdog = Watchdog(limit, self._watchdog.interval)
-
-    def _wait_for_facts(self) -> EngineFacts:
-        while True:
-            message = self._child.link.receive()
-            match message:
-                case Ready(facts):
-                    if not self._child.link.has_receiver(CONNECT_SECONDS):
-                        raise EngineDeadError(f"the engine process did not connect within {CONNECT_SECONDS:g} s")
-                    self._is_ready()
-                    return facts
-                case CannotStart(kind, text):
-                    raise _as_raised(kind, text)
-                case Said():
-                    _log(message)
-                case None if not self._child.link.wait(GRACE_SECONDS):
-                    self._check_start()
-
-    def _check_start(self) -> None:
-        """The process has been silent for GRACE_SECONDS and is not ready."""
-        if self._child.has_ended:
-            raise EngineDeadError(f"the engine process ended while it started ({self._child.why_ended()})")
-        if not self._start_watchdog.is_stuck(True):
-            return
-        self._child.ask_for_stacks()
-        time.sleep(STACKS_SECONDS)
-        stacks, limit = self._child.stacks(), self._start_watchdog.timeout
-        reason = f"not ready {limit:g} s after it was started"
-        try:
-            where = f"all its threads are in {write_state_dump(reason, None, self._in_flight, [], stacks)}"
-        except OSError as error:
-            where = f"its state cannot be written: {error}"
-        raise EngineDeadError(
-            f"the engine hangs: {reason}, it was {main_frame(stacks)}; {where}. If it only needs longer, give it "
-            f"--watchdog-timeout with more seconds, or 0 for no limit"
-        )
 
     def open(self, on_outputs: OnOutputs, on_lost: OnLost) -> None:
         self._loop = asyncio.get_running_loop()
@@ -205,9 +174,10 @@ class ProcessClient:
             self._detach()
             self._child.link.send(Stop())
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
         self.stop()
-        self._child.close(STOP_SECONDS if self._engine is not None else 0.0)
+        seconds = STOP_SECONDS if seconds is None else seconds
+        self._child.close(seconds if self._engine is not None else 0.0)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -253,7 +223,13 @@ class ProcessClient:
             case Began(request_ids):
                 self._in_flight.begin(request_ids)
             case Said():
-                _log(message)
+                log_line(message)
+            case Ready(facts) if facts.model_config != self.engine.model_config:
+                self._last_words = (
+                    f"model {self._config.model!r} is another one than when the server was started: put that back, or "
+                    "restart the server to serve this one"
+                )
+                self._child.kill()
             case Ready():
                 self._is_back(self._child)
             case Died(text) | CannotStart(_, text):
@@ -292,29 +268,25 @@ class ProcessClient:
         self._has_failed(self._loop, reason)
 
     def _has_failed(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        """End the requests that are lost, and those that wait if the policy lets them wait no longer."""
+        was_refusing = self.unavailable is not None
+        restart = self._policy.failed(self.now())
         self.last_failure = reason
-        is_early = self.state != "running" or self.now() - self._ready_time < STABLE_SECONDS
-        self._num_failures = self._num_failures + 1 if is_early else 1
-        if self._num_failures > MAX_FAILURES:
-            logger.error("the engine died (%s), %d times in a row: giving up", reason, self._num_failures)
-            self.state = "dead"
-            self._on_lost(None, EngineDeadError(f"the engine died: {reason}"))
-            return
-        self._begin_restart(loop, reason)
-
-    def _begin_restart(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        self.state = "restarting"
+        self._next_start = self.now() + restart.delay
+        self.state = "restarting" if restart.can_wait else "cannot_restart"
         lost = self._in_flight.lose_begun()
-        delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._num_failures - 1))
         logger.error(
             "the engine died (%s): %d requests are lost, %d wait; starting it again in %.1f s",
             reason,
             len(lost),
             len(self._in_flight),
-            delay,
+            restart.delay,
         )
         self._on_lost(lost, EngineDeadError(f"the engine died ({reason}) and is started again: send this once more"))
-        loop.call_later(delay, self._start_again, loop)
+        if (error := self.unavailable) is not None and not was_refusing:
+            logger.error("%d waiting requests end with an error: %s", len(self._in_flight), error)
+            self._on_lost(self._in_flight.lose_all(), error)
+        loop.call_later(restart.delay, self._start_again, loop)
 
     def _start_again(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._is_closed:
@@ -334,6 +306,7 @@ class ProcessClient:
     def _is_ready(self) -> None:
         self.state = "running"
         self._ready_time = self._last_step = self.now()
+        self._policy.ready(self._ready_time)
 
     def _is_back(self, child: EngineChild) -> None:
         if self._is_closed or child is not self._child or child.is_closed:
@@ -356,7 +329,8 @@ class ProcessClient:
         if self._watchdog.is_stuck(self.state == "running" and not is_ending and len(self._in_flight) > 0):
             silence = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
             self._unstick(self._loop, silence)
-        if self._start_watchdog.is_stuck(self.state == "restarting" and not is_ending and not self._child.is_closed):
+        is_starting = self.state in ("restarting", "cannot_restart") and not self._child.is_closed
+        if self._start_watchdog.is_stuck(is_starting and not is_ending):
             self._unstick(self._loop, f"not ready {round(self._start_watchdog.timeout, 1):g} s after it was started")
         self._loop.call_later(self._watchdog.interval, self._look)
 
@@ -376,12 +350,3 @@ class ProcessClient:
             child.kill()
 
         loop.call_later(STACKS_SECONDS, dump_and_kill)
-
-
-def _as_raised(kind: str, message: str) -> ChairliftError:
-    error: type[ChairliftError] = getattr(errors, kind)
-    return error(message)
-
-
-def _log(line: Said) -> None:
-    logging.getLogger(line.logger).log(line.level, "%s", line.text)

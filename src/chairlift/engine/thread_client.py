@@ -14,7 +14,7 @@ from chairlift.engine.commands import Command
 from chairlift.engine.core_thread import EngineCoreThread
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.factory import Engine, build_engine
-from chairlift.errors import EngineDeadError
+from chairlift.errors import EngineDeadError, EngineUnavailableError
 from chairlift.outputs import EngineCoreOutput
 
 
@@ -27,6 +27,7 @@ class ThreadClient:
         self.state: EngineState = "running"
         self.restarts = 0
         self.last_failure: str | None = None
+        self.unavailable: EngineUnavailableError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._core = EngineCoreThread(self.engine.core, self._tell, self._ended)
 
@@ -52,7 +53,8 @@ class ThreadClient:
         if self._core.is_alive:
             self._core.stop()
 
-    def close(self) -> None:
+    def close(self, seconds: float | None = None) -> None:
+        """A thread cannot be killed: `seconds` has no effect."""
         self.stop()
         self._core.join()
         self.engine.close()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from chairlift.clock import in_words
 
 if TYPE_CHECKING:
-    from chairlift.engine.explain import ExplainedSpan, ExplainedStand
+    from chairlift.engine.explain import ExplainedSpan
 
 OUTSIDE = {
     "next_step": "handed over to the engine, which was computing a step",
@@ -29,7 +29,7 @@ def describe(span: ExplainedSpan) -> str:
 
 def _why(span: ExplainedSpan) -> str:
     if span.reason == "seats":
-        text = _seats(span)
+        text = "the only seat was taken" if span.num_running == 1 else f"all {span.num_running} seats were taken"
     elif span.reason == "batch":
         text = f"a static batch of {span.num_running} was closed"
     elif span.reason == "preemption":
@@ -39,23 +39,6 @@ def _why(span: ExplainedSpan) -> str:
     else:
         text = _blocks(span)
     return text + _who(span) + _estimate(span)
-
-
-def _seats(span: ExplainedSpan) -> str:
-    num_ahead = span.num_ahead or 0
-    num_seats = (span.num_running or 0) - num_ahead
-    text = "the only seat was taken" if num_seats == 1 else f"all {num_seats} seats were taken"
-    return f"{text}, and {num_ahead} more ran ahead of one" if num_ahead else text
-
-
-def describe_standing(stand: ExplainedStand) -> str:
-    """One sentence with the arithmetic."""
-    if not stand.is_standing:
-        return f"stood for {stand.num_steps} steps, {in_words(stand.seconds)} in all, because all seats were taken"
-    text = "has its first token and stands" if stand.has_token else "gets what others leave of the token budget"
-    text += f" until a seat is free: {stand.position} before it"
-    expected = "" if stand.expected_wait is None else f", about {in_words(stand.expected_wait)}"
-    return f"{text}{expected}; stood for {stand.num_steps} steps, {in_words(stand.seconds)} so far"
 
 
 def _blocks(span: ExplainedSpan) -> str:

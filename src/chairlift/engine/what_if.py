@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
-from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted
 from chairlift.metrics.queue_timeline import Holder
@@ -85,7 +85,7 @@ def what_ifs(refusal: Refusal) -> list[WhatIf]:
 
 
 def _larger_engine(refusal: Refusal) -> WhatIf | None:
-    """Seats for all, and the fewest blocks, with which it would have been admitted, those ahead of it first."""
+    """The fewest seats and blocks with which it would have been admitted, those ahead of it first."""
     if refusal.reason == "batch":
         return None
     started = refusal.started
@@ -161,8 +161,7 @@ def _shortened(ask: Ask, max_tokens: int) -> Ask:
 
 
 def _other_policies(refusal: Refusal) -> list[WhatIf]:
-    """The same batch and queue under every other policy of memory. What a prefix cache would share is not counted, and
-    nothing is said of places ahead of a seat, which depend on what the seats would spare."""
+    """The same batch and queue under every other policy of memory. What a prefix cache would share is not counted."""
     if refusal.reason not in ("memory", "preemption") or refusal.started.batching == "static":
         return []
     started = refusal.started
@@ -170,8 +169,6 @@ def _other_policies(refusal: Refusal) -> list[WhatIf]:
     lengths = [holder.output_len for holder in refusal.holders] + [ask.output_len for ask in asks]
     is_forced = None not in lengths
     has_seats = refusal.num_running + len(asks) <= started.max_num_seqs
-    if not has_seats and started.prefill_ahead:
-        return []
     found = []
     for kv in KV_POLICIES:
         if kv == started.kv or (kv in NEED_LENGTHS and not is_forced):
@@ -192,11 +189,9 @@ def _continuous(refusal: Refusal) -> WhatIf:
     )
 
 
-def _first_in_queue(refusal: Refusal) -> WhatIf | None:
-    """Had it stood before all others; None if that had been ahead of a seat."""
+def _first_in_queue(refusal: Refusal) -> WhatIf:
+    """Had it stood before all others."""
     started = refusal.started
-    if refusal.num_running >= started.max_num_seqs and started.prefill_ahead:
-        return None
     seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
     room = refusal.largest_free_piece if started.kv != "paged" else refusal.free_blocks
     admits = (
@@ -218,7 +213,7 @@ def _holds(started: EngineStarted, kv: str, num_blocks: int, holders: Sequence[H
     members = [
         Ask(h.num_prompt_tokens, max(h.num_prompt_tokens, h.num_computed), h.max_tokens, h.output_len) for h in holders
     ]
-    return all(manager.admit(_request(entry, index)) for index, entry in enumerate((*members, *asks)))
+    return all(manager.allocate(_request(entry, index)) for index, entry in enumerate((*members, *asks)))
 
 
 def _manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCacheManager:

@@ -1,5 +1,5 @@
 """Chat templates: Jinja2 programs that come with a model and turn messages into a prompt. They are untrusted code, so
-they run in a sandbox, in a process of its own, for so long and no longer (`template_process`)."""
+they run in a sandbox, in a process of its own, for a bounded time (`template_process`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from chairlift.errors import RequestError
+from chairlift.loading.marked_text import MarkedText, from_spans, template_spans
 from chairlift.loading.template_process import run_template
 
 
@@ -17,20 +18,30 @@ class ChatTemplate:
     Args:
         text: the template.
         special_tokens: variables it may use (`bos_token`, `eos_token`, ...).
+        from_request: it came with an API request, and runs apart from the server's own templates.
     """
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, text: str, special_tokens: Mapping[str, str], *, from_request: bool = False) -> None:
         self.text = text
         self._special_tokens = dict(special_tokens)
+        self._from_request = from_request
 
     @cached_property
     def variables(self) -> frozenset[str]:
         """What the template reads; empty if it cannot be compiled."""
-        answer = run_template({"do": "variables", "template": self.text})
+        answer = self._run({"do": "variables", "template": self.text})
         return frozenset(answer.get("variables", ()))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The prompt.
+    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
+        return run_template(request, from_request=self._from_request)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
+    ) -> MarkedText:
+        """The prompt, with each character marked as template text or content.
+
+        Content is every string of the arguments, except roles of messages and what is marked as template text in a
+        field of a message.
 
         Args:
             messages: in OpenAI's form, made of plain JSON values.
@@ -38,17 +49,31 @@ class ChatTemplate:
             extra: further variables (`tools`, `documents`, ...).
 
         Raises:
-            RequestError: the template cannot be compiled, refuses the messages or stumbles over them.
+            RequestError: the template cannot be compiled, refuses the messages or fails on them.
         """
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
         variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        answer = run_template({"do": "render", "template": self.text, "variables": variables})
+        request: dict[str, Any] = {"do": "render", "template": self.text, "variables": variables}
+        request["template_variables"] = [name for name in self._special_tokens if name not in extra]
+        request["marks"] = _marks(messages)
+        answer = self._run(request)
         if "text" in answer:
-            return str(answer["text"])
+            return from_spans(answer["text"], answer["spans"])
         if answer["error"] == "syntax":
             problem = f"the model's chat template cannot be compiled ({answer['message']})"
             raise RequestError(f"messages: {problem}; send a ready prompt to the completions API", "messages")
         raise RequestError(f"messages: the model's chat template refuses them: {answer['message']}", "messages")
+
+
+def _marks(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, list[tuple[int, int]]]]:
+    """Index, field and spans of the message fields that hold template text, which JSON does not show."""
+    return [
+        (index, field, spans)
+        for index, message in enumerate(messages)
+        if isinstance(message, Mapping)
+        for field, value in message.items()
+        if isinstance(value, MarkedText) and (spans := template_spans(value))
+    ]
 
 
 def select_template(value: Any) -> str | None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from chairlift.loading.gguf_file import GGUFFile
     from chairlift.loading.tokenizer import Tokenizer
 
-HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""At most 96 characters, which is the hub's limit."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
 WAYS: Final = (
     f"a model is {DEFAULT_MODEL} (the default), a .gguf file, a folder with config.json, or a name on the "
@@ -56,12 +57,15 @@ def resolve_model(model: str | None) -> ModelFiles:
     if model is None or model == DEFAULT_MODEL:
         return ModelFiles("gguf", fetch_default_model(), DEFAULT_MODEL)
     path = Path(model).expanduser()
-    if path.is_dir():
-        return _folder(path, path.resolve().name)
-    if path.is_file():
-        return _file(path)
+    try:
+        if path.is_dir():
+            return _folder(path, path.resolve().name)
+        if path.is_file():
+            return _file(path)
+    except OSError as error:
+        raise ModelLoadError(f"model {model!r:.100}: {error.strerror or error}; {WAYS}") from None
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(model):
-        raise ModelLoadError(f"model {model!r}: there is no such file or folder; {WAYS}")
+        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {WAYS}")
     return _folder(_download(model), model)
 
 

@@ -47,7 +47,7 @@ class TemplateProcess:
                 return self._ask(process, line, seconds)
             except (OSError, EOFError, TimeoutError):
                 self._kill(process)
-                problem = f"was stopped: it gave no answer within {seconds:g} s, or took too much memory"
+                problem = f"was stopped: it gave no answer within {seconds:g} s, or took too much time or memory"
                 raise RequestError(f"messages: the model's chat template {problem}", "messages") from None
 
     def _running(self) -> tuple[subprocess.Popen[bytes], float]:
@@ -96,9 +96,15 @@ class TemplateProcess:
         self._process = None
 
 
-_PROCESS = TemplateProcess()
+_OWN_TEMPLATES = TemplateProcess()
+_REQUEST_TEMPLATES = TemplateProcess()
 
 
-def run_template(request: dict[str, Any]) -> dict[str, Any]:
-    """See `TemplateProcess.run`; all templates share one worker."""
-    return _PROCESS.run(request)
+def run_template(request: dict[str, Any], *, from_request: bool = False) -> dict[str, Any]:
+    """Run a template in the worker process that is shared by all templates of its kind; see `TemplateProcess.run`.
+
+    Args:
+        from_request: the template came with an API request. It runs in another process than those of the operator and
+            the model, so that it can neither delay nor observe the conversations that these render.
+    """
+    return (_REQUEST_TEMPLATES if from_request else _OWN_TEMPLATES).run(request)

@@ -10,7 +10,9 @@ import tokenizers
 from tokenizers import processors
 
 from chairlift.errors import RequestError
+from chairlift.loading.added_token_guard import AddedTokenGuard
 from chairlift.loading.chat_template import ChatTemplate
+from chairlift.loading.marked_text import MarkedText, is_template_text, unmarked
 from chairlift.loading.token_bytes import spelling
 
 MAX_TOKEN_ID: Final = (1 << 32) - 1  # the library refuses to look up more
@@ -51,10 +53,22 @@ class Tokenizer:
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. Special tokens spelled out in the text become themselves; `add_special_tokens` adds the
-        beginning and end tokens that the model wants."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """The token ids of a text. Added tokens that it spells become themselves, except in the content of a
+        MarkedText, where they are plain text.
+
+        Args:
+            text: a rendered chat template is a MarkedText.
+            add_special_tokens: add the beginning and end tokens that the model expects.
+        """
+        if isinstance(text, MarkedText) and not is_template_text(text):
+            return self.guard.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = self.backend.encode(unmarked(text), add_special_tokens=add_special_tokens).ids
         return ids
+
+    @cached_property
+    def guard(self) -> AddedTokenGuard:
+        """Keeps added tokens out of the content of chat prompts."""
+        return AddedTokenGuard(self.backend)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text; ids outside of the vocabulary are left out, bytes that are no UTF-8 become U+FFFD."""
@@ -103,7 +117,7 @@ class Tokenizer:
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
-    ) -> str:
+    ) -> MarkedText:
         """The prompt text of a conversation; see ChatTemplate.render.
 
         Raises:
@@ -118,7 +132,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> list[int]:
-        """render_chat, encoded; nothing is added, since the template writes the special tokens itself."""
+        """The token ids of `render_chat`; nothing is added, since the template writes the special tokens itself."""
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, **extra)
         return self.encode(text, add_special_tokens=False)
 

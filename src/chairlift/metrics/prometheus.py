@@ -76,7 +76,6 @@ COUNTERS: Final = {
     "chairlift:padding_tokens": ("Padding computed for static batches.", ()),
     "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", ()),
     "chairlift:wait_steps": ("Steps that began while a request waited, by reason.", ("reason",)),
-    "chairlift:standing_seconds": ("Seconds of steps times requests that stood in them for a seat.", ()),
     "chairlift:wait_seconds": ("Seconds that requests waited, by reason.", ("reason",)),
     "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by what was in them.", ("kind",)),
 }
@@ -128,7 +127,6 @@ class PrometheusMetrics(Collector):
         self._count("chairlift:recomputed_tokens", step.num_recomputed)
         self._count("chairlift:padding_tokens", sum(step.num_padding))
         seconds = step.time - step.scheduled_time
-        self._count("chairlift:standing_seconds", seconds * len(step.standing))
         for kind in SLOT_KINDS:
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
         self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))
@@ -233,10 +231,6 @@ class PrometheusMetrics(Collector):
         values: dict[str, tuple[str, float]] = {
             "vllm:num_requests_running": ("Requests in the batch.", state["running"]),
             "vllm:num_requests_waiting": ("Requests that wait.", state["waiting"]),
-            "chairlift:num_requests_standing": (
-                "Requests in the batch that have no seat yet and get nothing.",
-                self._tracker.num_standing(),
-            ),
             "vllm:kv_cache_usage_perc": ("Share of the KV blocks that is held; 1 is all.", held),
             **{name: (text, value()) for name, (text, value) in self._gauges.items()},
         }

@@ -22,8 +22,7 @@ from chairlift.events import RequestWaiting, Step
 
 class Holder(NamedTuple):
     """A request in the batch, and what it held after a schedule. `num_computed`: tokens with K and V, once that step is
-    over; `num_left`: tokens that it may still sample after it; `place`: of those without a seat, how many were to have
-    one before it; None if it had one."""
+    over; `num_left`: tokens that it may still sample after it."""
 
     request_id: str
     tenant: str
@@ -33,7 +32,6 @@ class Holder(NamedTuple):
     output_len: int | None
     num_computed: int
     num_left: int
-    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

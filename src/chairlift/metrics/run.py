@@ -15,7 +15,7 @@ from chairlift.metrics.requests import RequestMetrics, RequestTally
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Means over time of the five kinds of slots (see `core.accounting`), as shares of the pool; their sum is 1.
+    """Means over time of the five kinds of slots (see `core.kv.accounting`), as shares of the pool; their sum is 1.
 
     `reserved` and `internal` are split as in the events, by `max_tokens`. A step counts by its duration.
     """

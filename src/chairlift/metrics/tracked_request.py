@@ -67,8 +67,6 @@ class TrackedRequest:
         num_computed: tokens with K and V; num_blocks: held, shared ones included.
         num_steps, step_seconds, step_tokens: the steps that it was in, how long they took, and its tokens in them.
         recompute_tokens: computed again after preemptions.
-        steps_stood: that computed nothing for it for want of a seat; stood_seconds: they took, but for those since
-            `standing_since`, when it began to stand; None if it does not.
         first_refusal: why it was not admitted when it was first at the head of the queue.
     """
 
@@ -91,9 +89,6 @@ class TrackedRequest:
     step_seconds: float = 0.0
     step_tokens: int = 0
     padding_tokens: int = 0
-    steps_stood: int = 0
-    stood_seconds: float = 0.0
-    standing_since: float | None = None
     refusal: RequestWaiting | None = None
     first_refusal: RequestWaiting | None = None
     last_token: float | None = None
@@ -116,10 +111,6 @@ class TrackedRequest:
         return None if self.finished is None else self.finished.step
 
     @property
-    def is_standing(self) -> bool:
-        return self.state == "running" and self.standing_since is not None
-
-    @property
     def queue_time(self) -> float | None:
         """Seconds from arrival to the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrived.time
@@ -137,23 +128,6 @@ class TrackedRequest:
             self.num_output_tokens += num_new
             self.first_token = time if self.first_token is None else self.first_token
             self.last_token = time
-
-    def stand(self, time: float) -> None:
-        """A step was planned at `time` that computes nothing for it, although it runs."""
-        self.steps_stood += 1
-        if self.standing_since is None:
-            self.standing_since = time
-
-    def stop_standing(self, time: float) -> None:
-        self.stood_seconds = self.stood_until(time)
-        self.standing_since = None
-
-    def stood_until(self, now: float) -> float:
-        """Seconds that it stood in all."""
-        if self.standing_since is None:
-            return self.stood_seconds
-        end = now if self.finished is None else min(now, self.finished.time)
-        return self.stood_seconds + max(0.0, end - self.standing_since)
 
     def preempt(self, step: int, time: float) -> None:
         self.recompute_until = max(self.recompute_until, self.num_computed)

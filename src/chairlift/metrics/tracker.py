@@ -6,9 +6,9 @@ Memory is bounded: what has ended is kept until `max_finished` others have ended
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, repeat
+from itertools import pairwise, repeat
 from typing import Final
 
 from chairlift.events import (
@@ -54,7 +54,6 @@ class RequestTracker:
         self._unfinished: dict[str, TrackedRequest] = {}
         self._ended: OrderedDict[str, TrackedRequest] = OrderedDict()
         self._batch: dict[str, TrackedRequest] = {}
-        self._standing: dict[int, TrackedRequest] = {}
         self._leaving: list[TrackedRequest] = []
         self._num_arrived = 0
 
@@ -78,10 +77,6 @@ class RequestTracker:
         num_running = sum(request.state == "running" for request in self._unfinished.values())
         return {"waiting": len(self._unfinished) - num_running, "running": num_running}
 
-    def num_standing(self) -> int:
-        """Of those that run, how many the last step computed nothing for, for want of a seat."""
-        return sum(request.is_standing for request in self._standing.values())
-
     def slots(self) -> dict[str, int]:
         """The pool's slots by kind: after the last step's schedule, and all free once nobody is in the batch any more.
         Empty before the first step."""
@@ -98,21 +93,7 @@ class RequestTracker:
 
     def holders(self) -> tuple[Holder, ...]:
         """The batch after the last step's schedule, the one that holds most first."""
-        return _holders(self._batch.values(), {request.index: place for place, request in enumerate(self.ahead())})
-
-    def ahead(self) -> list[TrackedRequest]:
-        """Those of the batch who have no seat, in the order in which they are to have one; under the fair policy, whose
-        order changes with every token, those who stand are taken to be the first."""
-        if self.started is None or self.started.batching == "static":
-            return []
-        rest = sorted((r for r in self._batch.values() if not r.is_standing), key=self._seat_order)
-        standing = [request for request in self._standing.values() if request.is_standing]
-        ahead = standing + rest[self.started.max_num_seqs :]
-        return ahead if self.started.scheduling_policy == "fair" else sorted(ahead, key=self._seat_order)
-
-    def _seat_order(self, request: TrackedRequest) -> tuple[int, int]:
-        has_priority = self.started is not None and self.started.scheduling_policy == "priority"
-        return (request.arrived.priority if has_priority else 0, request.index)
+        return _holders(self._batch.values())
 
     def spans(self, request: TrackedRequest, now: float | None = None) -> list[list[Span]]:
         """What it waited for, one list a wait; within each the spans follow one another without gaps.
@@ -154,7 +135,6 @@ class RequestTracker:
         self.started, self.last_step = event, None
         self.timeline, self._timer, self.cost = QueueTimeline(), StepTimer(), StepCost()
         self._batch.clear()
-        self._standing.clear()
         self._leaving.clear()
 
     def _arrive(self, event: RequestArrived) -> None:
@@ -207,7 +187,6 @@ class RequestTracker:
         seconds = self._timer.seconds(step)
         self.cost.add(sum(step.num_scheduled) + sum(step.num_padding), seconds)
         self._move(step)
-        self._take_standing(step)
         self._take_rows(step, seconds)
         self.last_step = step
         if begins:
@@ -232,19 +211,9 @@ class RequestTracker:
             if (request := self._batch.get(request_id)) is not None:
                 request.num_blocks += len(block_ids)
 
-    def _take_standing(self, step: Step) -> None:
-        """Who stands in this step, and who stood in the one before it and does not any more."""
-        found = map(self._batch.get, step.standing)
-        standing = {request.index: request for request in found if request is not None}
-        for request in standing.values():
-            request.stand(step.scheduled_time)
-        for index in self._standing.keys() - standing.keys():
-            self._standing[index].stop_standing(step.scheduled_time)
-        self._standing = standing
-
     def _catch_up(self, step: Step) -> None:
         """The steps before it were lost: who is in it and was not let in by it was let in by one of those."""
-        for request_id in chain(step.request_ids, step.standing):
+        for request_id in step.request_ids:
             request = self._unfinished.get(request_id)
             if request is not None and request.state == "waiting" and request_id not in step.admitted:
                 request.admit(step.step, step.scheduled_time, 0)
@@ -359,7 +328,7 @@ class _Part:
     stretches: list[Stretch] = field(default_factory=list)
 
 
-def _holders(batch: Iterable[TrackedRequest], places: Mapping[int, int]) -> tuple[Holder, ...]:
+def _holders(batch: Iterable[TrackedRequest]) -> tuple[Holder, ...]:
     holders = [
         Holder(
             request.request_id,
@@ -370,7 +339,6 @@ def _holders(batch: Iterable[TrackedRequest], places: Mapping[int, int]) -> tupl
             request.arrived.output_len,
             request.num_computed,
             max(0, request.limit - request.num_output_tokens),
-            places.get(request.index),
         )
         for request in batch
     ]

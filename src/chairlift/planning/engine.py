@@ -7,8 +7,8 @@ from itertools import repeat
 from typing import Final
 
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.arena import ARENAS
-from chairlift.core.kv_policies import max_request_slots
+from chairlift.core.baselines.arena import ARENAS
+from chairlift.core.baselines.selection import max_request_slots
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
 from chairlift.models.config import ModelConfig
@@ -38,9 +38,9 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
         context=context,
         block_size=config.block_size,
         memory_bytes=config.kv_cache_memory or memory_bytes,
-        max_num_seqs=config.max_num_running,
+        max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
-        rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded,
+        rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size,
     )
 
 
@@ -118,8 +118,6 @@ def startup_lines(
     counts = [count_fit(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
     is_static = limits.batching == "static"
     seats = f"static batches of {limits.static_batch_size}" if is_static else f"seats for {limits.max_num_seqs}"
-    if limits.prefill_ahead:
-        seats += f", and {limits.prefill_ahead} requests ahead of one"
     return [
         f"weights: {format_memory(total(weights))} planned, {format_memory(held_bytes)} held; activations of a step: "
         f"up to {format_memory(total(activations))} planned",

@@ -65,7 +65,7 @@ def _blocks(plan: Plan) -> list[str]:
     if pool.limited_by == "demand":
         longest = config.max_model_len or plan.model.config.max_position_embeddings
         lines.append(
-            f"  more than can be used: {config.max_num_running} requests x ceil({longest:,} / {pool.block_size}) = "
+            f"  more than can be used: {config.max_num_seqs} requests x ceil({longest:,} / {pool.block_size}) = "
             f"{pool.num_blocks:,} blocks"
         )
     lines.append(
@@ -85,11 +85,6 @@ def _requests(plan: Plan) -> list[str]:
         f"{num_slots:,}; the next one does not fit",
         f"  run at once: {fit.num_running:,}, limited by {fit.limited_by}",
     ]
-    if fit.num_ahead:
-        lines.append(
-            f"  ahead of a seat: {fit.num_ahead:,} = min(prefill_ahead={plan.config.prefill_ahead:,}, "
-            f"{fit.num_fit:,} - {fit.num_running:,}), with memory and their first token"
-        )
     if fit.num_refused:
         lines.append(f"  refused at the door, as they can never fit: {fit.num_refused:,} of those that came before")
     return lines

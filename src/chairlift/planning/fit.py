@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.kv_cache_manager import KVCacheManager
-from chairlift.core.kv_policies import make_kv_cache_manager
+from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError, RequestError
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
@@ -53,8 +53,6 @@ class Fit:
     Attributes:
         num_fit: requests that the pool holds at their full length, all at the same time.
         num_running: requests that run at once: `num_fit`, or fewer where seats or the static batch end sooner.
-        num_ahead: requests beyond those whose full length fits as well, while they wait ahead of a seat: at most
-            `prefill_ahead`.
         limited_by: what ends `num_running`: "memory", "max_num_seqs" or "static_batch_size".
         num_refused: requests before the last that fits which could never fit, each refused at the door.
         num_slots_held, num_slots_written: by all `num_fit` at full length; the rest of the pool is free or lost.
@@ -69,7 +67,6 @@ class Fit:
     num_slots_held: int = 0
     num_slots_written: int = 0
     why_none: str | None = None
-    num_ahead: int = 0
 
 
 def draw_lengths(
@@ -125,7 +122,6 @@ def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -
         num_slots_held=counted.num_slots_held,
         num_slots_written=counted.num_slots_written,
         why_none=counted.why_none if not counted.num_fit else None,
-        num_ahead=min(limits.prefill_ahead, counted.num_fit - running),
     )
 
 
@@ -156,7 +152,7 @@ def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterab
             continue
         worst_case += manager.worst_case_blocks(request)
         num_slots = length.prompt + length.output - 1
-        if (is_static and worst_case > pool.num_blocks) or not manager.admit(request):
+        if (is_static and worst_case > pool.num_blocks) or not manager.allocate(request):
             break
         if num_slots > request.num_slots and manager.grow(request, num_slots) is None:
             break

@@ -236,7 +236,7 @@ def plan_memory(
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
     limits = StepLimits(
-        config.largest_token_budget, config.max_num_running, config.max_model_len or context, config.block_size
+        config.largest_token_budget, config.max_num_seqs, config.max_model_len or context, config.block_size
     )
     weights = planned_weights(model_config, choice, device, model.formats)
     activations = planned_activations(model_config, choice, device, limits)
@@ -342,8 +342,6 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
     }
     if config.max_num_batched_tokens is not None:
         options["max-num-batched-tokens"] = config.max_num_batched_tokens
-    if config.prefill_ahead:
-        options["prefill-ahead"] = config.prefill_ahead
     if config.quantization is not None:
         options["quantization"] = config.quantization
     if config.kv != "paged":
@@ -360,11 +358,6 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
         notes.append(
             f"The pool holds {fit.num_fit} such requests, and {fit.limited_by}={fit.num_running} is what limits the "
             f"batch: raise it to use the memory."
-        )
-    if fit.num_ahead:
-        notes.append(
-            f"prefill_ahead={config.prefill_ahead}: {fit.num_ahead} of them have memory and their first token before "
-            f"a seat is free."
         )
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")

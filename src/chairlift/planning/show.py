@@ -69,13 +69,12 @@ def _memory_table(plan: Plan) -> Table:
 def _fit_table(plan: Plan) -> Table:
     load = plan.load.to_dict()
     asked = "" if load["max_tokens"] is None else f", max_tokens {load['max_tokens']}"
-    ahead = " + ahead of one, as prefill_ahead allows" if any(each.fit.num_ahead for each in plan.policies) else ""
     has_refused = any(each.fit.num_refused for each in plan.policies)
     table = _table(
         f"Requests at once: prompt {load['prompt_len']}, output {load['output_len']}{asked}",
         *("kv", "fit (other draws)", "run", "limited by", "written"),
         *(["refused"] if has_refused else []),
-        caption=f"fit: all at their full length; run: within the seats{ahead}; written: of all slots\n"
+        caption=f"fit: all at their full length; run: within the seats; written: of all slots\n"
         f"distinct prompts, max_model_len {plan.memory.max_model_len:,}, {plan.config.batching} batching, "
         f"seed {load['seed']}",
     )
@@ -93,8 +92,7 @@ def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
         return (fit.pool.name, "0", "0", "see below", "")
     spread = f" ({min(draws):,}..{max(draws):,})" if min(draws) < max(draws) else ""
     written = f"{fit.num_slots_written / num_slots:.1%}"
-    run = f"{fit.num_running:,}" + (f" + {fit.num_ahead:,}" if fit.num_ahead else "")
-    return (fit.pool.name, f"{fit.num_fit:,}{spread}", run, fit.limited_by, written)
+    return (fit.pool.name, f"{fit.num_fit:,}{spread}", f"{fit.num_running:,}", fit.limited_by, written)
 
 
 def _refusals(plan: Plan) -> list[str]:

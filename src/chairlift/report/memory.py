@@ -14,7 +14,7 @@ from chairlift.report.trace import Floats, Stay, Trace, trace_events
 
 
 class MemoryKinds(NamedTuple):
-    """The slots of the pool after one step's schedule, each in exactly one kind; see `core.accounting`."""
+    """The slots of the pool after one step's schedule, each in exactly one kind; see `core.kv.accounting`."""
 
     token_states: int
     reserved: int

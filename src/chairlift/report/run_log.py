@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +54,7 @@ class Run:
 
     @property
     def num_seats(self) -> int:
-        """Requests that may decode at once."""
+        """Requests that may be in the batch at once."""
         static_batch_size = self.started.static_batch_size
         return self.started.max_num_seqs if static_batch_size is None else static_batch_size
 
@@ -110,7 +111,7 @@ def load_runs(arguments: Sequence[str]) -> list[Run]:
 
 
 def _logs_in(label: str | None, path: Path) -> list[tuple[str | None, Path]]:
-    if label is not None or not path.is_dir():
+    if label is not None or not os.path.isdir(path):
         return [(label, path)]
     return [(None, log) for log in sorted(path.glob("*.jsonl"))] or [(None, path)]
 
@@ -129,7 +130,7 @@ def _uncollected() -> Iterator[None]:
 
 def _split(argument: str) -> tuple[str | None, Path]:
     label, separator, path = argument.partition("=")
-    if not separator or Path(argument).exists():
+    if not separator or os.path.exists(argument):
         return None, Path(argument)
     if not label or not path:
         raise ConfigError(f"{argument!r} is neither a file nor LABEL=PATH")

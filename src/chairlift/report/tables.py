@@ -73,19 +73,6 @@ def _pool(run: Run) -> str:
     return f"{run.trace.num_slots:,} slots ({started.num_blocks:,} blocks of {started.block_size})"
 
 
-def _seats(run: Run) -> str:
-    ahead = run.started.prefill_ahead
-    return number(run.num_seats) + (f", and {number(ahead)} requests ahead of one" if ahead else "")
-
-
-def _standing(run: Run) -> str:
-    """Requests that the steps computed nothing for because all seats were taken."""
-    if not run.started.prefill_ahead:
-        return "none"
-    counts = [len(step.standing) for step in run.trace.steps]
-    return f"{sum(counts) / len(counts):.1f} / {max(counts)}"
-
-
 def _recomputed(run: Run) -> str:
     return _share_of_computed(run, sum(step.num_recomputed for step in run.trace.steps))
 
@@ -99,7 +86,7 @@ SECTIONS: tuple[Section, ...] = (
             Row("batching", lambda run: run.started.batching),
             Row("KV memory", _kv),
             Row("KV pool", _pool),
-            Row("seats", _seats),
+            Row("seats", lambda run: number(run.num_seats)),
             Row("max_num_batched_tokens", lambda run: number(run.started.max_num_batched_tokens)),
             Row("max_model_len", lambda run: number(run.started.max_model_len)),
         ),
@@ -126,7 +113,6 @@ SECTIONS: tuple[Section, ...] = (
             Row("E2E latency p50 / p99", lambda run: _seconds(run.metrics.e2e_latency)),
             Row("steps", lambda run: number(run.metrics.num_steps)),
             Row("batch, mean / peak", lambda run: f"{run.metrics.mean_batch_size:.1f} / {run.metrics.peak_batch_size}"),
-            Row("standing for a seat, mean / peak", _standing),
             Row("padding tokens", lambda run: _share_of_computed(run, _padding(run))),
             Row("recomputed tokens", _recomputed),
             Row("preemptions", lambda run: number(run.metrics.preemptions)),

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 from chairlift.config import EngineConfig
 from chairlift.engine.process_client import ProcessClient
 from chairlift.errors import ConfigError
-from chairlift.server.access import AccessOptions
-from chairlift.server.api_options import ApiOptions
-from chairlift.server.limits import ServerLimits
-from chairlift.server.observe_options import ObserveOptions
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.http.init_process import fork_if_process_1
+from chairlift.server.http.process_exit import END_SECONDS, ProcessExit
+from chairlift.server.observability.observability_options import ObservabilityOptions
 
 if TYPE_CHECKING:
     import ssl
@@ -41,9 +43,9 @@ def run(
     limits: ServerLimits,
     access: AccessOptions,
     api: ApiOptions,
-    observe: ObserveOptions,
+    observability: ObservabilityOptions,
 ) -> None:
-    """Serve until interrupted, and then until what was taken in is answered.
+    """Serve until interrupted, and then until what was taken in is answered, or the process ends, see `ProcessExit`.
 
     Args:
         port: 0 takes a free one, which is printed.
@@ -55,45 +57,51 @@ def run(
             cannot be used, or static_run_to=global; before the model is loaded. Then as
             `ProcessClient.wait_until_ready`.
     """
+    fork_if_process_1()
     config = _servable(config, access)
     config.check_files()
     access.check_host(host)
-    access.keys.warn_of_short_ones()
+    access.keys.log_short_secrets()
     tls = access.load_tls()
     listener = _listen(host, port)
+    allowed_hosts = access.hosts_of(host)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These take long to import; meanwhile the engine's process loads the model.
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.engine.heap import settle_heap
-    from chairlift.server.app import create_app
-    from chairlift.server.drain import DrainingServer
+    from chairlift.server.http.application import create_app
+    from chairlift.server.http.drain import DrainingServer
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.process import WorkerSetup
 
     client.wait_until_ready()
     llm = AsyncLLM(client=client)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    say_ready = partial(_say_ready, url, served_model_name or llm.engine.model_name, started)
+    log_ready = partial(_log_ready, url, served_model_name or llm.engine.model_name, started)
     app = create_app(
         llm,
         served_model_name,
-        say_ready,
+        log_ready,
         keys=access.keys,
         limits=limits,
         api=api,
-        observe=observe,
+        observability=observability,
         cors=access.cors,
         workers=PreparationWorkers(
             WorkerSetup(config.model, config.skip_tokenizer_init, client.engine.facts, api, limits.max_json_depth)
         ),
+        allowed_hosts=allowed_hosts,
     )
-    server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission)
+    process_exit = ProcessExit(limits.drain_timeout)
+    server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission, process_exit)
     settle_heap()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])
     finally:
+        process_exit.end_at_next_signal()
+        process_exit.limit(END_SECONDS)
         llm.close()
 
 
@@ -108,13 +116,13 @@ def _servable(config: EngineConfig, access: AccessOptions) -> EngineConfig:
     return replace(config, tenant_weights=weights) if weights else config
 
 
-def _say_ready(url: str, model_name: str, started: float) -> None:
+def _log_ready(url: str, model_name: str, started: float) -> None:
     seconds = time.perf_counter() - started
     logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
 
 
 def _uvicorn_config(app: FastAPI, limits: ServerLimits, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    from chairlift.server.http_protocol import uvicorn_config
+    from chairlift.server.http.protocol import uvicorn_config
 
     return uvicorn_config(
         app,
@@ -135,6 +143,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another --host or --port") from None
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen on {host:.100}:{port}: {error}; choose another --host or --port") from None
     return listener

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.request import Request
@@ -65,7 +64,6 @@ class SimConfig:
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             max_num_seqs=limits.max_num_seqs,
-            prefill_ahead=limits.prefill_ahead,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
             scheduling_policy=limits.scheduling_policy,
@@ -136,7 +134,7 @@ def simulate(
     )
     if events is not None:
         events.emit(config.started())
-    scheduler = Scheduler(config.scheduler, manager, events)
+    scheduler = make_scheduler(config.scheduler, manager, events)
     executor = SimExecutor(cost_model, clock, tokens)
     feed = workload if isinstance(workload, Feed) else Feed(workload)
     result = _Run(EngineCore(scheduler, executor, clock), clock, feed).to_end()

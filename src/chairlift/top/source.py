@@ -92,6 +92,4 @@ def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
         expected = sequence["expected_wait"]
         how_long = "for how long is not known yet" if expected is None else f"about {in_words(expected)}"
         lines.append(f"{sequence['position']} before it, {how_long}")
-    if sequence["standing"] is not None:
-        lines.append(sequence["standing"]["text"])
     return lines + [way["text"] for way in sequence["would_have_let_in"]]

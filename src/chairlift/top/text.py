@@ -40,8 +40,7 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
     if batch is not None and _is_idle(engine):
         parts.append(f"idle after step {batch['step']}")
     elif batch is not None:
-        standing = f" ({batch['num_standing']} of them standing)" if batch["num_standing"] else ""
-        parts.append(f"{batch['num_running']} running{standing}, {batch['num_waiting']} waiting")
+        parts.append(f"{batch['num_running']} running, {batch['num_waiting']} waiting")
         parts.append(f"step {batch['step']} of {batch['num_tokens']} tokens")
         if batch["wait_reason"] is not None:
             parts.append(f"{batch['head']} waits for {batch['wait_reason']}")

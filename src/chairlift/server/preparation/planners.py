@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chairlift.engine.client import ServedEngine
-from chairlift.server.api_options import ApiOptions
-from chairlift.server.chat import ChatPlanner
-from chairlift.server.completions import CompletionPlanner
-from chairlift.server.conversation import Conversations
-from chairlift.server.messages_api import CountTokensPlanner, MessagesPlanner
-from chairlift.server.responses_api import ResponsesPlanner
-from chairlift.server.tokenization import DetokenizePlanner, TokenizePlanner
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.api.chat import ChatPlanner
+from chairlift.server.api.completions import CompletionPlanner
+from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.api.messages import CountTokensPlanner, MessagesPlanner
+from chairlift.server.api.responses import ResponsesPlanner
+from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
 
 
 @dataclass(frozen=True, slots=True)
-class Planners:
+class EndpointPlanners:
     """One planner for each endpoint that takes a body."""
 
+    conversations: ConversationPlanner
     completions: CompletionPlanner
     chat: ChatPlanner
     responses: ResponsesPlanner
@@ -27,10 +28,11 @@ class Planners:
     detokenize: DetokenizePlanner
 
 
-def make_planners(engine: ServedEngine, options: ApiOptions) -> Planners:
+def make_planners(engine: ServedEngine, options: ApiOptions) -> EndpointPlanners:
     """The planners for an engine, or for what a preparation worker knows of one."""
-    conversations = Conversations(engine, options)
-    return Planners(
+    conversations = ConversationPlanner(engine, options)
+    return EndpointPlanners(
+        conversations=conversations,
         completions=CompletionPlanner(engine),
         chat=ChatPlanner(conversations),
         responses=ResponsesPlanner(conversations),

@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from chairlift.errors import RequestError
+from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.process import PreparationProcess, Prepared, Rejection, Reply, WorkerSetup
 
 Result = TypeVar("Result")
-
-LARGE_BODY: Final = 32 << 10
-"""Bytes from which a body is prepared by a worker. A smaller one takes the event loop a few milliseconds."""
 
 NUM_THREADS: Final = 16
 MAX_SECONDS: Final = 15.0
 """Time that a worker may take for one body. After it the worker is ended and the request rejected."""
 
-IDLE_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 10.0
 """A worker without work for so long is ended, which returns its memory."""
 
 CORES_PER_WORKER: Final = 8
@@ -167,7 +165,7 @@ class Preparation:
         self._on_cpu_seconds = on_cpu_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
 
-    def takes(self, body: bytes) -> bool:
+    def should_use_worker(self, body: bytes) -> bool:
         """Whether a worker should prepare this body."""
         return self._workers is not None and len(body) >= LARGE_BODY
 
@@ -188,13 +186,17 @@ class Preparation:
         finally:
             self._on_cpu_seconds(tenant, seconds)
 
+    def start(self, function: Callable[[], None]) -> None:
+        """Call a function on a thread, and wait for nothing."""
+        self._threads.submit(function)
+
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> Prepared:
         """Let a worker prepare a large body for an endpoint, at the expense of a tenant.
 
         Raises:
             RequestError: the body is wrong, cannot be honoured, or takes too long.
         """
-        assert self._workers is not None, "see `takes`"
+        assert self._workers is not None, "see `should_use_worker`"
         reply = await self._workers.run(tenant, endpoint, body)
         self._on_cpu_seconds(tenant, reply.cpu_seconds)
         if isinstance(reply.outcome, Rejection):

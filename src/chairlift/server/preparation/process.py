@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final
 
 from chairlift.engine.wire import EngineFacts
-from chairlift.server.api_options import ApiOptions
+from chairlift.server.api.api_options import ApiOptions
 
 FRAME: Final = struct.Struct("<Q")
 """The length of a frame, which precedes it."""
@@ -113,7 +113,7 @@ class PreparationProcess:
         return process is not None and process.poll() is None
 
     def run(self, endpoint: str, body: bytes, seconds: float) -> Reply:
-        """Prepare a body for an endpoint, which is an attribute of `Planners`.
+        """Prepare a body for an endpoint, which is an attribute of `EndpointPlanners`.
 
         Raises:
             TimeoutError: the worker gave no reply within `seconds`, and was ended.

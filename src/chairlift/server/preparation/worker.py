@@ -8,22 +8,25 @@ request, they can be ended, and their memory is returned with the process.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from chairlift.errors import RequestError
-from chairlift.server.body_limits import check_depth
-from chairlift.server.preparation.plan import Planner
-from chairlift.server.preparation.planners import Planners, make_planners
+from chairlift.server.api.protocol.validation_errors import describe_validation_errors
+from chairlift.server.http.body_limits import check_depth
+from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
+from chairlift.server.preparation.planners import EndpointPlanners, make_planners
 from chairlift.server.preparation.process import Prepared, Rejection, Reply, WorkerSetup, read_frame, write_frame
-from chairlift.server.protocol.mistakes import describe_mistakes
+from chairlift.server.preparation.request_plan import RequestPlanner
 
 MEMORY_BYTES: Final = 4 << 30
 """Address space of a worker."""
@@ -32,15 +35,17 @@ NICENESS: Final = 5
 """The scheduling priority is lowered by this, so that steps of the engine come first."""
 
 
-def prepare(planner: Planner[Any, Any], raw: bytes, max_depth: int) -> Prepared | Rejection:
+def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Prepared | Rejection:
     """Parse and validate a body, and plan it; what is wrong with it becomes a rejection."""
     try:
         check_depth(raw, max_depth)
         given = json.loads(raw)
+        if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
+            return Rejection(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
         return Prepared(planner.without_content(body), planner.plan(body))
     except ValidationError as error:
-        return Rejection(*describe_mistakes(error.errors(), given))
+        return Rejection(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
         return Rejection(str(error), error.param)
     except UnicodeDecodeError as error:
@@ -62,15 +67,20 @@ def main() -> None:
         return
     setup: WorkerSetup = pickle.loads(frame)
     planners = _planners(setup)
+    # A body may become millions of objects: the collector would visit all of them again and again while they are made.
+    gc.freeze()
+    gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
         started = time.process_time()
         outcome = prepare(getattr(planners, endpoint), raw, setup.max_json_depth)
         reply = Reply(outcome, time.process_time() - started, _memory())
         write_frame(answers, pickle.dumps(reply))
+        del frame, raw, outcome, reply
+        gc.collect()
 
 
-def _planners(setup: WorkerSetup) -> Planners:
+def _planners(setup: WorkerSetup) -> EndpointPlanners:
     from chairlift.engine.input_processor import InputProcessor, NoTokenizer
     from chairlift.engine.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model

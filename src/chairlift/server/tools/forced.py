@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from chairlift.server.protocol.tools import FunctionTool
-from chairlift.server.tools.pieces import CallDelta, Piece, new_call_id
+from chairlift.server.api.protocol.tools import FunctionTool
+from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta, new_call_id
 from chairlift.server.tools.tool_parser import CallFormat
 from chairlift.structured_outputs import StructuredOutputs
 
@@ -80,15 +80,15 @@ class ForcedCallParser:
         self._id_length = id_length
         self._is_told = False
 
-    def feed(self, text: str) -> Piece:
+    def feed(self, text: str) -> AnswerDelta:
         """All of it is arguments."""
         if not text:
-            return Piece()
+            return AnswerDelta()
         call_id = None if self._is_told else new_call_id(self._id_length)
         name = None if self._is_told else self._name
         self._is_told = True
-        return Piece(calls=[CallDelta(0, call_id, name, text)])
+        return AnswerDelta(calls=[ToolCallDelta(0, call_id, name, text)])
 
-    def finish(self) -> Piece:
+    def finish(self) -> AnswerDelta:
         """Nothing is held back."""
-        return Piece()
+        return AnswerDelta()

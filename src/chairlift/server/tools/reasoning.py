@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.server.tools.pieces import Parser, Piece, overlap
+from chairlift.server.tools.answer_parser import AnswerDelta, AnswerParser, overlap
 from chairlift.structured_outputs import Reasoning
 
 
@@ -59,7 +59,7 @@ class ReasoningParser:
         rest: reads what is left.
     """
 
-    def __init__(self, form: Reasoning, rest: Parser) -> None:
+    def __init__(self, form: Reasoning, rest: AnswerParser) -> None:
         self._form = form
         self._rest = rest
         self._where = _In.REASONING if form.is_inside else _In.START
@@ -67,7 +67,7 @@ class ReasoningParser:
         self._may_open = self._where is _In.REASONING
         self._held = ""
 
-    def feed(self, text: str) -> Piece:
+    def feed(self, text: str) -> AnswerDelta:
         """What is certain after this text."""
         if self._where is _In.ANSWER:
             return self._rest.feed(text)
@@ -77,21 +77,21 @@ class ReasoningParser:
         reasoning = self._reasoning() if self._where is _In.REASONING else ""
         if self._where is _In.BREAK and (answer := self._held.lstrip("\n")):
             self._held, self._where = answer, _In.ANSWER
-        piece = Piece()
+        piece = AnswerDelta()
         if self._where is _In.ANSWER:
             answer, self._held = self._held, ""
             piece = self._rest.feed(answer)
         piece.reasoning += reasoning
         return piece
 
-    def finish(self) -> Piece:
+    def finish(self) -> AnswerDelta:
         """What was held back: no more text will come."""
         held, self._held = self._held, ""
         if self._where is _In.REASONING:
-            return Piece(reasoning=held)
+            return AnswerDelta(reasoning=held)
         piece = self._rest.feed("" if self._where is _In.BREAK else held)
         last = self._rest.finish()
-        return Piece(piece.content + last.content, "", [*piece.calls, *last.calls])
+        return AnswerDelta(piece.content + last.content, "", [*piece.calls, *last.calls])
 
     def _look_for_opening(self) -> None:
         text = self._held.lstrip()

@@ -6,13 +6,15 @@ import enum
 import re
 from dataclasses import dataclass
 
+from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta, new_call_id, overlap
 from chairlift.server.tools.call_scanner import CallScanner
-from chairlift.server.tools.pieces import CallDelta, Piece, new_call_id, overlap
 
 SEPARATORS = " \t\r\n,;[]"
 NAMED_CALL = re.compile(r"([A-Za-z0-9_.:-]{1,128})(?:\[CALL_ID\]\w{1,32})?(?:\[ARGS\])?\s*(?={)")
-LONGEST_NAMED_CALL = 200  # characters; what goes on without a brace is no call
-LONGEST_UNNAMED = 512  # characters of an object; what has no name by then is no call, and is not read twice for long
+MAX_NAMED_CALL_CHARACTERS = 200  # characters; what goes on without a brace is no call
+MAX_UNNAMED_CHARACTERS = (
+    512  # characters of an object; what has no name by then is no call, and is not read twice for long
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,16 @@ class ToolParser:
         self._scanned_from = ""
         self._is_told = False
         self._num_calls = 0
-        self._piece = Piece()
+        self._piece = AnswerDelta()
 
-    def feed(self, text: str) -> Piece:
+    def feed(self, text: str) -> AnswerDelta:
         """What is certain after this text."""
         self._held += text
         while self._advance():
             pass
         return self._take()
 
-    def finish(self) -> Piece:
+    def finish(self) -> AnswerDelta:
         """What was held back: no more text will come."""
         if self._where is _In.CALL and self._scanner.name is None:
             self._raw += self._scanned_from
@@ -91,8 +93,8 @@ class ToolParser:
         self._held = self._raw = self._space = ""
         return self._take()
 
-    def _take(self) -> Piece:
-        piece, self._piece = self._piece, Piece()
+    def _take(self) -> AnswerDelta:
+        piece, self._piece = self._piece, AnswerDelta()
         return piece
 
     def _say(self, text: str) -> None:
@@ -178,7 +180,7 @@ class ToolParser:
             self._where = _In.CALL
             return True
         might_be = self._form.names_first and re.fullmatch(r"[\w.:-]+(?:\[\w*\]?\w*){0,2}\s*", self._held)
-        if found is None and might_be and len(self._held) < LONGEST_NAMED_CALL:
+        if found is None and might_be and len(self._held) < MAX_NAMED_CALL_CHARACTERS:
             return False
         self._give_back()
         return True
@@ -186,13 +188,13 @@ class ToolParser:
     def _in_call(self) -> bool:
         is_named = self._scanner.name is not None
         num_taken = self._scanner.feed(
-            self._held if is_named else self._held[: LONGEST_UNNAMED - len(self._scanned_from)]
+            self._held if is_named else self._held[: MAX_UNNAMED_CHARACTERS - len(self._scanned_from)]
         )
         taken, self._held = self._held[:num_taken], self._held[num_taken:]
         if not is_named:
             self._scanned_from += taken
             name = self._scanner.name
-            is_hopeless = self._scanner.is_broken or len(self._scanned_from) >= LONGEST_UNNAMED
+            is_hopeless = self._scanner.is_broken or len(self._scanned_from) >= MAX_UNNAMED_CHARACTERS
             if name not in self._names and (name is not None or is_hopeless):
                 self._held = self._scanned_from + self._held
                 self._give_back()
@@ -214,7 +216,7 @@ class ToolParser:
         self._space = ""
         call_id = None if self._is_told else new_call_id(self._form.id_length)
         if call_id is not None or arguments:
-            self._piece.calls.append(CallDelta(self._num_calls, call_id, name if call_id else None, arguments))
+            self._piece.calls.append(ToolCallDelta(self._num_calls, call_id, name if call_id else None, arguments))
         self._is_told = True
 
     def _give_back(self) -> None:

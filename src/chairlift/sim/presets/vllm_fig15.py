@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from chairlift.clock import VirtualClock
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.core.kv_policies import make_kv_cache_manager
-from chairlift.core.scheduler import Scheduler
 from chairlift.events import EventSink
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
@@ -69,7 +68,7 @@ def simulate_siblings(items: Sequence[WorkloadRequest], count: int, events: Even
         max_model_len=config.scheduler.max_model_len,
         enable_prefix_caching=config.has_prefix_cache,
     )
-    core = EngineCore(Scheduler(config.scheduler, manager, events), SimExecutor(cost_model(), clock), clock)
+    core = EngineCore(make_scheduler(config.scheduler, manager, events), SimExecutor(cost_model(), clock), clock)
     coming = deque(items)
     while coming or core.has_work:
         if not core.has_work:

@@ -25,7 +25,7 @@ class Steady:
 
     Attributes:
         batch: running requests, every step counting alike; batch_by_time: by its duration.
-        shares: of the pool in percent, by kind (see `core.accounting`), every step counting alike.
+        shares: of the pool in percent, by kind (see `core.kv.accounting`), every step counting alike.
         saved: slots that sharing saved, as a share in percent of those that would be held without it.
         requests_per_s: that ended, by the time that the steps took.
     """

@@ -1,0 +1,162 @@
+"""Arenas: allocators of consecutive blocks, as serving systems used them before paging (Kwon et al., SOSP'23, section
+6.1)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import NamedTuple, Protocol
+
+
+class Piece(NamedTuple):
+    """The blocks `start` to `start + size - 1`."""
+
+    start: int
+    size: int
+
+
+class Arena(Protocol):
+    """Allocates pieces of consecutive blocks."""
+
+    num_blocks: int
+
+    @property
+    def num_free(self) -> int:
+        """Number of blocks that are in no piece."""
+
+    @property
+    def largest_piece(self) -> int:
+        """Size of the largest piece that an empty arena can allocate."""
+
+    @property
+    def largest_free(self) -> int:
+        """Size of the largest piece that can be allocated now."""
+
+    def rounded_size(self, count: int) -> int:
+        """Size of the piece that an allocation of `count` blocks takes."""
+
+    def allocate(self, count: int) -> Piece | None:
+        """Allocate a piece of `rounded_size(count)` blocks; None, with nothing changed, if there is no such piece."""
+
+    def release(self, piece: Piece) -> None:
+        """Free an allocated piece."""
+
+
+def power_of_two_above(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+class BuddyArena:
+    """The buddy allocator (Knowlton, 1965): the size of a piece is a power of two. Pieces are split in halves, and are
+    merged with their buddy when both are free.
+
+    An arena whose size is not a power of two is a row of trees of decreasing size:
+
+        983 blocks = |------ 512 ------|--- 256 ---|- 128 -|64|16|4|2|1|
+
+    Each tree starts at a multiple of its size, so the buddy of a piece starts at `start ^ size`. No merge crosses
+    trees, because the next tree is smaller.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._free: dict[int, list[int]] = {1 << order: [] for order in range(num_blocks.bit_length())}
+        self._num_free = num_blocks
+        start = 0
+        for size in reversed(self._free):
+            if num_blocks & size:
+                self._free[size].append(start)
+                start += size
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def largest_piece(self) -> int:
+        return max(self._free)
+
+    @property
+    def largest_free(self) -> int:
+        return max((size for size, starts in self._free.items() if starts), default=0)
+
+    def rounded_size(self, count: int) -> int:
+        return power_of_two_above(count)
+
+    def allocate(self, count: int) -> Piece | None:
+        wanted = self.rounded_size(count)
+        size = next((size for size, starts in self._free.items() if size >= wanted and starts), None)
+        if size is None:
+            return None
+        start = self._free[size].pop(0)
+        while size > wanted:
+            size //= 2
+            insort(self._free[size], start + size)
+        self._num_free -= wanted
+        return Piece(start, wanted)
+
+    def release(self, piece: Piece) -> None:
+        start, size = piece
+        self._num_free += size
+        while self._take_free(size, start ^ size):
+            start &= ~size
+            size *= 2
+        insort(self._free[size], start)
+
+    def _take_free(self, size: int, start: int) -> bool:
+        """Remove this piece from the free list; False if it is not free as a whole."""
+        starts = self._free.get(size, [])
+        index = bisect_left(starts, start)
+        if index == len(starts) or starts[index] != start or 2 * size not in self._free:
+            return False
+        del starts[index]
+        return True
+
+
+class FirstFitArena:
+    """First fit: an allocation takes exactly `count` blocks from the lowest gap that is large enough."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self._gaps = [Piece(0, num_blocks)]
+        self._num_free = num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self._num_free
+
+    @property
+    def largest_piece(self) -> int:
+        return self.num_blocks
+
+    @property
+    def largest_free(self) -> int:
+        return max((gap.size for gap in self._gaps), default=0)
+
+    def rounded_size(self, count: int) -> int:
+        return count
+
+    def allocate(self, count: int) -> Piece | None:
+        index = next((i for i, gap in enumerate(self._gaps) if gap.size >= count), None)
+        if index is None:
+            return None
+        start, size = self._gaps[index]
+        self._gaps[index : index + 1] = [Piece(start + count, size - count)] if size > count else []
+        self._num_free -= count
+        return Piece(start, count)
+
+    def release(self, piece: Piece) -> None:
+        self._num_free += piece.size
+        index = bisect_left(self._gaps, piece)
+        start, end = piece.start, piece.start + piece.size
+        low = high = index
+        if index > 0 and sum(self._gaps[index - 1]) == start:
+            low, start = index - 1, self._gaps[index - 1].start
+        if index < len(self._gaps) and self._gaps[index].start == end:
+            high, end = index + 1, sum(self._gaps[index])
+        self._gaps[low:high] = [Piece(start, end - start)]
+
+
+ARENAS: dict[str, type[BuddyArena] | type[FirstFitArena]] = {"buddy": BuddyArena, "first-fit": FirstFitArena}

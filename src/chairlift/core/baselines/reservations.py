@@ -1,0 +1,154 @@
+"""Reservations: a request gets all memory that it may need at admission, in consecutive blocks, until it finishes.
+
+Serving systems did so before paging. A reservation is a block table whose blocks are consecutive, so the same kernels
+run on it. It never grows, so no request is preempted, and no block is shared, so there is no prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from chairlift.core.baselines.arena import Arena, Piece, power_of_two_above
+from chairlift.core.kv.kv_cache_manager import MemoryDemand
+from chairlift.errors import RequestError
+from chairlift.request import Request
+
+Reservation = Callable[[Request, int], int]
+"""Slots to reserve for a request, given `max_model_len`. P prompt and n output tokens write P + n - 1 slots."""
+
+
+def exact_slots(request: Request, max_model_len: int) -> int:
+    """P and `max_tokens`: what Orca (Yu et al., OSDI'22, section 4.2) and TGI reserve."""
+    return request.max_total_tokens - 1
+
+
+def max_slots(request: Request, max_model_len: int) -> int:
+    """`max_model_len` for every request: "Orca (Max)" of Kwon et al., SOSP'23, section 6.1."""
+    return max_model_len
+
+
+def pow2_slots(request: Request, max_model_len: int) -> int:
+    """P and the true output length rounded up to a power of two: "Orca (Pow2)", ibid."""
+    return min(request.num_prompt_tokens + power_of_two_above(_forced_output_len(request)), max_model_len) - 1
+
+
+def oracle_slots(request: Request, max_model_len: int) -> int:
+    """P and the true output length: "Orca (Oracle)", ibid."""
+    return request.num_prompt_tokens + _forced_output_len(request) - 1
+
+
+def _forced_output_len(request: Request) -> int:
+    if request.output_len is None:
+        raise RequestError(
+            f"request {request.request_id}: kv=pow2 and kv=oracle reserve by the output length, which is known only if "
+            f"it is forced: set ignore_eos and max_tokens, without stop strings or stop_token_ids. Choose --kv paged, "
+            f"exact or max to serve other requests.",
+            "ignore_eos",
+        )
+    return request.output_len
+
+
+RESERVATIONS: dict[str, Reservation] = {
+    "exact": exact_slots,
+    "max": max_slots,
+    "pow2": pow2_slots,
+    "oracle": oracle_slots,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _ReservedTable:
+    piece: Piece
+    block_ids: list[int]
+
+
+class ReservationKVCacheManager:
+    """A KVCacheManager whose block tables are consecutive, and complete from admission on.
+
+    The table holds the blocks that the reservation asks for. Further blocks in its piece are lost to rounding until the
+    request finishes.
+    """
+
+    def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
+        self.num_blocks = arena.num_blocks
+        self.block_size = block_size
+        self._arena = arena
+        self._max_model_len = max_model_len
+        self._reservation = reservation
+        self._tables: dict[str, _ReservedTable] = {}
+        self._num_rounding = 0
+        self._version = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._arena.num_free
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        return 0
+
+    @property
+    def num_rounding_blocks(self) -> int:
+        return self._num_rounding
+
+    @property
+    def num_shared_blocks(self) -> int:
+        return 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def block_ids(self, request: Request) -> list[int]:
+        return self._tables[request.request_id].block_ids
+
+    def check_fits(self, request: Request) -> None:
+        needed = self._num_reserved_blocks(request)
+        if needed > self._arena.largest_piece:
+            raise RequestError(
+                f"request {request.request_id} can never fit: it would reserve "
+                f"{self._reservation(request, self._max_model_len)} slots = {needed} consecutive blocks of "
+                f"{self.block_size}, and the largest piece of the arena of {self.num_blocks} blocks has "
+                f"{self._arena.largest_piece}. Lower max_tokens, shorten the prompt, give the engine more "
+                f"--kv-cache-memory, or choose --kv paged.",
+                "max_tokens",
+            )
+
+    def worst_case_blocks(self, request: Request) -> int:
+        return self._arena.rounded_size(self._num_reserved_blocks(request))
+
+    def demand(self, request: Request) -> MemoryDemand:
+        return MemoryDemand(self.worst_case_blocks(request), self._arena.num_free, 0, self._arena.largest_free)
+
+    def allocate(self, request: Request) -> bool:
+        assert request.request_id not in self._tables
+        count = self._num_reserved_blocks(request)
+        piece = self._arena.allocate(count)
+        if piece is None:
+            return False
+        self._tables[request.request_id] = _ReservedTable(piece, list(range(piece.start, piece.start + count)))
+        self._num_rounding += piece.size - count
+        request.num_slots = count * self.block_size
+        request.num_computed_tokens = 0
+        return True
+
+    def grow(self, request: Request, num_slots: int) -> NoReturn:
+        raise AssertionError("a reservation holds all slots that its request can need")
+
+    def commit(self, request: Request) -> None:
+        """Do nothing: blocks are not shared."""
+
+    def free(self, request: Request) -> None:
+        table = self._tables.pop(request.request_id)
+        self._num_rounding -= table.piece.size - len(table.block_ids)
+        self._arena.release(table.piece)
+        self._version += 1
+        request.num_slots = 0
+
+    def forget(self, request: Request) -> None:
+        """Do nothing: only requests with memory have an entry here."""
+
+    def _num_reserved_blocks(self, request: Request) -> int:
+        return -(-self._reservation(request, self._max_model_len) // self.block_size)

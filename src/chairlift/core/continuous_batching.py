@@ -1,0 +1,123 @@
+"""The interface of a batching policy, and continuous batching: the batch is chosen anew at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from chairlift.core.running_batch import RunningBatch, StepPlan
+from chairlift.outputs import EngineCoreOutput
+from chairlift.request import Request, WaitReason
+
+
+class BatchingPolicy(Protocol):
+    """Decides which requests a step computes, and when requests leave the batch.
+
+    Attributes:
+        name: the value of `SchedulerConfig.batching` that selects this policy.
+        retains_finished: a finished request keeps its seat and its memory until `take_completed` returns it.
+    """
+
+    name: str
+    retains_finished: bool
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError if this policy cannot serve the request. Called once for each arriving request."""
+
+    def fill(self, plan: StepPlan) -> None:
+        """Schedule running requests and admit waiting ones, within the limits of the configuration."""
+
+    def buffer(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """Take the outputs of a step, and return those that leave the engine now."""
+
+    def take_completed(self, now: float) -> Iterable[tuple[Request, EngineCoreOutput | None]]:
+        """Return the finished requests that leave the batch now, with their buffered outputs; None: it gets no output.
+
+        Called only when no step is in flight.
+        """
+
+
+class ContinuousBatching:
+    """Iteration-level scheduling (Orca; Yu et al., OSDI'22, section 3.1): running requests first, then waiting ones,
+    within the token budget and `max_num_seqs`. Prompts are computed in chunks (Sarathi-Serve; Agrawal et al., OSDI'24,
+    section 4). When memory is short, the running request with the largest key is preempted (Kwon et al., SOSP'23,
+    section 4.5). It comes after all requests already scheduled in the step, so no scheduled token is taken back.
+    """
+
+    name = "continuous"
+    retains_finished = False
+
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch = batch
+
+    def check(self, request: Request) -> None:
+        """Accept every request."""
+
+    def buffer(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
+        """Return every output at once."""
+        return outputs
+
+    def take_completed(self, now: float) -> Iterable[tuple[Request, EngineCoreOutput | None]]:
+        """Return nothing: requests leave the batch when they finish."""
+        return ()
+
+    def fill(self, plan: StepPlan) -> None:
+        budget, has_preempted = self._schedule_running(plan)
+        self._schedule_waiting(plan, budget, may_admit=not has_preempted)
+
+    def _schedule_running(self, plan: StepPlan) -> tuple[int, bool]:
+        """Schedule the uncomputed tokens of every running request; returns the rest of the token budget, and whether a
+        request was preempted.
+
+        A chunk leaves one token of the budget to every request behind it and to every waiting request that has a free
+        seat, so a decode never stalls behind a prompt and a free seat is taken in the next step. There is always room
+        for that, because max_num_batched_tokens >= max_num_seqs.
+        """
+        batch = self._batch
+        running = batch.running
+        budget = batch.config.max_num_batched_tokens
+        num_running, num_admissible = len(running), batch.num_admissible
+        index = 0
+        while index < len(running):
+            request = running[index]
+            index += 1
+            start = request.num_computed_tokens
+            count = request.num_tokens - start
+            if count > 1:
+                count = min(count, budget - num_admissible - (len(running) - index))
+            elif not count or request.num_tokens == request.end_total_tokens:
+                continue
+            if start + count > request.num_slots and not self._grow(request, start + count, plan):
+                break
+            batch.schedule_tokens(request, start, count, plan)
+            budget -= count
+        return budget, len(running) < num_running
+
+    def _grow(self, request: Request, num_slots: int, plan: StepPlan) -> bool:
+        """Extend the request's memory, preempting from the end of the batch; False if it preempted the request."""
+        while not self._batch.grow(request, num_slots, plan):
+            if self._batch.preempt_last(plan) is request:
+                return False
+        return True
+
+    def _schedule_waiting(self, plan: StepPlan, budget: int, may_admit: bool) -> None:
+        """Admit from the head of the queue while there are seats, tokens and memory."""
+        batch = self._batch
+        while (request := batch.waiting.peek()) is not None:
+            reason = self._allocate(request) if may_admit else WaitReason.PREEMPTION
+            if reason is not None:
+                batch.block_queue(request, reason, plan)
+                return
+            batch.admit(request, plan)
+            start = request.num_computed_tokens
+            count = min(request.num_tokens - start, budget - batch.num_admissible)
+            batch.schedule_tokens(request, start, count, plan)
+            budget -= count
+
+    def _allocate(self, request: Request) -> WaitReason | None:
+        """Allocate memory to the head of the queue; the reason if it has to wait."""
+        if len(self._batch.running) >= self._batch.config.max_num_seqs:
+            return WaitReason.SEATS
+        if request.num_pending_tokens:
+            return WaitReason.PENDING_TOKEN
+        return None if self._batch.allocate(request) else WaitReason.MEMORY

@@ -1,0 +1,1 @@
+"""KV memory: block pool, prefix cache, KV cache manager and accounting."""

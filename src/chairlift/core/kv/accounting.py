@@ -1,0 +1,77 @@
+"""Accounting of KV memory in slots, after every `schedule()` (Kwon et al., SOSP'23, section 3.1).
+
+Each physical slot is of exactly one kind, so the five kinds add up to the pool:
+
+    |---------------------------- held by requests ----------------------------|---------- not held ----------|
+    | token states | reserved       | internal fragmentation   | external fragmentation  | free             |
+      written, for   will be written  never written, or its      lost to the allocator's   available
+      an unfinished  by its request   request has finished       rounding, or free while
+      request                                                    the queue waits for memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.request import Request, WaitReason
+
+SHORT_OF_MEMORY = frozenset({WaitReason.MEMORY, WaitReason.PREEMPTION})
+
+
+class SlotUsage(NamedTuple):
+    """Slots by kind. `shared` slots are held by several requests; without sharing, `saved` more would be held.
+
+    The split between `reserved` and `internal` goes by `max_tokens`: a request may finish earlier, and then some of its
+    `reserved` slots were internal fragmentation.
+    """
+
+    token_states: int
+    reserved: int
+    internal: int
+    external: int
+    free: int
+    shared: int
+    saved: int
+
+
+def slot_usage(running: Sequence[Request], kv: KVCacheManager, wait_reason: WaitReason | None) -> SlotUsage:
+    """The pool's slots by kind. Only full, computed blocks are shared, so a shared slot is a token state of each of its
+    requests. It is counted once by subtracting the duplicate table entries.
+
+    Args:
+        running: all requests that hold memory; the finished ones among them hold it until their batch completes.
+        wait_reason: why the head of the queue is not in the step; None if the queue is empty.
+    """
+    block_size = kv.block_size
+    in_tables = written = reserved = finished = 0
+    for request in running:
+        num_slots = request.num_slots
+        in_tables += num_slots
+        if request.finish_reason is not None:
+            finished += num_slots
+            continue
+        computed = request.num_computed_tokens
+        written += computed
+        end = min(num_slots, request.max_total_tokens - 1)
+        if end > computed:
+            reserved += end - computed
+    num_free = kv.num_free_blocks * block_size
+    rounding = kv.num_rounding_blocks * block_size
+    held = kv.num_blocks * block_size - num_free - rounding
+    saved = duplicates = in_tables - held
+    if saved and finished:
+        tables = [kv.block_ids(request) for request in running if request.finish_reason is None]
+        duplicates = (sum(map(len, tables)) - len(set().union(*tables))) * block_size
+    token_states = written - duplicates
+    unusable = num_free if wait_reason in SHORT_OF_MEMORY else 0
+    return SlotUsage(
+        token_states=token_states,
+        reserved=reserved,
+        internal=held - token_states - reserved,
+        external=rounding + unusable,
+        free=num_free - unusable,
+        shared=kv.num_shared_blocks * block_size,
+        saved=saved,
+    )

@@ -1,0 +1,107 @@
+"""The block pool: reference counts, the free list in eviction order, and an index of cached blocks by hash.
+
+    allocate ----> held (references > 0) ----> release
+       ^                 ^                        |
+       |                 | share (prefix hit)     v
+       +--- free, in eviction order: [ never hashed ... | cached: least recently used ... most recently used ]
+
+A cached block can be found by its hash until it is allocated again, which evicts its contents.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Owns `num_blocks` blocks of equal size.
+
+    Attributes:
+        version: changes whenever a block becomes free or can be found by its hash.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self.version = 0
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._block_by_hash: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._num_evictable = 0
+        self._num_shared = 0
+
+    @property
+    def num_free(self) -> int:
+        """Number of blocks without references, including evictable ones."""
+        return len(self._free)
+
+    @property
+    def num_evictable(self) -> int:
+        """Number of free blocks that can still be found by their hash."""
+        return self._num_evictable
+
+    @property
+    def num_shared(self) -> int:
+        """Number of blocks with several references."""
+        return self._num_shared
+
+    def is_free(self, block_id: int) -> bool:
+        return self._references[block_id] == 0
+
+    def find(self, block_hash: bytes) -> int | None:
+        """Return the block with this hash, held or free; None if there is none."""
+        return self._block_by_hash.get(block_hash)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free blocks, and evict cached ones last. The caller has checked `num_free`."""
+        assert count <= len(self._free)
+        block_ids = []
+        for _ in range(count):
+            block_id, _none = self._free.popitem(last=False)
+            self._evict(block_id)
+            self._references[block_id] = 1
+            block_ids.append(block_id)
+        return block_ids
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add a reference to each block. A cached free block leaves the free list."""
+        for block_id in block_ids:
+            if self._references[block_id] == 0:
+                assert self._hashes[block_id] is not None
+                del self._free[block_id]
+                self._num_evictable -= 1
+            elif self._references[block_id] == 1:
+                self._num_shared += 1
+            self._references[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Remove a reference from each block. What is freed first is evicted first: pass the end of a table first."""
+        for block_id in block_ids:
+            self._references[block_id] -= 1
+            assert self._references[block_id] >= 0
+            if self._references[block_id] == 1:
+                self._num_shared -= 1
+            elif self._references[block_id] == 0:
+                self.version += 1
+                self._free[block_id] = None
+                if self._hashes[block_id] is None:
+                    self._free.move_to_end(block_id, last=False)
+                else:
+                    self._num_evictable += 1
+
+    def register(self, block_id: int, block_hash: bytes) -> None:
+        """Index a held, full block by its hash. If another block has the same hash, that one stays in the index."""
+        assert self._references[block_id] > 0
+        if self._hashes[block_id] is None and block_hash not in self._block_by_hash:
+            self.version += 1
+            self._hashes[block_id] = block_hash
+            self._block_by_hash[block_hash] = block_id
+
+    def _evict(self, block_id: int) -> None:
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._block_by_hash[block_hash]
+            self._hashes[block_id] = None
+            self._num_evictable -= 1

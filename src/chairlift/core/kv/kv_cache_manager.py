@@ -1,0 +1,78 @@
+"""KV memory as the scheduler sees it: allocate memory to a request, grow it, free it.
+
+The interface leaves open when memory is taken: paging on demand is one policy behind it, reservation at admission
+another. Every method computes its need first, and on failure it returns with nothing changed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from chairlift.request import Request
+
+
+class MemoryDemand(NamedTuple):
+    """What the admission of a request would take, in blocks.
+
+    Attributes:
+        needed: blocks to take from the pool.
+        free: free blocks, including the `evictable` ones.
+        largest: the largest allocation that is possible now; less than `free` only where blocks must be consecutive.
+    """
+
+    needed: int
+    free: int
+    evictable: int
+    largest: int
+
+
+class KVCacheManager(Protocol):
+    """Owns all block tables. The scheduler holds request objects, the worker holds copies of the block ids."""
+
+    block_size: int
+    num_blocks: int
+
+    def check_fits(self, request: Request) -> None:
+        """Raise RequestError, with the arithmetic, if the request could not run even alone."""
+
+    def demand(self, request: Request) -> MemoryDemand:
+        """What the admission of the request would take now."""
+
+    def allocate(self, request: Request) -> bool:
+        """Give a request its block table, and set `num_computed_tokens` to what the table already holds."""
+
+    def grow(self, request: Request, num_slots: int) -> list[int] | None:
+        """Extend the table to `num_slots` slots. Returns the new blocks; None if memory is short."""
+
+    def commit(self, request: Request) -> None:
+        """Allow other requests to share the full blocks below `num_computed_tokens`."""
+
+    def free(self, request: Request) -> None:
+        """Release the request's blocks. The caller resets its progress."""
+
+    def forget(self, request: Request) -> None:
+        """Drop all that is kept for a request that has finished."""
+
+    def block_ids(self, request: Request) -> list[int]:
+        """The request's block table; read-only."""
+
+    def worst_case_blocks(self, request: Request) -> int:
+        """The maximum number of blocks that the request takes from an empty pool before it finishes."""
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    @property
+    def num_evictable_blocks(self) -> int: ...
+
+    @property
+    def num_rounding_blocks(self) -> int:
+        """Blocks that are neither free nor in a table: lost to the allocator's rounding."""
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """Blocks that are in several tables."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever an allocation that failed might succeed now."""

@@ -1,0 +1,59 @@
+"""The prefix cache: finds blocks by a chain of hashes, one for each full block of a request."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+from chairlift.core.kv.block_pool import BlockPool
+from chairlift.request import Request
+
+
+def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """The hash of a block's tokens and of all tokens before them, whose hash is `parent`.
+
+    It is SHA-256, because a collision would show the contents of one request to another.
+    """
+    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
+
+
+def root_hash(cache_salt: str | None) -> bytes:
+    """The parent of a request's first block. Requests with different salts hash the same tokens to different values, so
+    they neither share blocks nor learn from response times what others have computed."""
+    return b"" if cache_salt is None else hashlib.sha256(b"cache salt\0" + cache_salt.encode()).digest()
+
+
+class PrefixCache:
+    """Hash chains of the unfinished requests, over the index of a block pool."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._chains: dict[str, list[bytes]] = {}
+
+    def find(self, request: Request, limit: int) -> list[int]:
+        """The longest run of cached blocks at the start of the request's tokens, at most `limit` blocks."""
+        prefix: list[int] = []
+        for found in map(self._pool.find, self._chain(request, limit)[:limit]):
+            if found is None:
+                break
+            prefix.append(found)
+        return prefix
+
+    def register(self, request: Request, block_ids: list[int], start: int, end: int) -> None:
+        """Index the blocks `start` to `end - 1` of the request's table, which are full and computed."""
+        chain = self._chain(request, end)
+        for index in range(start, end):
+            self._pool.register(block_ids[index], chain[index])
+
+    def forget(self, request: Request) -> None:
+        """Drop the request's hash chain. Its blocks stay in the index."""
+        self._chains.pop(request.request_id, None)
+
+    def _chain(self, request: Request, num_blocks: int) -> list[bytes]:
+        chain = self._chains.setdefault(request.request_id, [])
+        size = self._block_size
+        for index in range(len(chain), num_blocks):
+            parent = chain[-1] if chain else root_hash(request.cache_salt)
+            chain.append(block_hash(parent, request.token_ids[index * size : (index + 1) * size]))
+        return chain

@@ -1,0 +1,65 @@
+"""What an API call costs: tokens, and time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.outputs import RequestOutput, RequestTimes
+from chairlift.server.api.protocol import PromptTokensDetails, Timings, UsageInfo
+
+
+@dataclass(slots=True)
+class CallUsage:
+    """Over all prompts of one API call. Deltas and whole answers add up to the same. `finish_reason` is that of the
+    answer that ended first."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_choices: int = 0
+    times: RequestTimes | None = None
+    finish_reason: str | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Take in an answer, or what is new of it."""
+        for answer in output.outputs:
+            self.completion_tokens += len(answer.token_ids)
+            self.num_choices += answer.finish_reason is not None
+            self.finish_reason = self.finish_reason or answer.finish_reason
+        self.cached_tokens += output.num_cached_tokens
+        self.times = output.times or self.times
+
+    def usage(self) -> UsageInfo:
+        return UsageInfo(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+        )
+
+    def timings(self) -> Timings | None:
+        """None if nothing was computed."""
+        times = self.times
+        if times is None or times.first_scheduled is None or times.first_token is None or times.finished is None:
+            return None
+        prefill = times.first_token - times.first_scheduled
+        decode = times.finished - times.first_token
+        return Timings(
+            queue=times.first_scheduled - times.arrival,
+            prefill=prefill,
+            decode=decode,
+            prompt_tokens_per_second=_rate(self.prompt_tokens - self.cached_tokens, prefill),
+            output_tokens_per_second=_rate(self.completion_tokens - self.num_choices, decode),
+        )
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if seconds > 0 else None
+
+
+def timing_headers(timings: Timings | None) -> dict[str, str]:
+    """As `Server-Timing`, in milliseconds (W3C Server Timing)."""
+    if timings is None:
+        return {}
+    spans = {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode}
+    return {"Server-Timing": ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in spans.items())}

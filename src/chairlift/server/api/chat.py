@@ -1,0 +1,255 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from fastapi import APIRouter, Request
+from msgspec import Raw
+from starlette.responses import Response
+
+from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from chairlift.request import FinishReason
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner, PlainTextParser
+from chairlift.server.api.logprobs import LogprobWriter
+from chairlift.server.api.prepared_route import PreparedRoutes
+from chairlift.server.api.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatResponseMessage,
+    CompletionTokensDetails,
+    FunctionCall,
+    ToolCall,
+    UsageInfo,
+)
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter, has_content
+from chairlift.server.api.stream_chunks import DONE, NULL, ChunkWriter, encode, usage_bytes
+from chairlift.server.http.error_responses import ERROR_RESPONSES
+from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta
+
+ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]
+
+
+CHARACTERS_PER_FEED: Final = 1024
+"""A parser may look at all text that it holds again and again, so a long answer is parsed in pieces."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole answer, read: content, reasoning, tool calls."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, piece: AnswerDelta) -> None:
+        """Take in what is new."""
+        self.content += piece.content
+        self.reasoning += piece.reasoning
+        for delta in piece.calls:
+            if delta.id is not None:
+                function = FunctionCall(name=delta.name or "", arguments="")
+                self.calls.append(ToolCall(id=delta.id, function=function))
+            self.calls[delta.index].function.arguments += delta.arguments
+
+
+def read_answer(plan: ChatPlan, text: str) -> Answer:
+    """The parts of a whole answer."""
+    parser = PlainTextParser() if plan.new_parser is None else plan.new_parser()
+    answer = Answer()
+    for start in range(0, len(text), CHARACTERS_PER_FEED):
+        answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
+    answer.add(parser.finish())
+    return answer
+
+
+def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:
+    """The engine's, or `tool_calls`."""
+    return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.calls_end_it else reason
+
+
+def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) -> bytes:
+    """The logprobs of a choice as JSON (see `ChatLogprobs`)."""
+    return b'{"content":%b,"refusal":null}' % writer.chat_json(positions)
+
+
+class ChatPlanner(RequestPlanner[ChatCompletionRequest, ChatPlan]):
+    """Plans answers to chats."""
+
+    body_type = ChatCompletionRequest
+    content_fields: ClassVar[dict[str, Any]] = {
+        "messages": [],
+        "tools": None,
+        "documents": None,
+        "chat_template": None,
+        "chat_template_kwargs": None,
+    }
+
+    def __init__(self, conversations: ConversationPlanner) -> None:
+        self._conversations = conversations
+
+    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
+        return self._conversations.plan(body)
+
+
+class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
+    id_prefix = "chatcmpl-"
+
+    def response(self, call: ChatCall, outputs: list[RequestOutput]) -> ChatCompletionResponse:
+        (output,) = outputs
+        body = call.body
+        answers = [read_answer(call.plan, answer.text) for answer in output.outputs]
+        writer = self.logprob_writer(body)
+        shown = output.prompt_logprobs
+        return ChatCompletionResponse.model_construct(
+            id=call.id,
+            created=call.created,
+            model=call.model,
+            choices=[self._choice(call, *pair, writer) for pair in zip(output.outputs, answers, strict=True)],
+            usage=self._usage(call, answers),
+            prompt_logprobs=None if shown is None else Raw(writer.prompt_json(shown)),
+            prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
+            timings=call.usage.timings() if body.timings else None,
+        )
+
+    def writer(self, call: ChatCall) -> StreamWriter:
+        return _ChatStream(self, call)
+
+    def logprob_writer(self, body: ChatCompletionRequest) -> LogprobWriter:
+        """Writes logprobs as this call wants them."""
+        return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
+
+    def _usage(self, call: ChatCall, answers: list[Answer]) -> UsageInfo:
+        usage = call.usage.usage()
+        if reasoning := sum(self.num_tokens(answer.reasoning) for answer in answers):
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
+        return usage
+
+    def _choice(
+        self, call: ChatCall, output: CompletionOutput, answer: Answer, writer: LogprobWriter
+    ) -> ChatCompletionResponseChoice:
+        content = call.plan.echoed + answer.content
+        message = ChatResponseMessage(
+            content=content if content or not answer.calls else None,
+            tool_calls=answer.calls or None,
+            reasoning_content=answer.reasoning
+            if answer.reasoning and call.body.include_reasoning is not False
+            else None,
+        )
+        logprobs = None if output.logprobs is None else Raw(chat_logprobs_json(writer, output.logprobs))
+        return ChatCompletionResponseChoice.model_construct(
+            index=output.index,
+            message=message,
+            logprobs=logprobs,
+            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.calls)),
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if call.body.return_token_ids else None,
+        )
+
+
+class _ChatStream(StreamWriter):
+    """Chunks of one chat. A choice without tools and reasoning is not parsed."""
+
+    def __init__(self, serving: ChatServing, call: ChatCall) -> None:
+        self._serving = serving
+        self._call = call
+        self._chunks = ChunkWriter("chat.completion.chunk", call.id, call.created, call.model, call.body.wants_usage)
+        self._logprobs = serving.logprob_writer(call.body)
+        new_parser = call.plan.new_parser
+        self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_choices())]
+        self._called: set[int] = set()
+        self._reasoning: list[str] = []
+
+    def opening(self) -> bytes:
+        delta = b'{"role":"assistant","content":%b}' % encode(self._call.plan.echoed)
+        return b"".join(self._chunk(index, delta, NULL, b"") for index in range(self._call.body.num_choices()))
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        tells_tokens = self._call.body.return_token_ids
+        return b"".join([self._answer(answer) for answer in output.outputs if has_content(answer, tells_tokens)])
+
+    def closing(self) -> bytes:
+        call = self._call
+        last = b""
+        if call.body.wants_usage:
+            last = self._chunks.chunk_with_usage(b"", usage_bytes(self._usage()))
+        timings = call.usage.timings() if call.body.timings else None
+        if timings is not None:
+            last += self._chunks.chunk_with_timings(timings.model_dump_json().encode())
+        return last + DONE
+
+    def _usage(self) -> UsageInfo:
+        usage = self._call.usage.usage()
+        if self._reasoning:
+            count = self._serving.num_tokens("".join(self._reasoning))
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=count)
+        return usage
+
+    def _answer(self, answer: CompletionOutput) -> bytes:
+        logprobs = NULL if answer.logprobs is None else self._logprob_bytes(answer.logprobs)
+        if self._parsers is None:
+            delta = b'{"content":%b}' % encode(answer.text) if answer.text else b"{}"
+        else:
+            delta = self._read(answer)
+        ending = b""
+        if answer.finish_reason is not None:
+            reason = finish_reason(self._call.plan, answer.finish_reason, answer.index in self._called)
+            ending = b'%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
+        elif delta == b"{}" and answer.logprobs is None and not self._call.body.return_token_ids:
+            return b""
+        if self._call.body.return_token_ids:
+            ending = (ending or NULL) + b',"token_ids":%b' % encode(answer.token_ids)
+        return self._chunk(answer.index, delta, logprobs, ending)
+
+    def _read(self, answer: CompletionOutput) -> bytes:
+        """The delta of what the parser makes of this text."""
+        assert self._parsers is not None
+        parser = self._parsers[answer.index]
+        piece = parser.feed(answer.text)
+        parts: dict[str, Any] = {"content": piece.content, "reasoning_content": piece.reasoning}
+        calls = list(piece.calls)
+        if answer.finish_reason is not None:
+            last = parser.finish()
+            parts["content"] += last.content
+            parts["reasoning_content"] += last.reasoning
+            calls += last.calls
+        if parts["reasoning_content"]:
+            self._reasoning.append(parts["reasoning_content"])
+        if self._call.body.include_reasoning is False:
+            del parts["reasoning_content"]
+        shown = {name: text for name, text in parts.items() if text}
+        if calls:
+            self._called.add(answer.index)
+            shown["tool_calls"] = [_call_delta(call) for call in calls]
+        return encode(shown)
+
+    def _logprob_bytes(self, positions: list[TokenLogprobs]) -> bytes:
+        return chat_logprobs_json(self._logprobs, positions)
+
+    def _chunk(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, ending or NULL)
+        if self._call.body.wants_continuous_usage:
+            return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.usage.usage()))
+        return self._chunks.chunk(choice)
+
+
+def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+    function = {"arguments": call.arguments} if call.name is None else {"name": call.name, "arguments": call.arguments}
+    if call.id is None:
+        return {"index": call.index, "function": function}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def router(serving: ChatServing, prepared: PreparedRoutes) -> APIRouter:
+    """The route of /v1/chat/completions."""
+    route_class = prepared.route_class({"/v1/chat/completions": ("chat", serving.answer)})
+    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
+
+    @routes.post("/v1/chat/completions", response_model=ChatCompletionResponse)
+    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        return await serving.handle(body, request)
+
+    return routes

@@ -1,0 +1,263 @@
+"""From a conversation to a prompt, and to what reads the answer: chat template, tools, reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from chairlift.engine.client import ServedEngine
+from chairlift.errors import RequestError
+from chairlift.loading.chat_template import ChatTemplate
+from chairlift.loading.marked_text import MarkedText, template_text, unmarked
+from chairlift.loading.template_check import log_template_problems
+from chairlift.sampling_params import SamplingParams
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.api.protocol import ChatCompletionRequest, FunctionTool, select_tools
+from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
+from chairlift.server.tools.answer_parser import AnswerDelta, AnswerParser
+from chairlift.server.tools.families import FORCED, tool_call_format
+from chairlift.server.tools.forced import (
+    ForcedCallParser,
+    arguments_constraint,
+    calls_constraint,
+    lazy_calls_constraint,
+)
+from chairlift.server.tools.prompting import describe_tools_in_messages
+from chairlift.server.tools.reasoning import ReasoningParser, reasoning_format
+from chairlift.server.tools.tool_parser import CallFormat, ToolParser
+from chairlift.structured_outputs import Reasoning, StructuredOutputs
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan(RequestPlan):
+    """Attributes:
+    new_parser: makes what reads one answer; None: all of it is content.
+    echoed: what answers are put behind.
+    calls_end_it: an answer with tool calls ends with the reason `tool_calls`.
+    """
+
+    new_parser: Callable[[], AnswerParser] | None
+    echoed: str
+    calls_end_it: bool
+
+
+class PlainTextParser:
+    """The parser of answers that are content alone."""
+
+    def feed(self, text: str) -> AnswerDelta:
+        """All of it."""
+        return AnswerDelta(content=text)
+
+    def finish(self) -> AnswerDelta:
+        """Nothing is held back."""
+        return AnswerDelta()
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolSelection:
+    """The tools of one request, and how they are to be used."""
+
+    tools: list[FunctionTool]
+    mode: str
+    is_parallel: bool
+
+    @property
+    def is_forced(self) -> bool:
+        """The answer is a call from its first token on."""
+        return self.mode in ("named", "required")
+
+    @property
+    def strict(self) -> str | None:
+        """A tool whose arguments have to follow its schema wherever it is called."""
+        return next((tool.function.name for tool in self.tools if tool.function.strict), None)
+
+    def constraint(self, family: CallFormat) -> StructuredOutputs | None:
+        if self.mode == "named":
+            return arguments_constraint(self.tools[0])
+        if self.mode == "required":
+            return calls_constraint(self.tools, self.is_parallel)
+        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict else None
+
+    def new_parser(self, family: CallFormat) -> Callable[[], AnswerParser]:
+        if self.mode == "none":
+            return PlainTextParser
+        if self.mode == "named":
+            return partial(ForcedCallParser, self.tools[0].function.name, family.id_length)
+        form = replace(FORCED, id_length=family.id_length) if self.mode == "required" else family
+        names = frozenset(tool.function.name for tool in self.tools)
+        return partial(ToolParser, form, names, None if self.is_parallel else 1)
+
+
+def _reasoning_parser(reasoning: Reasoning, new_rest: Callable[[], AnswerParser]) -> AnswerParser:
+    return ReasoningParser(reasoning, new_rest())
+
+
+class ConversationPlanner:
+    """Plans answers to conversations, for every endpoint that takes messages."""
+
+    def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._template: ChatTemplate | None = engine.tokenizer.chat_template
+        if options.chat_template is not None:
+            self._template = ChatTemplate(options.chat_template, engine.tokenizer.special_tokens)
+        text = None if self._template is None else self._template.text
+        self._calls = tool_call_format(options.tool_call_parser, text)
+        self._reasoning = reasoning_format(options.reasoning_parser, text)
+
+    def check_template(self) -> None:
+        """Log a warning for each problem of the chat template with special tokens; renders probe conversations."""
+        if self._template is not None and not self._options.allow_special_tokens_in_content:
+            log_template_problems(self._template, self._engine.tokenizer)
+
+    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
+        """What to ask of the engine; raises RequestError."""
+        tools = self._tools(body)
+        text = self._render(body, tools)
+        reasoning = self._reasoning_in(text)
+        source = "tools" if tools.constraint(self._calls) is not None else body.constraint_field
+        with attribute_errors_to(source):
+            params = self._params(body, tools, reasoning)
+        token_ids = self._engine.input_processor.encode_text(
+            text, "messages", params, add_special_tokens=bool(body.add_special_tokens)
+        )
+        last = body.messages[-1].for_template()
+        echoes = body.echo and last["role"] == "assistant"
+        return ChatPlan(
+            [(unmarked(text), token_ids)],
+            params,
+            source,
+            new_parser=self._new_parser(tools, reasoning),
+            echoed=unmarked(last["content"]) if echoes else "",
+            calls_end_it=tools.mode in ("auto", "required"),
+        )
+
+    def prompt(self, body: ChatCompletionRequest) -> list[int]:
+        """The tokens of the conversation alone."""
+        text = self._render(body, self._tools(body))
+        adds_special = bool(body.add_special_tokens)
+        return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
+
+    def reads(self, variable: str) -> bool:
+        """Whether the chat template does anything with a variable."""
+        return self._template is not None and variable in self._template.variables
+
+    def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
+        tools, mode = select_tools(body.tools or [], body.tool_choice)
+        chosen = _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
+        if chosen.strict and mode == "auto" and not self._can_be_strict():
+            raise RequestError(
+                f"tools: {chosen.strict!r} is strict, and where this model's calls begin cannot be told from its text: "
+                "set tool_choice to required or to a tool, or leave out strict",
+                "tools",
+            )
+        return chosen
+
+    def _can_be_strict(self) -> bool:
+        form = self._calls
+        is_text = not any(map(self._engine.tokenizer.is_special, form.markers))
+        return len(form.openings) == 1 and form.closing is not None and is_text
+
+    def _params(
+        self, body: ChatCompletionRequest, tools: _ToolSelection, reasoning: Reasoning | None
+    ) -> SamplingParams:
+        more: dict[str, Any] = {"max_tokens": body.limit(), "logprobs": body.num_logprobs()}
+        constraint, wanted = tools.constraint(self._calls), body.constraint()
+        if constraint is not None and wanted is not None:
+            raise RequestError(
+                "tools or tool_choice say what the answer looks like, and so does response_format or "
+                "structured_outputs: keep one",
+                "tool_choice",
+            )
+        if wanted is not None or tools.is_forced:
+            constraint = constraint or wanted
+            assert constraint is not None, "forced calls are constrained"
+            constraint = replace(constraint, reasoning=reasoning)
+        more["structured_outputs"] = constraint
+        if self._needs_special_tokens(tools):
+            more["skip_special_tokens"] = False
+        return body.sampling_params(**more)
+
+    def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
+        """Whether what the answer is read by would be left out of its text."""
+        markers = self._calls.markers if tools.mode == "auto" else ()
+        if self._reasoning is not None:
+            markers += (self._reasoning.opening, self._reasoning.closing)
+        return any(map(self._engine.tokenizer.is_special, markers))
+
+    def _reasoning_in(self, prompt: str) -> Reasoning | None:
+        """How an answer to this prompt may think; None where it does not, or the prompt has ended its thoughts."""
+        form, end = self._reasoning, prompt.rstrip()
+        if form is None or end.endswith(form.closing):
+            return None
+        return Reasoning(form.opening, form.closing, is_inside=form.is_implied or end.endswith(form.opening))
+
+    def _new_parser(self, tools: _ToolSelection, reasoning: Reasoning | None) -> Callable[[], AnswerParser] | None:
+        rest = tools.new_parser(self._calls)
+        if reasoning is not None:
+            return partial(_reasoning_parser, reasoning, rest)
+        return None if tools.mode == "none" else rest
+
+    def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
+        template = self._template_for(body)
+        messages = [message.for_template() for message in body.messages]
+        shown = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
+        variables = body.template_variables()
+        if unknown := sorted(variables.keys() - template.variables):
+            field = unknown[0] if unknown[0] in ("documents", "reasoning_effort") else "chat_template_kwargs"
+            raise RequestError(
+                f"{field}: the model's chat template does not read {unknown[0]!r}, so it would have no effect. "
+                "Leave it out.",
+                field,
+            )
+        if "tools" in template.variables:
+            variables["tools"] = shown or None
+        else:
+            messages = describe_tools_in_messages(messages, shown)
+        text = _rendered(template, messages, variables, body)
+        return template_text(text) if self._options.allow_special_tokens_in_content else text
+
+    def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
+        if body.chat_template is not None:
+            if not self._options.trust_request_chat_template:
+                raise RequestError(
+                    "chat_template: this server uses its own; it takes a request's if it was started with "
+                    "--trust-request-chat-template",
+                    "chat_template",
+                )
+            return ChatTemplate(body.chat_template, self._engine.tokenizer.special_tokens, from_request=True)
+        if self._template is None:
+            self._engine.tokenizer.render_chat([])  # says what is missing
+            raise AssertionError("unreachable")
+        return self._template
+
+
+def _rendered(
+    template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any], body: ChatCompletionRequest
+) -> MarkedText:
+    if not body.continue_final_message:
+        return template.render(messages, add_generation_prompt=body.add_generation_prompt, **variables)
+    if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt contradict: leave out one", "continue_final_message"
+        )
+    last = messages[-1]
+    if last["role"] != "assistant" or not last["content"].strip():
+        raise RequestError(
+            "continue_final_message needs a last message of the assistant, with content", "continue_final_message"
+        )
+    text = template.render(messages, add_generation_prompt=False, **variables)
+    return _cut_after(text, last["content"])
+
+
+def _cut_after(text: MarkedText, content: str) -> MarkedText:
+    """The prompt up to the end of the last message's content, as the template wrote it."""
+    for written in (content, content.strip()):
+        if (at := text.rfind(written)) >= 0:
+            return text[: at + len(written)]
+    raise RequestError(
+        "continue_final_message: the model's chat template does not repeat the last message as it is",
+        "continue_final_message",
+    )

@@ -1,0 +1,306 @@
+"""POST /v1/messages: a chat in Anthropic's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from chairlift.errors import ChairliftError
+from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.request import FinishReason
+from chairlift.server.api.call_usage import CallUsage
+from chairlift.server.api.chat import Answer, read_answer
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner, PlainTextParser
+from chairlift.server.api.prepared_route import AnswerPrepared, PreparedRoutes
+from chairlift.server.api.protocol import (
+    ChatCompletionRequest,
+    CountTokensRequest,
+    MessagesError,
+    MessagesErrorInfo,
+    MessagesRequest,
+    MessagesResponse,
+    MessagesUsage,
+    Thinking,
+    TokenCount,
+)
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter, UtilityServing
+from chairlift.server.api.stream_chunks import to_named_event
+from chairlift.server.http.error_responses import (
+    describe_validation_error,
+    error_body,
+    error_headers,
+    http_error_message,
+)
+from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
+from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta
+
+MessagesCall = ApiCall[MessagesRequest, ChatPlan]
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""HTTP status -> what Anthropic calls it; `api_error` otherwise."""
+
+CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
+"""What the fields of a chat are called here."""
+
+
+class MessagesPlanner(RequestPlanner[MessagesRequest, ChatPlan]):
+    """Plans answers to messages, which are converted to a chat."""
+
+    body_type = MessagesRequest
+    content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
+
+    def __init__(self, conversations: ConversationPlanner) -> None:
+        self._conversations = conversations
+
+    def plan(self, body: MessagesRequest) -> ChatPlan:
+        chat = body.to_chat()
+        set_thinking(self._conversations, chat, body.thinking)
+        with rename_fields_in_errors(CHAT_FIELDS):
+            plan = self._conversations.plan(chat)
+        return replace(plan, constraint_field=CHAT_FIELDS.get(plan.constraint_field, plan.constraint_field))
+
+
+class CountTokensPlanner(RequestPlanner[CountTokensRequest, bytes]):
+    """Counts the tokens of a conversation; the result is the answer's body."""
+
+    body_type = CountTokensRequest
+    content_fields: ClassVar[dict[str, Any]] = MessagesPlanner.content_fields
+
+    def __init__(self, conversations: ConversationPlanner) -> None:
+        self._conversations = conversations
+
+    def plan(self, body: CountTokensRequest) -> bytes:
+        chat = body.to_chat()
+        set_thinking(self._conversations, chat, body.thinking)
+        count = TokenCount(input_tokens=len(self._conversations.prompt(chat)))
+        return count.model_dump_json().encode()
+
+
+def set_thinking(conversations: ConversationPlanner, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
+    """Pass on whether the model should think, if its chat template has a variable for it."""
+    if thinking is not None and conversations.reads("enable_thinking"):
+        chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
+
+
+class MessagesServing(Serving[MessagesRequest, ChatPlan]):
+    id_prefix = "msg_"
+
+    def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> MessagesResponse:
+        (output,) = outputs[0].outputs
+        answer = read_answer(call.plan, output.text)
+        reason, sequence = stop_reason(output, bool(answer.calls))
+        return MessagesResponse(
+            id=call.id,
+            model=call.model,
+            content=_blocks(answer),
+            stop_reason=reason,
+            stop_sequence=sequence,
+            usage=messages_usage(call.usage),
+            timings=call.usage.timings() if call.body.timings else None,
+        )
+
+    def writer(self, call: MessagesCall) -> StreamWriter:
+        return _MessagesStream(call)
+
+
+def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | None]:
+    """Why it ended, and the stop sequence that ended it."""
+    if output.finish_reason == FinishReason.LENGTH:
+        return "max_tokens", None
+    if has_calls:
+        return "tool_use", None
+    if isinstance(output.stop_reason, str):
+        return "stop_sequence", output.stop_reason
+    return "end_turn", None
+
+
+def messages_usage(usage: CallUsage) -> MessagesUsage:
+    """Token counts as Anthropic has them."""
+    return MessagesUsage(
+        input_tokens=usage.prompt_tokens - usage.cached_tokens,
+        cache_read_input_tokens=usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+    )
+
+
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+    if answer.content:
+        blocks.append({"type": "text", "text": answer.content, "citations": None})
+    for call in answer.calls:
+        arguments = _object(call.function.arguments)
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
+    return blocks
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments; what is no JSON object stands in one, under the name that Anthropic gives it."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+
+
+class _MessagesStream(StreamWriter):
+    """message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
+
+    def __init__(self, call: MessagesCall) -> None:
+        self._call = call
+        self._parser = PlainTextParser() if call.plan.new_parser is None else call.plan.new_parser()
+        self._open: str | None = None
+        self._num_blocks = 0
+        self._has_calls = False
+        self._last: CompletionOutput | None = None
+
+    def opening(self) -> bytes:
+        call = self._call
+        message = MessagesResponse(
+            id=call.id,
+            model=call.model,
+            content=[],
+            stop_reason=None,
+            stop_sequence=None,
+            usage=messages_usage(call.usage),
+        )
+        return _event("message_start", message=message.model_dump())
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        (answer,) = output.outputs
+        events = self._tell(self._parser.feed(answer.text))
+        if answer.finish_reason is not None:
+            self._last = answer
+            events += self._tell(self._parser.finish())
+        return events
+
+    def closing(self) -> bytes:
+        assert self._last is not None
+        reason, sequence = stop_reason(self._last, self._has_calls)
+        more: dict[str, Any] = {}
+        if self._call.body.timings and (timings := self._call.usage.timings()) is not None:
+            more["timings"] = timings.model_dump()
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        usage = messages_usage(self._call.usage).model_dump()
+        return self._stop() + _event("message_delta", delta=delta, usage=usage, **more) + _event("message_stop")
+
+    def failure(self, error: ChairliftError) -> bytes:
+        return _event("error", error={"type": anthropic_error_type(error_body(error)[0]), "message": str(error)})
+
+    def _tell(self, piece: AnswerDelta) -> bytes:
+        events = b""
+        if piece.reasoning:
+            events += self._more("thinking", "thinking_delta", piece.reasoning)
+        if piece.content:
+            events += self._more("text", "text_delta", piece.content)
+        for call in piece.calls:
+            events += self._tell_call(call)
+        return events
+
+    def _more(self, kind: str, delta_kind: str, text: str) -> bytes:
+        block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {"citations": None})}
+        start = b"" if self._open == kind else self._start(kind, block)
+        return start + self._delta({"type": delta_kind, kind: text})
+
+    def _tell_call(self, call: ToolCallDelta) -> bytes:
+        self._has_calls = True
+        events = b""
+        if call.id is not None:
+            events = self._start("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+        if call.arguments:
+            events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        return events
+
+    def _start(self, kind: str, block: dict[str, Any]) -> bytes:
+        stopped = self._stop()
+        self._open = kind
+        return stopped + _event("content_block_start", index=self._num_blocks, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks, delta=delta)
+
+    def _stop(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        self._num_blocks += 1
+        return _event("content_block_stop", index=self._num_blocks - 1)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return to_named_event(kind, {"type": kind, **fields})
+
+
+def anthropic_error_type(status: int) -> str:
+    """What Anthropic calls an error of this HTTP status."""
+    return ERROR_TYPES.get(status, "api_error")
+
+
+def _with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
+    """A route class whose errors have the form of Anthropic's API."""
+
+    class MessagesRoute(base):  # type: ignore[misc, valid-type]
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handle_with_errors(request: Request) -> Response:
+                try:
+                    response: Response = await handle(request)
+                except RequestValidationError as error:
+                    return _error(400, describe_validation_error(error)[0])
+                except ChairliftError as error:
+                    return _error(error_body(error)[0], str(error), error_headers(error))
+                except HTTPException as error:
+                    return _error(error.status_code, http_error_message(request, error))
+                return response
+
+            return handle_with_errors
+
+    return MessagesRoute
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    body = MessagesError(error=MessagesErrorInfo(type=anthropic_error_type(status), message=message))
+    return JSONResponse(body.model_dump(), status_code=status, headers=headers)
+
+
+def router(
+    serving: MessagesServing, counting: UtilityServing[CountTokensRequest], prepared: PreparedRoutes
+) -> APIRouter:
+    """The routes of /v1/messages and /v1/messages/count_tokens. Their errors have the form of Anthropic's API."""
+    endpoints: dict[str, tuple[str, AnswerPrepared]] = {
+        "/v1/messages": ("messages", serving.answer),
+        "/v1/messages/count_tokens": ("count_tokens", counting.answer),
+    }
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": MessagesError} for status in (400, 401, 404, 408, 413, 429, 503)
+    }
+    routes = APIRouter(route_class=_with_messages_errors(prepared.route_class(endpoints)), responses=errors)
+
+    @routes.post("/v1/messages", response_model=MessagesResponse)
+    async def create_message(body: MessagesRequest, request: Request) -> Response:
+        return await serving.handle(body, request)
+
+    @routes.post("/v1/messages/count_tokens", response_model=TokenCount)
+    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        return await counting.handle(body, request)
+
+    return routes

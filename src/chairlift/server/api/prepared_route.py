@@ -1,0 +1,76 @@
+"""The route class of endpoints that take a body: large bodies go to a preparation worker instead of FastAPI."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from chairlift.server.http.body_limits import LARGE_BODY, check_depth
+from chairlift.server.http.streaming import unless_disconnected
+from chairlift.server.preparation.preparation import Preparation
+
+AnswerPrepared = Callable[[Any, Any, Request], Awaitable[Response]]
+"""Answers a call, given its body without the large fields, its plan and the HTTP request."""
+
+
+class PreparedRoutes:
+    """Makes route classes for endpoints that take a body.
+
+    Args:
+        max_json_depth: the maximum nesting depth of arrays and objects in a body.
+    """
+
+    def __init__(self, preparation: Preparation, max_json_depth: int) -> None:
+        self._preparation = preparation
+        self._max_json_depth = max_json_depth
+
+    def route_class(
+        self, endpoints: Mapping[str, tuple[str, AnswerPrepared]], base: type[APIRoute] = APIRoute
+    ) -> type[APIRoute]:
+        """A route class for the endpoints of one API.
+
+        Args:
+            endpoints: path -> the name of the planner in `EndpointPlanners`, and the function that answers a call
+                after a worker has prepared it.
+            base: the route class to extend.
+        """
+        preparation, max_json_depth = self._preparation, self._max_json_depth
+
+        class PreparedRoute(base):  # type: ignore[misc, valid-type]
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                handle_small = super().get_route_handler()
+                planner, answer = endpoints[self.path]
+
+                async def handle(request: Request) -> Response:
+                    body = await request.body()
+                    if preparation.should_use_worker(body) and _is_json(request):
+                        return await unless_disconnected(request, handle_large(request))
+                    if len(body) < LARGE_BODY:
+                        check_depth(body, max_json_depth)
+                    else:
+                        await preparation.run(request.state.key.tenant, check_depth, body, max_json_depth)
+                    del body
+                    response: Response = await handle_small(request)
+                    return response
+
+                async def handle_large(request: Request) -> Response:
+                    request.state.admission.check_call(request.state.key)
+                    body = await request.body()
+                    request._body = b""  # It is not read again, and the request lives as long as its stream.
+                    prepared = await preparation.prepare(request.state.key.tenant, planner, body)
+                    del body
+                    request.state.release_body()
+                    return await answer(prepared.body, prepared.plan, request)
+
+                return handle
+
+        return PreparedRoute
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

@@ -1,0 +1,234 @@
+"""POST /v1/chat/completions: what is asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from chairlift.errors import RequestError
+from chairlift.sampling_params import MAX_LOGPROBS
+from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings, UsageInfo
+from chairlift.server.api.protocol.compatibility_fields import ChatCompatibilityFields
+from chairlift.server.api.protocol.item_limits import (
+    MAX_CONTENT_PARTS,
+    MAX_DOCUMENTS,
+    MAX_MESSAGES,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
+)
+from chairlift.server.api.protocol.sampling import SamplingFields
+from chairlift.server.api.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
+from chairlift.server.api.protocol.validation_errors import describe_validation_errors
+
+TEMPLATE_FIELDS = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
+"""Variables of a chat template that fields of their own say."""
+
+
+class TextPart(RequestBody):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(RequestBody):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
+
+
+def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
+    """Content in parts as one text, which is what chat templates expect."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class PromptMessage(RequestBody):
+    """From whoever is not the model."""
+
+    role: Literal["system", "developer", "user"]
+    content: Text
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: plain text."""
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": plain_text(self.content)}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class ToolMessage(RequestBody):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        message = {"role": "tool", "content": plain_text(self.content), "tool_call_id": self.tool_call_id}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class AssistantMessage(RequestBody):
+    """An answer that was given before, as it came."""
+
+    role: Literal["assistant"]
+    content: str | Annotated[list[TextPart | RefusalPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCallParam], Field(max_length=MAX_TOOL_CALLS)] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    # -- null or empty, as it came --
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it: plain text, arguments as objects."""
+        content = self.refusal if self.content is None else plain_text(self.content)
+        if content is None and not self.tool_calls:
+            raise RequestError("messages: one of the assistant has neither content nor tool_calls", "messages")
+        message: dict[str, Any] = {"role": "assistant", "content": content or ""}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [_call_for_template(call) for call in self.tool_calls]
+        return message
+
+
+def _call_for_template(call: ToolCallParam) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"messages: the arguments of tool call {call.id!r} are not JSON: {error}", "messages"
+        ) from None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"messages: the arguments of tool call {call.id!r} are no JSON object", "messages")
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="For models whose chat template reads it."
+    )
+    # -- vLLM's --
+    include_reasoning: bool | None = Field(None, description="false: leave reasoning_content out of the answer.")
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @classmethod
+    def converted(cls, fields: dict[str, Any]) -> ChatCompletionRequest:
+        """Of the fields that a call to another API amounts to; raises RequestError if they are none of a chat."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            what, field = describe_validation_errors(error.errors(), fields)
+            raise RequestError(f"as a chat: {what}", field) from None
+
+    def limit(self) -> int | None:
+        """Output tokens at most; None is what fits."""
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise RequestError(
+                f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} disagree: "
+                "give one of them",
+                "max_completion_tokens",
+            )
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets besides messages and tools."""
+        options = self.chat_template_kwargs or {}
+        if taken := set(TEMPLATE_FIELDS) & options.keys():
+            raise RequestError(
+                f"chat_template_kwargs must not hold {', '.join(sorted(taken))}: a field of its own says it",
+                "chat_template_kwargs",
+            )
+        fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return {**options, **{name: value for name, value in fields.items() if value is not None}}
+
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to tell; None tells nothing."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
+            message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {self.top_logprobs}"
+            raise RequestError(message, "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class ChatResponseMessage(SparseResponse):
+    """Content is null where there are tool calls alone; `tool_calls` and `reasoning_content` are there if any are."""
+
+    optional = frozenset({"tool_calls", "reasoning_content"})
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+
+
+class ChatCompletionResponseChoice(SparseResponse):
+    optional = frozenset({"token_ids"})
+    index: int
+    message: ChatResponseMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionResponse(SparseResponse):
+    optional = frozenset({"prompt_logprobs", "prompt_token_ids", "timings"})
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatCompletionResponseChoice]
+    usage: UsageInfo
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    timings: Timings | None = None

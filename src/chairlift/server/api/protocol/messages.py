@@ -1,0 +1,219 @@
+"""POST /v1/messages: Anthropic's API, text and tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.compatibility_fields import MessagesCompatibilityFields
+from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
+from chairlift.server.api.protocol.sampling import EngineFields, StopStrings
+from chairlift.server.api.protocol.tools import ToolName
+
+CacheControl = Annotated[dict[str, Any] | None, Field(description="Every prefix is cached, without being told.")]
+
+
+class TextBlock(RequestBody):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl = None
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_CONTENT_PARTS)]
+
+
+class ToolUseBlock(RequestBody):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl = None
+    caller: dict[str, Any] | None = Field(None, description="Of a block that is sent back as it came.")
+
+
+class ToolResultBlock(RequestBody):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | TextBlocks | None = None
+    is_error: bool = False
+    cache_control: CacheControl = None
+
+
+class ThinkingBlock(RequestBody):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = Field("", description="Is not checked: what is sent back is what the model reads.")
+
+
+Blocks = list[Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]]
+
+
+class MessageParam(RequestBody):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[Blocks, Field(min_length=1, max_length=MAX_CONTENT_PARTS)]
+
+
+class MessagesTool(RequestBody):
+    name: ToolName
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl = None
+    defer_loading: Literal[False] | None = Field(None, description="Tools are told with the prompt.")
+    eager_input_streaming: bool | None = Field(None, description="Arguments are told while they are written.")
+
+
+class MessagesToolChoice(RequestBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(RequestBody):
+    """A budget of tokens cannot be kept, so `enabled` is refused."""
+
+    type: Literal["adaptive", "disabled"]
+
+
+class JsonOutput(RequestBody):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(RequestBody):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonOutput | None = None
+
+
+class ConversationFields(RequestBody):
+    """What is counted, and answered."""
+
+    model: str | None = None
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | TextBlocks | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    def chat_fields(self) -> dict[str, Any]:
+        """As fields of a chat."""
+        messages = [{"role": "system", "content": _text(self.system)}] if self.system is not None else []
+        for message in self.messages:
+            messages += _messages(message)
+        config = self.output_config or OutputConfig()
+        schema = None if config.format is None else {"name": "output", "schema": config.format.schema_}
+        continues = bool(messages) and messages[-1]["role"] == "assistant"
+        return {
+            "messages": messages,
+            "continue_final_message": continues,
+            "add_generation_prompt": not continues,
+            "tools": None if self.tools is None else [_function(tool) for tool in self.tools],
+            "tool_choice": None if self.tool_choice is None else _choice(self.tool_choice),
+            "parallel_tool_calls": not (self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use),
+            "reasoning_effort": config.effort,
+            "response_format": None if schema is None else {"type": "json_schema", "json_schema": schema},
+        }
+
+
+class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
+    """POST /v1/messages/count_tokens."""
+
+    def to_chat(self) -> ChatCompletionRequest:
+        return ChatCompletionRequest.converted(self.chat_fields())
+
+
+class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFields):
+    """POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: StopStrings | None = None
+
+    def to_chat(self) -> ChatCompletionRequest:
+        """The same as a chat; raises RequestError."""
+        given = {name: value for name, value in self.engine_fields().items() if name != "structured_outputs"}
+        fields = {**given, **self.chat_fields(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        chat = ChatCompletionRequest.converted(fields)
+        chat.structured_outputs = self.structured_outputs
+        return chat
+
+
+def _text(content: str | list[TextBlock] | None) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content or [])
+
+
+def _messages(message: MessageParam) -> list[dict[str, Any]]:
+    """Of a chat: the results of tools are messages of their own there."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    spoken: dict[str, Any] = {"role": message.role}
+    results: list[dict[str, Any]] = []
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)})
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            spoken.setdefault("tool_calls", []).append({"id": block.id, "function": function})
+        else:
+            name, text = (
+                ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
+            )
+            spoken[name] = spoken.get(name, "") + text
+    return [*results, spoken] if len(spoken) > 1 else results
+
+
+def _function(tool: MessagesTool) -> dict[str, Any]:
+    function = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: MessagesToolChoice) -> Any:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name or "?"}}
+    return "required" if choice.type == "any" else choice.type
+
+
+class MessagesUsage(BaseModel):
+    """`input_tokens` without those that came from the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessagesResponse(SparseResponse):
+    optional = frozenset({"timings"})
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+    timings: Timings | None = None
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class MessagesErrorInfo(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesError(BaseModel):
+    """What a refusal looks like here."""
+
+    type: Literal["error"] = "error"
+    error: MessagesErrorInfo

@@ -1,0 +1,310 @@
+"""POST /v1/responses: text, stateless."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from chairlift.errors import RequestError
+from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.compatibility_fields import ResponsesCompatibilityFields
+from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
+from chairlift.server.api.protocol.sampling import EngineFields, JsonObjectFormat, StopStrings, TextFormat
+from chairlift.server.api.protocol.tools import ToolName
+
+LOGPROBS = "message.output_text.logprobs"
+
+CHAT_FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+"""What the fields of a chat are called here."""
+
+ReturnedValue = Annotated[Any, Field(description="Of an item that is sent back as it came.")]
+
+
+class InputPart(RequestBody):
+    type: Literal["input_text", "output_text", "refusal", "reasoning_text", "summary_text"]
+    text: str = ""
+    refusal: str = ""
+    annotations: ReturnedValue = None
+    logprobs: ReturnedValue = None
+
+
+InputParts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS)]
+
+
+def _joined(content: str | list[InputPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
+
+
+class InputMessage(RequestBody):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | InputParts
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+    phase: ReturnedValue = None
+
+
+class InputFunctionCall(RequestBody):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+    namespace: None = None
+    caller: ReturnedValue = None
+
+
+class InputFunctionCallOutput(RequestBody):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | InputParts
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+
+
+class InputReasoning(RequestBody):
+    type: Literal["reasoning"]
+    summary: Annotated[InputParts, Field(default_factory=list)]
+    content: InputParts | None = None
+    encrypted_content: None = None
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+
+
+def _kind(item: Any) -> str:
+    """A message may leave its type out."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    return kind if isinstance(kind, str) else "message"
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputFunctionCall, Tag("function_call")]
+    | Annotated[InputFunctionCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class ResponsesTool(RequestBody):
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponsesNamedTool(RequestBody):
+    type: Literal["function"]
+    name: ToolName
+
+
+class ResponsesAllowedTools(RequestBody):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponsesNamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+ResponsesToolChoice = Literal["none", "auto", "required"] | ResponsesNamedTool | ResponsesAllowedTools
+
+
+class ResponsesSchemaFormat(RequestBody):
+    type: Literal["json_schema"]
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = Field(None, description="The schema is always followed to the letter.")
+
+
+class ResponsesText(RequestBody):
+    format: Annotated[TextFormat | JsonObjectFormat | ResponsesSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["medium"] | None = Field(None, description="The model answers as it does.")
+
+
+class ResponsesReasoning(RequestBody):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: None = Field(None, description="Reasoning is given whole.")
+    generate_summary: None = Field(None, description="Reasoning is given whole.")
+
+
+class ResponsesStreamOptions(RequestBody):
+    include_obfuscation: Literal[False] | None = Field(None, description="Events are not padded.")
+
+
+class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
+    """POST /v1/responses."""
+
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: ResponsesText | None = None
+    reasoning: ResponsesReasoning | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, max_length=16, description="Reasoning is never encrypted: what is given can be sent back."
+    )
+    top_logprobs: int | None = None
+    metadata: Metadata | None = Field(None, description="Returned unchanged.")
+    stream_options: ResponsesStreamOptions | None = None
+    # -- vLLM's --
+    stop: str | StopStrings | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit_field(self) -> str:
+        return "max_output_tokens"
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in (self.include or [])
+
+    def to_chat(self) -> ChatCompletionRequest:
+        """The same as a chat; raises RequestError."""
+        if self.top_logprobs is not None and not self.wants_logprobs:
+            raise RequestError(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream: true", "stream_options")
+        fields: dict[str, Any] = {
+            **{name: value for name, value in self.engine_fields().items() if name != "structured_outputs"},
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": None if self.tools is None else [_nested(tool) for tool in self.tools],
+            "tool_choice": self._tool_choice(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "logprobs": self.wants_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "response_format": self._response_format(),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "stop": self.stop,
+            "chat_template_kwargs": self.chat_template_kwargs,
+        }
+        chat = ChatCompletionRequest.converted(fields)
+        chat.structured_outputs = self.structured_outputs
+        return chat
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            _append(messages, item)
+        return messages
+
+    def _tool_choice(self) -> Any:
+        choice = self.tool_choice
+        if isinstance(choice, ResponsesNamedTool):
+            return _named(choice)
+        if isinstance(choice, ResponsesAllowedTools):
+            allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+            return {"type": "allowed_tools", "allowed_tools": allowed}
+        return choice
+
+    def _response_format(self) -> Any:
+        wanted = None if self.text is None else self.text.format
+        if isinstance(wanted, ResponsesSchemaFormat):
+            return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
+        return None if wanted is None else wanted.model_dump()
+
+
+def _nested(tool: ResponsesTool) -> dict[str, Any]:
+    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+
+
+def _named(tool: ResponsesNamedTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
+
+
+def _append(
+    messages: list[dict[str, Any]], item: InputMessage | InputFunctionCall | InputFunctionCallOutput | InputReasoning
+) -> None:
+    """Reasoning, content and calls of one answer are items here, and one message of a chat."""
+    if isinstance(item, InputFunctionCallOutput):
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
+    elif isinstance(item, InputReasoning):
+        messages.append({"role": "assistant", "reasoning_content": _joined(item.content or item.summary)})
+    elif isinstance(item, InputFunctionCall):
+        call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+        _last_answer(messages, without="").setdefault("tool_calls", []).append(call)
+    elif item.role == "assistant":
+        _last_answer(messages, without="content")["content"] = _joined(item.content)
+    else:
+        messages.append({"role": item.role, "content": _joined(item.content)})
+
+
+def _last_answer(messages: list[dict[str, Any]], without: str) -> dict[str, Any]:
+    """The assistant's message at the end, if there is one that lacks this part; else a new one."""
+    if not messages or messages[-1]["role"] != "assistant" or without in messages[-1]:
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(BaseModel):
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class InputTokensDetails(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponsesUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(SparseResponse):
+    """An answer; in a stream, as it is at its beginning and end. The items of `output` are messages, function calls
+    and reasoning, see `server/responses_items.py`."""
+
+    optional = frozenset({"timings", "completed_at", "user"})
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False] = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: dict[str, str | None]
+    service_tier: Literal["default"] = "default"
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponsesUsage | None = None
+    user: str | None
+    timings: Timings | None = None

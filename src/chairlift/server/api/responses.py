@@ -1,0 +1,211 @@
+"""POST /v1/responses: a chat under another name, answered in items."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from chairlift.errors import ChairliftError
+from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.request import FinishReason
+from chairlift.server.api.chat import Answer, read_answer
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner, PlainTextParser
+from chairlift.server.api.logprobs import LogprobWriter
+from chairlift.server.api.prepared_route import PreparedRoutes
+from chairlift.server.api.protocol import (
+    CHAT_FIELDS,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseObject,
+    ResponsesRequest,
+    ResponsesUsage,
+)
+from chairlift.server.api.response_items import ItemEventWriter, OutputItem, new_item_id
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
+from chairlift.server.http.error_responses import ERROR_RESPONSES, error_body
+from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
+from chairlift.server.tools.answer_parser import AnswerDelta
+
+ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]
+
+
+class ResponsesPlanner(RequestPlanner[ResponsesRequest, ChatPlan]):
+    """Plans responses, whose input is converted to a chat. Tools and instructions are repeated in the answer."""
+
+    body_type = ResponsesRequest
+    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
+
+    def __init__(self, conversations: ConversationPlanner) -> None:
+        self._conversations = conversations
+
+    def plan(self, body: ResponsesRequest) -> ChatPlan:
+        with rename_fields_in_errors(CHAT_FIELDS):
+            plan = self._conversations.plan(body.to_chat())
+        return replace(plan, constraint_field=CHAT_FIELDS.get(plan.constraint_field, plan.constraint_field))
+
+
+class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
+    id_prefix = "resp_"
+
+    def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
+        (output,) = outputs[0].outputs
+        answer = read_answer(call.plan, output.text)
+        entries = LogprobWriter(self.llm.engine.tokenizer, False).chat(output.logprobs or [])
+        items = _items(answer, entries if call.body.wants_logprobs else [])
+        return self.finished(call, items, output)
+
+    def writer(self, call: ResponsesCall) -> StreamWriter:
+        return _ResponsesStream(self, call)
+
+    def finished(self, call: ResponsesCall, items: list[OutputItem], output: CompletionOutput) -> ResponseObject:
+        """The whole answer."""
+        status = _status(output)
+        values = [item.value("completed") for item in items]
+        if values and status == "incomplete":
+            values[-1] = items[-1].value(status)
+        response = self.skeleton(call)
+        return response.model_copy(
+            update={
+                "status": status,
+                "completed_at": int(time.time()) if status == "completed" else None,
+                "incomplete_details": None if status == "completed" else IncompleteDetails(reason="max_output_tokens"),
+                "output": values,
+                "usage": self._usage(call, items),
+                "timings": call.usage.timings() if call.body.timings else None,
+            }
+        )
+
+    def skeleton(self, call: ResponsesCall) -> ResponseObject:
+        """The answer before there is one."""
+        body = call.body
+        choice = body.tool_choice or ("auto" if body.tools else "none")
+        effort = None if body.reasoning is None else body.reasoning.effort
+        text: dict[str, Any] = {"format": {"type": "text"}}
+        if body.text is not None and body.text.format is not None:
+            text = {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}
+        return ResponseObject(
+            id=call.id,
+            created_at=call.created,
+            status="in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=call.model,
+            output=[],
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            reasoning={"effort": effort, "summary": None},
+            temperature=call.plan.params.temperature,
+            text=text,
+            tool_choice=choice if isinstance(choice, str) else choice.model_dump(),
+            tools=[tool.model_dump() for tool in body.tools or []],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=call.plan.params.top_p,
+            user=body.user,
+        )
+
+    def _usage(self, call: ResponsesCall, items: list[OutputItem]) -> ResponsesUsage:
+        usage = call.usage
+        reasoning = sum(self.num_tokens(item.text) for item in items if item.kind == "reasoning")
+        return ResponsesUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
+            total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        )
+
+
+def _status(output: CompletionOutput) -> str:
+    return "incomplete" if output.finish_reason == FinishReason.LENGTH else "completed"
+
+
+def _items(answer: Answer, logprobs: list[dict[str, Any]]) -> list[OutputItem]:
+    items = []
+    if answer.reasoning:
+        items.append(OutputItem("reasoning", new_item_id("rs"), text=answer.reasoning))
+    if answer.content or not (answer.reasoning or answer.calls):
+        items.append(OutputItem("message", new_item_id("msg"), text=answer.content, logprobs=logprobs))
+    for call in answer.calls:
+        function = call.function
+        items.append(OutputItem("function_call", new_item_id("fc"), call.id, function.name, function.arguments))
+    return items
+
+
+class _ResponsesStream(StreamWriter):
+    def __init__(self, serving: ResponsesServing, call: ResponsesCall) -> None:
+        self._serving = serving
+        self._call = call
+        self._events = ItemEventWriter()
+        self._parser = PlainTextParser() if call.plan.new_parser is None else call.plan.new_parser()
+        self._logprobs = LogprobWriter(serving.llm.engine.tokenizer, False)
+        self._last: CompletionOutput | None = None
+
+    def opening(self) -> bytes:
+        response = self._serving.skeleton(self._call).model_dump()
+        return b"".join(
+            self._events.event(kind, response=response) for kind in ("response.created", "response.in_progress")
+        )
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        (answer,) = output.outputs
+        logprobs = self._logprobs.chat(answer.logprobs or []) if self._call.body.wants_logprobs else []
+        events = self._tell(self._parser.feed(answer.text), logprobs)
+        if answer.finish_reason is not None:
+            self._last = answer
+            events += self._tell(self._parser.finish(), [])
+        return events
+
+    def closing(self) -> bytes:
+        assert self._last is not None
+        events = b""
+        if self._events.open is None and not self._events.done:
+            events = self._events.start(OutputItem("message", new_item_id("msg")))
+        events += self._events.end(_status(self._last))
+        response = self._serving.finished(self._call, self._events.done, self._last)
+        return events + self._events.event(f"response.{response.status}", response=response.model_dump())
+
+    def failure(self, error: ChairliftError) -> bytes:
+        _, body = error_body(error)
+        failed = {"status": "failed", "error": ResponseError(message=str(error))}
+        response = self._serving.skeleton(self._call).model_copy(update=failed).model_dump()
+        told = self._events.event("error", code=body.error.type, message=str(error), param=body.error.param)
+        return told + self._events.event("response.failed", response=response)
+
+    def _tell(self, piece: AnswerDelta, logprobs: list[dict[str, Any]]) -> bytes:
+        events = b""
+        if piece.reasoning:
+            events += self._more("reasoning", "rs", piece.reasoning, [])
+        if piece.content or (logprobs and not piece.calls and self._is_message_open()):
+            events += self._more("message", "msg", piece.content, logprobs)
+        for call in piece.calls:
+            if call.id is not None:
+                events += self._events.start(OutputItem("function_call", new_item_id("fc"), call.id, call.name or ""))
+            if call.arguments:
+                events += self._events.delta(call.arguments, [])
+        return events
+
+    def _is_message_open(self) -> bool:
+        return self._events.open is not None and self._events.open.kind == "message"
+
+    def _more(self, kind: str, prefix: str, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        is_open = self._events.open is not None and self._events.open.kind == kind
+        events = b"" if is_open else self._events.start(OutputItem(kind, new_item_id(prefix)))
+        return events + self._events.delta(text, logprobs)
+
+
+def router(serving: ResponsesServing, prepared: PreparedRoutes) -> APIRouter:
+    """The route of /v1/responses."""
+    route_class = prepared.route_class({"/v1/responses": ("responses", serving.answer)})
+    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
+
+    @routes.post("/v1/responses", response_model=ResponseObject)
+    async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        return await serving.handle(body, request)
+
+    return routes

@@ -1,0 +1,317 @@
+"""What all endpoints that take a body have in common: planning, generation, whole and streamed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from chairlift.engine.async_llm import AsyncLLM, Generation
+from chairlift.errors import ChairliftError, DeadlineError, RequestError
+from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.server.access.admission import AdmissionController, Permit
+from chairlift.server.api.call_usage import CallUsage, timing_headers
+from chairlift.server.api.models import check_model
+from chairlift.server.api.protocol import EngineFields, RequestBody
+from chairlift.server.api.stream_chunks import DONE, encode, to_event
+from chairlift.server.http.error_responses import error_body
+from chairlift.server.http.streaming import EventStream, unless_disconnected
+from chairlift.server.preparation.preparation import Preparation
+from chairlift.server.preparation.request_plan import (
+    RequestPlan,
+    RequestPlanner,
+    attribute_errors_to,
+    check_logprobs,
+    rename_limit_in_errors,
+)
+
+MAX_ANSWERS_PER_CALL: Final = 2048
+ENTRIES_PER_POSITION: Final = 20
+"""Logprob entries that `output_size` assumes for one position."""
+
+LARGE_OUTPUT: Final = 1024
+"""An output of more tokens and logprob entries than this is written on a thread."""
+
+PROMPTS_PER_TURN: Final = 32
+"""Prompts of one call that are started before the event loop can serve other calls."""
+
+Fields = TypeVar("Fields", bound=EngineFields)
+UtilityFields = TypeVar("UtilityFields", bound=RequestBody)
+Plans = TypeVar("Plans", bound=RequestPlan)
+
+
+@dataclass(slots=True)
+class ApiCall(Generic[Fields, Plans]):
+    """One call of an endpoint that generates, from its admission to its end."""
+
+    body: Fields
+    plan: Plans
+    generations: list[Generation]
+    id: str
+    model: str
+    usage: CallUsage
+    permit: Permit
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def close(self) -> None:
+        """Abort the generations that still run, and close the permit."""
+        for generation in self.generations:
+            generation.abort()
+        self.permit.close()
+
+    def fail_after_deadline(self) -> None:
+        """End all generations with an error, because the deadline has passed and the engine does not respond."""
+        for generation in self.generations:
+            generation.fail(
+                DeadlineError(f"the timeout of {self.body.timeout:g} s has passed and the engine does not respond")
+            )
+
+
+class StreamWriter(ABC):
+    """Writes the events of one call as bytes. What one method returns is sent as one chunk."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """The events before the first token."""
+
+    def size(self, index: int, output: RequestOutput) -> int:
+        """The amount of work that `delta` has with this output; see `output_size`."""
+        return output_size(output)
+
+    @abstractmethod
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        """The events for new output of prompt `index`; may be empty."""
+
+    @abstractmethod
+    def closing(self) -> bytes:
+        """The events after the last token."""
+
+    def failure(self, error: ChairliftError) -> bytes:
+        """The events that end a stream which has failed."""
+        return to_event(error_body(error)[1].model_dump_json().encode()) + DONE
+
+
+class Serving(ABC, Generic[Fields, Plans]):
+    """The base class of endpoints that generate.
+
+    Args:
+        model_name: the name of the model in requests and responses.
+        planner: plans the requests of this endpoint.
+        preparation: runs the planner, and other work that would block the event loop.
+    """
+
+    id_prefix: str
+
+    def __init__(
+        self, llm: AsyncLLM, model_name: str, planner: RequestPlanner[Fields, Plans], preparation: Preparation
+    ) -> None:
+        self.llm = llm
+        self.model_name = model_name
+        self.preparation = preparation
+        self._planner = planner
+
+    @abstractmethod
+    def response(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
+        """The body of the response to a call that does not stream."""
+
+    @abstractmethod
+    def writer(self, call: ApiCall[Fields, Plans]) -> StreamWriter:
+        """The writer of the response to a call that streams."""
+
+    async def handle(self, body: Fields, request: Request) -> Response:
+        """RequestPlan and answer a call.
+
+        Raises:
+            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
+        """
+        check_model(body.model, self.model_name)
+        request.state.admission.check(request.state.key)
+        return await unless_disconnected(request, self._plan_and_answer(body, request))
+
+    async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
+        """Answer a call that has been planned.
+
+        Raises:
+            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
+        """
+        check_model(body.model, self.model_name)
+        with rename_limit_in_errors(body.limit_field):
+            if plan.params.structured_outputs is not None:
+                await self.preparation.run(request.state.key.tenant, self._compile_constraint, plan)
+            call = await self._start(body, plan, request)
+        if body.stream:
+            return EventStream(self._stream(call), on_close=call.close)
+        return await self._whole_response(call)
+
+    def num_tokens(self, text: str) -> int:
+        """The number of tokens of a text."""
+        return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+    async def _plan_and_answer(self, body: Fields, request: Request) -> Response:
+        with rename_limit_in_errors(body.limit_field):
+            plan = await self.preparation.run(request.state.key.tenant, self._planner.plan, body)
+        return await self.answer(body, plan, request)
+
+    def _compile_constraint(self, plan: Plans) -> None:
+        with attribute_errors_to(plan.constraint_field):
+            self.llm.engine.input_processor.prepare(plan.params)
+
+    async def _start(self, body: Fields, plan: Plans, request: Request) -> ApiCall[Fields, Plans]:
+        prompts, params = plan.prompts, plan.params
+        if len(prompts) * params.n > MAX_ANSWERS_PER_CALL:
+            raise RequestError(
+                f"{len(prompts)} prompts with n={params.n} would produce {len(prompts) * params.n} answers, but at "
+                f"most {MAX_ANSWERS_PER_CALL} are allowed per call: split the prompts into several calls",
+                "n",
+            )
+        check_logprobs(plan, self.llm.engine.input_processor.limits)
+        admission: AdmissionController = request.state.admission
+        token_ids = [ids for _, ids in prompts]
+        permit = admission.admit(request.state.key, token_ids, params, timeout=body.timeout, cache_salt=body.cache_salt)
+        call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
+        request.state.call_id = call_id
+        request.state.usage = usage = CallUsage(sum(map(len, token_ids)))
+        call = ApiCall(body, plan, [], call_id, self.model_name, usage, permit)
+        try:
+            for index, prompt in enumerate(prompts):
+                request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
+                call.generations.append(self._generate(prompt, call, request_id))
+                if index % PROMPTS_PER_TURN == PROMPTS_PER_TURN - 1:
+                    await asyncio.sleep(0)
+        except BaseException:
+            call.close()
+            raise
+        permit.call_after_deadline(call.fail_after_deadline)
+        return call
+
+    def _generate(
+        self, prompt: tuple[str | None, list[int]], call: ApiCall[Fields, Plans], request_id: str
+    ) -> Generation:
+        text, token_ids = prompt
+        permit = call.permit
+        return self.llm.start(
+            text,
+            token_ids,
+            call.plan.params,
+            request_id=request_id,
+            priority=call.body.priority or 0,
+            tenant=permit.tenant,
+            cache_salt=permit.cache_salt,
+            deadline=permit.deadline,
+            on_output=permit.track_prompt(len(token_ids)).record_output,
+        )
+
+    async def _whole_response(self, call: ApiCall[Fields, Plans]) -> Response:
+        try:
+            outputs = await asyncio.gather(*(generation.collect() for generation in call.generations))
+        finally:
+            call.close()
+        for output in outputs:
+            call.usage.add(output)
+        size = sum(map(output_size, outputs))
+        content = await self._write(call, size, self._response_json, call, list(outputs))
+        headers = timing_headers(call.usage.timings()) if call.body.timings else None
+        return Response(content, media_type="application/json", headers=headers)
+
+    def _response_json(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> bytes:
+        # Large parts of a response are JSON already (`msgspec.Raw`), which is not the declared type of their fields.
+        return encode(self.response(call, outputs).model_dump(warnings=False))
+
+    async def _write(
+        self, call: ApiCall[Fields, Plans], size: int, function: Callable[..., bytes], *arguments: Any
+    ) -> bytes:
+        """ApiCall a function that writes output of this size: on a thread if it would block the event loop."""
+        if size <= LARGE_OUTPUT:
+            return function(*arguments)
+        return await self.preparation.run(call.permit.tenant, function, *arguments)
+
+    async def _stream(self, call: ApiCall[Fields, Plans]) -> AsyncIterator[bytes]:
+        writer = self.writer(call)
+        num_unfinished = len(call.generations)
+        try:
+            if opening := writer.opening():
+                yield opening
+            async for index, output in _interleave(call.generations):
+                call.usage.add(output)
+                num_unfinished -= output.finished
+                chunk = await self._write(call, writer.size(index, output), writer.delta, index, output)
+                if num_unfinished == 0:
+                    chunk += await self._write(call, call.usage.completion_tokens, writer.closing)
+                if chunk:
+                    yield chunk
+        except ChairliftError as error:
+            yield writer.failure(error)
+
+
+class UtilityServing(Generic[UtilityFields]):
+    """An endpoint that runs nothing on the engine, such as one that counts tokens.
+
+    Args:
+        planner: computes the body of the response.
+    """
+
+    def __init__(
+        self, model_name: str, planner: RequestPlanner[UtilityFields, bytes], preparation: Preparation
+    ) -> None:
+        self._model_name = model_name
+        self._planner = planner
+        self._preparation = preparation
+
+    async def handle(self, body: UtilityFields, request: Request) -> Response:
+        """Answer a call.
+
+        Raises:
+            RequestError, OverloadedError: before anything is sent.
+        """
+        check_model(getattr(body, "model", None), self._model_name)
+        request.state.admission.check_call(request.state.key)
+        with request.state.admission.count_utility_call(request.state.key):
+            content = await self._preparation.run(request.state.key.tenant, self._planner.plan, body)
+        return Response(content, media_type="application/json")
+
+    async def answer(self, body: Any, content: bytes, request: Request) -> Response:
+        """Answer a call whose response a preparation worker has computed."""
+        check_model(body.model, self._model_name)
+        with request.state.admission.count_utility_call(request.state.key):
+            return Response(content, media_type="application/json")
+
+
+def output_size(output: RequestOutput) -> int:
+    """The number of tokens and, approximately, of logprob entries in an output."""
+    positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
+    return sum(len(answer.token_ids) for answer in output.outputs) + ENTRIES_PER_POSITION * positions
+
+
+def has_content(answer: CompletionOutput, includes_token_ids: bool | None) -> bool:
+    """Whether a delta has anything to send. New tokens may not have become text yet."""
+    return bool(answer.text or answer.finish_reason is not None or answer.logprobs or includes_token_ids)
+
+
+async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The deltas of all generations in the order in which they arrive, with the index of the generation."""
+    if len(generations) == 1:
+        async for output in generations[0]:
+            yield 0, output
+        return
+    waiting = {asyncio.ensure_future(anext(generation)): index for index, generation in enumerate(generations)}
+    try:
+        while waiting:
+            done, _pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                output = future.result()
+                index = waiting.pop(future)
+                if not output.finished:
+                    waiting[asyncio.ensure_future(anext(generations[index]))] = index
+                yield index, output
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

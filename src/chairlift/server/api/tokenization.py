@@ -1,0 +1,99 @@
+"""POST /tokenize and /detokenize: planners whose result is the body of the answer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from chairlift.engine.client import ServedEngine
+from chairlift.errors import RequestError
+from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.api.logprobs import token_text
+from chairlift.server.api.prepared_route import PreparedRoutes
+from chairlift.server.api.protocol import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ErrorBody,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from chairlift.server.api.serving import UtilityServing
+from chairlift.server.preparation.request_plan import RequestPlanner
+
+MAX_CONTEXTS: Final = 8
+"""How many times `max_model_len` token ids may be converted to text in one call."""
+
+
+class TokenizePlanner(RequestPlanner[TokenizeRequest, bytes]):
+    """Tokenizes a prompt or a conversation."""
+
+    body_type = TokenizeRequest
+    content_fields: ClassVar[dict[str, Any]] = {"prompt": None, "messages": None, "tools": None}
+
+    def __init__(self, engine: ServedEngine, conversations: ConversationPlanner) -> None:
+        self._engine = engine
+        self._conversations = conversations
+
+    def plan(self, body: TokenizeRequest) -> bytes:
+        tokens = self._tokens(body)
+        tokenizer = self._engine.tokenizer
+        strings = [token_text(tokenizer.token_bytes(token)) for token in tokens] if body.return_token_strs else None
+        response = TokenizeResponse(
+            count=len(tokens),
+            max_model_len=self._engine.scheduler_config.max_model_len,
+            tokens=tokens,
+            token_strs=strings,
+        )
+        return response.model_dump_json(exclude_none=True).encode()
+
+    def _tokens(self, body: TokenizeRequest) -> list[int]:
+        conversation = body.chat()
+        if conversation is not None:
+            return self._conversations.prompt(conversation)
+        adds_special = body.add_special_tokens is not False
+        return self._engine.input_processor.encode_text(body.prompt or "", "prompt", add_special_tokens=adds_special)
+
+
+class DetokenizePlanner(RequestPlanner[DetokenizeRequest, bytes]):
+    """Converts token ids to text."""
+
+    body_type = DetokenizeRequest
+    content_fields: ClassVar[dict[str, Any]] = {"tokens": []}
+
+    def __init__(self, engine: ServedEngine) -> None:
+        self._engine = engine
+
+    def plan(self, body: DetokenizeRequest) -> bytes:
+        vocab_size = self._engine.model_config.vocab_size
+        limit = MAX_CONTEXTS * self._engine.scheduler_config.max_model_len
+        if len(body.tokens) > limit:
+            raise RequestError(
+                f"tokens must hold at most {limit} token ids ({MAX_CONTEXTS} x max_model_len), got {len(body.tokens)}: "
+                "convert them in several calls",
+                "tokens",
+            )
+        if max(body.tokens, default=0) >= vocab_size:
+            raise RequestError(f"tokens holds an id outside 0..{vocab_size - 1}", "tokens")
+        text = self._engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return DetokenizeResponse(prompt=text).model_dump_json().encode()
+
+
+def router(
+    tokenize: UtilityServing[TokenizeRequest], detokenize: UtilityServing[DetokenizeRequest], prepared: PreparedRoutes
+) -> APIRouter:
+    """The routes of /tokenize and /detokenize."""
+    endpoints = {"/tokenize": ("tokenize", tokenize.answer), "/detokenize": ("detokenize", detokenize.answer)}
+    errors: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 404, 429, 503)}
+    routes = APIRouter(responses=errors, route_class=prepared.route_class(endpoints))
+
+    @routes.post("/tokenize", response_model=TokenizeResponse)
+    async def tokenize_text(body: TokenizeRequest, request: Request) -> Response:
+        return await tokenize.handle(body, request)
+
+    @routes.post("/detokenize", response_model=DetokenizeResponse)
+    async def detokenize_ids(body: DetokenizeRequest, request: Request) -> Response:
+        return await detokenize.handle(body, request)
+
+    return routes

@@ -1,0 +1,115 @@
+"""Where the parts of HTTP/1.1 requests end in the bytes of a connection (RFC 9112, sections 2.1, 6 and 7.1).
+
+httptools reports which parts are complete, but not at which byte. The sizes of headers and trailers can be limited to
+the byte only if the bytes of one part are given to it at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+EMPTY_LINE: Final = b"\r\n\r\n"
+FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
+_OVERLAP: Final = len(EMPTY_LINE) - 1
+
+
+class MessagePart(Protocol):
+    """A part of a request that may come in several packets.
+
+    Attributes:
+        num_field_bytes: bytes of it so far that are a request line, headers, trailers or the extensions of a chunk.
+    """
+
+    num_field_bytes: int
+
+    def find_end(self, data: bytes, start: int) -> int | None:
+        """The index behind the last byte of the part, or None if it goes on in the next packet.
+
+        Args:
+            data: a packet, of which the bytes from `start` on belong to this part until it ends. Each packet is given
+                once, in order.
+        """
+
+
+class FieldLines:
+    """A request line with its headers, or trailers: lines up to the first empty one.
+
+    Args:
+        before: the end of the line before the first one.
+    """
+
+    def __init__(self, before: bytes = b"") -> None:
+        self.num_field_bytes = 0
+        self._tail = before
+
+    def find_end(self, data: bytes, start: int) -> int | None:
+        seam = (self._tail + data[start : start + _OVERLAP]).find(EMPTY_LINE)
+        at = data.find(EMPTY_LINE, start) if seam < 0 else start - len(self._tail) + seam
+        end = None if at < 0 and seam < 0 else at + len(EMPTY_LINE)
+        self.num_field_bytes += (len(data) if end is None else end) - start
+        self._tail = (self._tail + data[max(start, len(data) - _OVERLAP) :])[-_OVERLAP:]
+        return end
+
+
+class CountedBody:
+    """A body of `num_bytes` bytes."""
+
+    num_field_bytes = 0
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_left = num_bytes
+
+    def find_end(self, data: bytes, start: int) -> int | None:
+        end = start + self._num_left
+        self._num_left = max(0, end - len(data))
+        return end if end <= len(data) else None
+
+
+class ChunkedBody:
+    """A body in chunks, each behind a line with its size, and trailers behind the last one, whose size is 0.
+
+    Whether the chunks are valid is for the parser to find out: what comes behind a line that is not is one part.
+    """
+
+    def __init__(self) -> None:
+        self.num_field_bytes = 0
+        self._line = b""
+        self._num_left = 0
+        self._trailers: FieldLines | None = None
+
+    def find_end(self, data: bytes, start: int) -> int | None:
+        while self._trailers is None:
+            start += self._num_left
+            self._num_left = max(0, start - len(data))
+            newline = data.find(b"\n", start)
+            if newline < 0:
+                self._line += data[start:]
+                self.num_field_bytes = len(self._line)
+                return None
+            size = _chunk_size(self._line + data[start:newline])
+            if size is None:
+                return None
+            start, self._line = newline + 1, b""
+            if size == 0:
+                self._trailers = FieldLines(before=b"\r\n")
+            else:
+                self._num_left = size + len(b"\r\n")
+        end = self._trailers.find_end(data, start)
+        self.num_field_bytes = self._trailers.num_field_bytes
+        return end
+
+
+def _chunk_size(line: bytes) -> int | None:
+    try:
+        return int(line.partition(b";")[0], 16)
+    except ValueError:
+        return None
+
+
+def body_part(headers: Iterable[tuple[bytes, bytes]]) -> MessagePart:
+    """The body of a request with these headers, which the parser has accepted."""
+    fields = dict(headers)
+    if b"transfer-encoding" in fields:
+        return ChunkedBody()
+    return CountedBody(int(fields.get(b"content-length", b"0")))

@@ -1,0 +1,354 @@
+"""uvicorn's HTTP protocol with limits: what a connection costs is bounded in bytes and in seconds.
+
+connect ---- header_timeout ----> headers complete ---- body_timeout (BodyLimitMiddleware) ----> response
+                                                                                                    |
+abort <------ write_timeout without taking a byte, while max_unsent_bytes wait to be sent <---------+
+
+A response that comes before its request is complete, such as a 413, ends in a lingering close (RFC 9112, section 9.6):
+the writing side is closed, and what still arrives is read and discarded for a while. If the connection were closed at
+once, the client's kernel would answer the reset by discarding the response that its program has not read yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
+from chairlift.server.http.event_loop import BoundedTlsConfig
+from chairlift.server.http.message_framing import EMPTY_LINE, FRAMING_HEADERS, FieldLines, MessagePart, body_part
+
+logger = logging.getLogger("chairlift")
+
+MAX_DISCARDED_BODIES: Final = 8
+"""A lingering connection is closed when so many times `max_body_bytes` were discarded."""
+LINGER_IDLE_SECONDS: Final = 2.0
+"""Seconds without a byte after which a lingering connection is closed; `body_timeout` limits the whole time."""
+
+_ABSOLUTE_TARGET: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
+
+
+class _Timer:
+    """Calls once, later, unless it is stopped before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
+
+    def start(self, seconds: float, function: Callable[[], None]) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(seconds, function)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class _BodyCallbacks:
+    """The callbacks of a parser that reads the body of a request whose headers another one has read."""
+
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
+        self.on_body = protocol.on_body
+        self._protocol = protocol
+
+    def on_message_complete(self) -> None:
+        self._protocol.parser = _new_parser(self._protocol)
+        self._protocol.on_message_complete()
+
+
+def _new_parser(callbacks: Any) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(callbacks)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection. `limits` is set by `protocol_with_limits`."""
+
+    limits = ServerLimits()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._head = FieldLines()
+        self._body: MessagePart | None = None
+        self._header_timer = _Timer(self.loop)
+        self._body_timer = _Timer(self.loop)
+        self._stall_timer = _Timer(self.loop)
+        self._linger_timer = _Timer(self.loop)
+        self._refusal: tuple[int, str] | None = None
+        self._is_lingering = False
+        self._linger_until = 0.0
+        self._num_discarded = 0
+        self._num_unsent = 0
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._bound_buffers(transport)
+        self._wait_for_headers()
+
+    def data_received(self, data: bytes) -> None:
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            if self._is_lingering or self._refusal is not None:
+                self._discard(len(data) - start)
+                return
+            start = self._receive_part(data, start)
+
+    def _receive_part(self, data: bytes, start: int) -> int:
+        """Give the parser the bytes of one part of a request; returns the index behind them."""
+        if self._body is None and self._head.num_field_bytes == 0:
+            start = _skip_empty_lines(data, start)
+            if start == len(data):
+                return start
+        part = self._head if self._body is None else self._body
+        end = part.find_end(data, start)
+        if part.num_field_bytes > self.limits.max_header_bytes:
+            self._refuse(431, f"the request line and headers, or the trailers, {self._header_problem()}")
+            return len(data)
+        if self._body is None and not self._header_timer.is_running:
+            self._wait_for_headers()
+        if end is None or end == start:
+            end = len(data)
+        self._parse(data[start:end])
+        return end
+
+    def _header_problem(self) -> str:
+        return f"have more than {self.limits.max_header_bytes} bytes (max_header_bytes): send fewer or shorter ones"
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._decline_upgrade()
+        except httptools.HttpParserError as error:
+            logger.warning("invalid HTTP request from %s: %.200s", self._peer(), error)
+            self._refuse(400, f"the HTTP request is not valid: {error!s:.200}")
+
+    def _peer(self) -> str:
+        if self.client is None:
+            return "a local socket"
+        host, port = self.client
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _decline_upgrade(self) -> None:
+        """Go on in HTTP/1.1, which declines an upgrade (RFC 9110, section 7.8). The parser has stopped behind the
+        headers, so that another one reads the body; HTTP clients of Java send such requests unless told otherwise."""
+        if self._body is None:
+            self.parser = _new_parser(self)
+            return
+        self.parser = _new_parser(_BodyCallbacks(self))
+        framing = (name + b": " + value for name, value in self.headers if name in FRAMING_HEADERS)
+        self.parser.feed_data(b"\r\n".join((b"POST / HTTP/1.1", *framing)) + EMPTY_LINE)
+
+    # -- the parser's callbacks ----------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Discard trailers: added to the headers, they would be visible to some checks of these and not to others."""
+        if self._body is None:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._header_timer.stop()
+        if target := _ABSOLUTE_TARGET.match(self.url):
+            self._take_host_from(target[1])
+        self._body = body_part(self.headers)
+        super().on_headers_complete()
+
+    @property
+    def _has_body(self) -> bool:
+        return any(name in FRAMING_HEADERS and value.strip() != b"0" for name, value in self.headers)
+
+    def _take_host_from(self, authority: bytes) -> None:
+        """The host of an absolute target takes precedence over the Host header (RFC 9112, section 3.2.2)."""
+        places = [place for place, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(places) == 1:
+            self.headers[places[0]] = (b"host", authority)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._has_body:
+            return
+        super().on_message_complete()
+        self._head, self._body = FieldLines(), None
+        self._body_timer.stop()
+
+    # -- slow headers, and bodies of requests that are answered --------------------------------------------------
+
+    def _wait_for_headers(self) -> None:
+        self._header_timer.start(self.limits.header_timeout, self._headers_are_late)
+
+    def _headers_are_late(self) -> None:
+        """The next request's may begin to come while this one is answered."""
+        if self._is_answering:
+            self._wait_for_headers()
+        elif not self.transport.is_closing():
+            seconds = self.limits.header_timeout
+            self._refuse(408, f"the request line and headers did not arrive within {seconds:g} s (header_timeout)")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_unsent()
+        if self._is_answering or self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            self._refuse(*self._refusal)
+        elif self._body is not None:
+            self._body_timer.start(self.limits.body_timeout, self.transport.close)
+
+    # -- responses -----------------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, partial(self._answer, cycle, app))
+
+    async def _answer(
+        self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        is_delimited_by_close = False
+
+        async def send_framed(message: Message) -> None:
+            nonlocal is_delimited_by_close
+            if message["type"] == "http.response.start":
+                is_delimited_by_close = scope["http_version"] < "1.1" and not _has_length(message)
+                if is_delimited_by_close:  # RFC 9112, section 6.1: such a client does not know chunks.
+                    cycle.chunked_encoding = False
+            elif is_delimited_by_close:
+                cycle.expected_content_length = len(message.get("body", b""))
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            lingers = is_last and not cycle.keep_alive and self._body is not None
+            if lingers:
+                cycle.keep_alive = True  # uvicorn would close the connection.
+            await send(message)
+            if lingers and not self.transport.is_closing():
+                self._linger()
+
+        await app(scope, receive, send_framed)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer a request that is not valid, behind the responses to those before it; then close the connection."""
+        if self._is_answering and self._body is None:
+            self._refusal = status, message
+            return
+        if self._is_answering and (self.cycle.response_started or self.pipeline):
+            self.transport.abort()
+            return
+        if self._is_answering:  # The application waits for the rest of the body.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = ErrorBody(error=ErrorInfo(message=message, type="invalid_request_error")).model_dump_json().encode()
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + headers + body)
+        self._watch_unsent()
+        self._linger()
+
+    # -- lingering close -----------------------------------------------------------------------------------------
+
+    def _linger(self) -> None:
+        self._is_lingering = True
+        self._header_timer.stop()
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():  # Not over TLS.
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._linger_until = self.loop.time() + self.limits.body_timeout
+        self._discard(0)
+
+    def _discard(self, num_bytes: int) -> None:
+        self._num_discarded += num_bytes
+        if self._num_discarded > MAX_DISCARDED_BODIES * self.limits.max_body_bytes:
+            self.transport.abort()
+        if not self._is_lingering:
+            return
+        seconds = min(LINGER_IDLE_SECONDS, self._linger_until - self.loop.time())
+        self._linger_timer.start(max(0.0, seconds), self.transport.abort)
+
+    def shutdown(self) -> None:
+        if self._is_lingering:  # Closing would wait for the client's part of the end of a TLS connection.
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+    # -- slow readers --------------------------------------------------------------------------------------------
+
+    def _bound_buffers(self, transport: asyncio.Transport) -> None:
+        """Bytes that wait here, and in the system's own buffer, which would else grow to megabytes."""
+        transport.set_write_buffer_limits(high=self.limits.max_unsent_bytes // 2)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.max_unsent_bytes // 4)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unsent()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall_timer.stop()
+        if not self._is_answering:
+            self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        """Abort the connection if its client takes nothing for `write_timeout` seconds of what waits to be sent, also
+        of the end of a response: closing would wait for the buffer to empty."""
+        self._num_unsent = self.transport.get_write_buffer_size()
+        if self._num_unsent:
+            self._stall_timer.start(self.limits.write_timeout, self._reader_is_late)
+        else:
+            self._stall_timer.stop()
+
+    def _reader_is_late(self) -> None:
+        has_grown = self.transport.get_write_buffer_size() >= self._num_unsent
+        if has_grown and (self.flow.write_paused or not self._is_answering):
+            self.transport.abort()
+        else:
+            self._watch_unsent()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._header_timer, self._body_timer, self._stall_timer, self._linger_timer):
+            timer.stop()
+        super().connection_lost(exc)
+
+
+def _skip_empty_lines(data: bytes, start: int) -> int:
+    """Empty lines may precede a request (RFC 9112, section 2.2), and are no part of it."""
+    if data[start] not in b"\r\n":
+        return start
+    return len(data) - len(data[start:].lstrip(b"\r\n"))
+
+
+def _has_length(message: Message) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+
+
+def protocol_with_limits(limits: ServerLimits) -> type[LimitedHttpProtocol]:
+    """The protocol with these limits."""
+    return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits})
+
+
+def uvicorn_config(app: Any, limits: ServerLimits, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:
+    """How an application is served under these limits, over TLS if there is a context; `options` are uvicorn's."""
+    if tls is not None:
+        options["ssl_context_factory"] = lambda *_: tls
+    return BoundedTlsConfig(limits, app, http=protocol_with_limits(limits), ws="none", **options)

@@ -1,0 +1,95 @@
+"""Refuses request bodies whose strings are not Unicode text: JSON can spell half of a surrogate pair, UTF-8 cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+
+from chairlift.server.http.body_limits import BODILESS_METHODS, LARGE_BODY
+
+Path = tuple[str | int, ...]
+
+_HIGH: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_LOW: Final = rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_UNPAIRED: Final = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH.replace(b"{2}", b"[0-9a-fA-F]"), _LOW))
+_ENCODED: Final = re.compile(rb"\xed[\xa0-\xbf]")
+
+
+def may_contain_surrogate(body: bytes) -> bool:
+    """Whether a JSON text can hold an unpaired surrogate; a quick look that is never wrong when it returns False.
+
+    Python's parser also accepts UTF-16 and UTF-32, which have zero bytes, and surrogates that are encoded as UTF-8.
+    """
+    if (b"\\ud" in body or b"\\uD" in body) and _UNPAIRED.search(body):
+        return True
+    return b"\0" in body or (b"\xed" in body and _ENCODED.search(body) is not None)
+
+
+async def check_unicode(request: Request) -> None:
+    """A dependency of every endpoint: its body holds Unicode text only.
+
+    Raises:
+        RequestValidationError: names the first field that holds an unpaired surrogate.
+    """
+    if request.method in BODILESS_METHODS:
+        return
+    body = await request.body()  # BodyLimitMiddleware has read it.
+    error = _find_error(body) if len(body) < LARGE_BODY else await asyncio.to_thread(_find_error, body)
+    if error is not None:
+        raise error
+
+
+def _find_error(body: bytes) -> RequestValidationError | None:
+    """The error for the first string that is not Unicode text."""
+    if not may_contain_surrogate(body):
+        return None
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return None  # The body is not JSON, which the endpoint reports.
+    error = find_surrogate(parsed)
+    return None if error is None else RequestValidationError([error | {"loc": ("body", *error["loc"])}], body=parsed)
+
+
+def find_surrogate(parsed: Any) -> dict[str, Any] | None:
+    """The problem of the first string of a JSON value that is not Unicode text, in the form of pydantic's errors."""
+    found = _locate(parsed)
+    if found is None:
+        return None
+    path, value = found
+    what = "must be" if isinstance(value, str) else "must have field names that are"
+    message = f"{what} valid Unicode text, and a surrogate without its pair is not"
+    return {"type": "value_error", "loc": path, "msg": message, "input": value}
+
+
+def _locate(value: Any) -> tuple[Path, Any] | None:
+    """Path and value of the first string that is not Unicode text; of its object, if it is the name of a field."""
+    if isinstance(value, str):
+        return None if _is_unicode(value) else ((), value)
+    if isinstance(value, dict):
+        if not all(map(_is_unicode, value)):
+            return (), value
+        items: Any = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return None
+    for name, item in items:
+        if isinstance(item, str | dict | list) and (found := _locate(item)) is not None:
+            return (name, *found[0]), found[1]
+    return None
+
+
+def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+from chairlift.errors import RequestError
+from chairlift.request import Request
+from chairlift.sampling_params import SamplingParams
+from fakes import make_request
+from kv_invariants import check_manager
+
+
+def admit_and_compute(manager: PagedKVCacheManager, request: Request) -> None:
+    assert manager.allocate(request)
+    request.num_computed_tokens = request.num_tokens
+    manager.commit(request)
+
+
+def test_an_error_shows_the_arithmetic() -> None:
+    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
+    manager.check_fits(make_request("fits", [1] * 10, max_tokens=7))
+    with pytest.raises(RequestError, match=r"10 prompt tokens and up to 8 output.*17 slots = 5 blocks of 4.*has 4"):
+        manager.check_fits(make_request("large", [1] * 10, max_tokens=8))
+
+
+def test_a_prefix_hit_leaves_one_token_to_compute() -> None:
+    manager = PagedKVCacheManager(num_blocks=8, block_size=4)
+    first = make_request("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    admit_and_compute(manager, first)
+    twin = make_request("b", [1, 2, 3, 4, 5, 6, 7, 8])
+    assert manager.allocate(twin)
+    assert twin.num_computed_tokens == 4
+    assert manager.block_ids(twin)[0] == manager.block_ids(first)[0]
+    assert manager.block_ids(twin)[1] != manager.block_ids(first)[1]
+
+
+def test_a_freed_prefix_is_found_again_and_counted_as_needed() -> None:
+    manager = PagedKVCacheManager(num_blocks=4, block_size=4)
+    first = make_request("a", list(range(9)))
+    admit_and_compute(manager, first)
+    manager.free(first)
+    again = make_request("b", list(range(9)))
+    demand = manager.demand(again)
+    assert (demand.needed, demand.free, demand.evictable) == (3, 4, 2)
+    assert manager.allocate(again)
+    assert again.num_computed_tokens == 8
+
+
+def test_prompt_logprobs_skip_the_cache() -> None:
+    manager = PagedKVCacheManager(num_blocks=8, block_size=4)
+    admit_and_compute(manager, make_request("a", list(range(9))))
+    params = SamplingParams(prompt_logprobs=1)
+    assert manager.allocate(request := Request("b", list(range(9)), params, 8))
+    assert request.num_computed_tokens == 0
+
+
+def test_without_a_cache_siblings_share_the_leaders_prompt_and_other_requests_do_not() -> None:
+    manager = PagedKVCacheManager(num_blocks=12, block_size=4, enable_prefix_caching=False)
+    leader = make_request("a", list(range(9)))
+    admit_and_compute(manager, leader)
+    sibling = make_request("b", list(range(9)), leader_id="a")
+    other = make_request("c", list(range(9)))
+    assert manager.allocate(sibling)
+    assert manager.allocate(other)
+    assert sibling.num_computed_tokens == 8
+    assert other.num_computed_tokens == 0
+    check_manager(manager)
+
+
+class ManagerMachine(RuleBasedStateMachine):
+    """Random allocations, growth and frees: a failure changes nothing, and only full, computed blocks are shared."""
+
+    running = Bundle("running")
+
+    @initialize(num_blocks=st.integers(2, 16), block_size=st.sampled_from([1, 2, 4]), caching=st.booleans())
+    def start(self, num_blocks: int, block_size: int, caching: bool) -> None:
+        self.manager = PagedKVCacheManager(num_blocks, block_size, caching)
+        self.count = 0
+
+    def snapshot(self) -> tuple[object, ...]:
+        pool = self.manager.pool
+        return (
+            tuple(pool._references),
+            tuple(pool._hashes),
+            pool.num_free,
+            pool.num_evictable,
+        )
+
+    @rule(target=running, length=st.integers(1, 20), flavour=st.integers(0, 1))
+    def admit(self, length: int, flavour: int) -> Request | None:
+        self.count += 1
+        request = make_request(str(self.count), [flavour] * length, max_tokens=64)
+        demand = self.manager.demand(request)
+        before = self.snapshot()
+        if not self.manager.allocate(request):
+            assert demand.needed > demand.free
+            assert self.snapshot() == before
+            self.manager.forget(request)
+            return None
+        assert before[2] - self.manager.num_free_blocks == demand.needed
+        assert request.num_computed_tokens < request.num_tokens <= request.num_slots
+        return request
+
+    @rule(request=running, count=st.integers(1, 6))
+    def compute(self, request: Request | None, count: int) -> None:
+        if request is not None and request.request_id in self.manager._tables:
+            request.num_computed_tokens = min(request.num_computed_tokens + count, request.num_tokens)
+            self.manager.commit(request)
+
+    @rule(request=running)
+    def decode(self, request: Request | None) -> None:
+        if request is None or request.request_id not in self.manager._tables:
+            return
+        if request.num_tokens < request.num_slots:
+            return
+        before = self.snapshot()
+        table = list(self.manager.block_ids(request))
+        block_ids = self.manager.grow(request, request.num_slots + 1)
+        if block_ids is None:
+            assert self.snapshot() == before
+            assert self.manager.num_free_blocks == 0
+        else:
+            assert self.manager.block_ids(request) == table + block_ids
+            request.token_ids.append(0)
+            request.num_tokens += 1
+
+    @rule(request=consumes(running))
+    def free(self, request: Request | None) -> None:
+        if request is not None:
+            self.manager.free(request)
+            self.manager.forget(request)
+
+    @invariant()
+    def tables_and_counts_agree(self) -> None:
+        check_manager(self.manager)
+
+
+TestManagerMachine = ManagerMachine.TestCase
+TestManagerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,52 @@
+"""Checks that KV cache managers and block pools are consistent. Linear in the number of blocks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from chairlift.core.baselines.reservations import ReservationKVCacheManager
+from chairlift.core.kv.block_pool import BlockPool
+from chairlift.core.kv.paged_kv_cache import PagedKVCacheManager
+
+
+def check_pool(pool: BlockPool) -> None:
+    """Free list, reference counts and hash index agree."""
+    free = set(pool._free)
+    assert free == {block for block, count in enumerate(pool._references) if count == 0}
+    assert pool.num_shared == sum(count > 1 for count in pool._references)
+    assert pool.num_evictable == sum(pool._hashes[block] is not None for block in free)
+    assert pool._block_by_hash == {h: block for block, h in enumerate(pool._hashes) if h is not None}
+
+
+def check_manager(manager: PagedKVCacheManager | ReservationKVCacheManager) -> None:
+    """Block tables and allocated blocks agree."""
+    if isinstance(manager, PagedKVCacheManager):
+        _check_paged(manager)
+    else:
+        _check_reservations(manager)
+
+
+def _check_paged(manager: PagedKVCacheManager) -> None:
+    """References equal the tables that contain a block, and only committed blocks are shared."""
+    pool = manager.pool
+    check_pool(pool)
+    held: dict[int, int] = {}
+    for table in manager._tables.values():
+        assert table.num_committed <= len(table.block_ids)
+        for index, block_id in enumerate(table.block_ids):
+            held[block_id] = held.get(block_id, 0) + 1
+            assert index < table.num_committed or pool._references[block_id] == 1
+    assert pool._references == [held.get(block_id, 0) for block_id in range(manager.num_blocks)]
+
+
+def _check_reservations(manager: ReservationKVCacheManager) -> None:
+    """Pieces do not overlap, and every table is the start of its piece."""
+    tables = manager._tables.values()
+    pieces = sorted(table.piece for table in tables)
+    assert all(a.start + a.size <= b.start for a, b in pairwise(pieces))
+    assert manager.num_free_blocks == manager.num_blocks - sum(piece.size for piece in pieces)
+    assert manager.num_rounding_blocks == sum(table.piece.size - len(table.block_ids) for table in tables)
+    for table in tables:
+        start, size = table.piece
+        assert table.block_ids == list(range(start, start + len(table.block_ids)))
+        assert len(table.block_ids) <= size

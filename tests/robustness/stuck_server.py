@@ -1,0 +1,66 @@
+"""`chairlift serve` with a fake engine and one more endpoint, whose calls make a thread hang: GET /hang?in=PLACE.
+
+Standard arguments of `chairlift serve` follow. The process writes "hangs in PLACE" to standard error just before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from chairlift.engine import engine_child
+
+engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
+    sys.executable,
+    str(Path(__file__).parents[1] / "fake_engine_process.py"),
+)
+
+from chairlift.cli import main  # noqa: E402 - the engine's command is read when this is imported
+from chairlift.server.http import application as server_app  # noqa: E402
+
+SECONDS = 600
+
+
+def loop_in_python() -> None:
+    while True:
+        pass
+
+
+HANGS: dict[str, Callable[[], object]] = {
+    "c-with-lock": lambda: ctypes.PyDLL(None).sleep(SECONDS),
+    "c-without-lock": lambda: ctypes.CDLL(None).sleep(SECONDS),
+    "python": loop_in_python,
+    "regex": lambda: re.match("(a+)+$", "a" * 60 + "b"),
+    "executor": lambda: ctypes.CDLL(None).sleep(SECONDS),
+}
+
+
+def hang_in(place: str) -> None:
+    os.write(2, f"hangs in {place}\n".encode())
+    HANGS[place]()
+
+
+def add_hanging_endpoint(app: FastAPI) -> FastAPI:
+    async def hang(place: str) -> dict[str, str]:
+        if place == "executor":
+            await asyncio.to_thread(hang_in, place)
+        else:
+            threading.Thread(target=hang_in, args=(place,), name=f"hanging-{place}").start()
+        return {}
+
+    app.add_api_route("/hang/{place}", hang)
+    return app
+
+
+create_app: Any = server_app.create_app
+server_app.create_app = lambda *args, **options: add_hanging_endpoint(create_app(*args, **options))
+main()

@@ -1,0 +1,69 @@
+"""Clients that send large requests and leave: other requests go on, memory is returned, a signal ends the server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from served import Served, serve
+
+from plain_http import NO_TLS
+from tiny_engine import tiny_options
+
+NUM_CALLS = 12
+NUM_TOOLS = 140_000
+MAX_GROWTH_BYTES = 50 << 20
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of processes")
+
+
+def attack_body() -> bytes:
+    tools = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(NUM_TOOLS)]
+    return json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": tools}).encode()
+
+
+def send_and_leave(served: Served, body: bytes) -> None:
+    address = urlsplit(served.url)
+    assert address.hostname is not None
+    fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *fields, "", ""])
+    with socket.create_connection((address.hostname, address.port or 80), timeout=20) as connection:
+        connection.sendall(head.encode() + body)
+
+
+def complete(served: Served) -> float:
+    """Seconds that a small completion takes."""
+    body: dict[str, Any] = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
+    started = time.monotonic()
+    answer = httpx.post(f"{served.url}/v1/completions", json=body, timeout=30, verify=NO_TLS)
+    assert answer.json()["usage"]["completion_tokens"] == 20
+    return time.monotonic() - started
+
+
+def test_twelve_calls_with_140_000_tools_delay_no_other_request_for_long(tmp_path: Path) -> None:
+    body = attack_body()
+    options = tiny_options(tmp_path / "model", num_kv_blocks=24, max_model_len=128, served_model_name="tiny")
+    with serve(options) as served:
+        complete(served)
+        before = sum(served.resident_bytes())
+        callers = [threading.Thread(target=send_and_leave, args=(served, body)) for _ in range(NUM_CALLS)]
+        for caller in callers:
+            caller.start()
+        during = [complete(served) for _ in range(10)]
+        for caller in callers:
+            caller.join()
+        during += [complete(served) for _ in range(10)]
+        deadline = time.monotonic() + 40
+        while (grown := sum(served.resident_bytes()) - before) > MAX_GROWTH_BYTES:
+            assert time.monotonic() < deadline, f"{grown >> 20} MiB more than before"
+            time.sleep(0.2)
+        print(f"slowest completion {max(during):.2f} s; memory {grown / 2**20:+.0f} MiB")
+    assert max(during) < 10  # the calls took more than a minute before they were bounded

@@ -1,0 +1,143 @@
+"""Who may see what: a key sees its own requests, an admin's all; and what a slow reader of events is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.engine.client import EngineState, EngineStatus
+from chairlift.engine.event_hub import EventHub
+from chairlift.events import RequestRefused
+from chairlift.metrics.tracker import RequestTracker
+from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
+from chairlift.server.api.engine import event_stream
+from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, Readiness
+from plain_http import NO_TLS
+from running_server import RunningServer, run_server
+
+KEYS = {"ann": False, "bob": False, "root": True}
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """One seat, and three keys."""
+    keys = KeyRing(Key(KeyInfo(name, name, admin), digest(f"sk-{name}")) for name, admin in KEYS.items())
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
+    )
+    with run_server(llm, "tiny", keys=keys) as running:
+        running.slow_down(0.01)
+        yield running
+
+
+def get(server: RunningServer, path: str, name: str) -> httpx.Response:
+    return httpx.get(server.url + path, headers={"Authorization": f"Bearer sk-{name}"}, timeout=20, verify=NO_TLS)
+
+
+async def crowd(server: RunningServer) -> dict[str, str]:
+    """ann's request runs, bob's waits for its seat; the ids of their calls."""
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def ask(name: str) -> str:
+            body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
+            headers = {"Authorization": f"Bearer sk-{name}"}
+            answer = await client.post("/v1/completions", json=body, headers=headers)
+            call_id: str = answer.json()["id"]
+            return call_id
+
+        first = asyncio.create_task(ask("ann"))
+        await asyncio.sleep(0.05)
+        return {"bob": await ask("bob"), "ann": await first}
+
+
+def test_a_key_sees_its_own_requests_and_an_opaque_id_of_others(shared: RunningServer) -> None:
+    calls = asyncio.run(crowd(shared))
+    for path in (f"/v1/requests/{calls['ann']}", f"/v1/requests/{calls['ann']}/explain"):
+        assert get(shared, path, "ann").status_code == 200
+        assert get(shared, path, "root").status_code == 200
+        refused = get(shared, path, "bob")
+        assert refused.status_code == 404
+        nobodys = get(shared, path.replace(calls["ann"], "nobody"), "bob")
+        assert refused.text.replace(calls["ann"], "nobody") == nobodys.text, "as if there were no such request"
+    path = f"/v1/requests/{calls['bob']}/explain"
+    text = get(shared, path, "bob").text
+    assert calls["ann"] not in text
+    (explained,) = json.loads(text)["sequences"]
+    (seats,) = (span for span in explained["waits"][0]["spans"] if span["reason"] == "seats")
+    (member,) = seats["behind"]
+    assert member["id"].startswith("other-")
+    assert member["num_blocks"] == 1
+    assert calls["ann"] in get(shared, path, "root").text
+
+
+def test_a_request_id_of_another_key_is_free(shared: RunningServer) -> None:
+    body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True, "request_id": "mine"}
+
+    def ask(name: str) -> httpx.Response:
+        return shared.post("/v1/completions", body, f"sk-{name}")
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = {name: pool.submit(ask, name) for name in ("ann", "bob")}
+        while shared.llm.num_unfinished < 2:
+            time.sleep(0.005)
+        again = ask("ann")
+    assert again.status_code == 400
+    assert "in use" in again.json()["error"]["message"]
+    for answer in answers.values():
+        assert answer.result().json()["usage"]["completion_tokens"] == 20
+    seen = {name: get(shared, "/v1/requests/cmpl-mine", name).json()["sequences"] for name in KEYS}
+    assert [len(seen[name]) for name in ("ann", "bob", "root")] == [1, 1, 2]
+    assert seen["ann"] != seen["bob"]
+
+
+def test_the_engine_and_its_events_need_an_admins_key(shared: RunningServer) -> None:
+    assert get(shared, "/v1/engine", "root").status_code == 200
+    for path in ("/v1/engine", "/v1/events"):
+        answer = get(shared, path, "ann")
+        assert answer.status_code == 403
+        assert "needs an admin's key" in answer.json()["error"]["message"]
+
+
+def test_a_slow_reader_of_events_is_told_what_it_lost() -> None:
+    async def read() -> list[str]:
+        hub, tracker = EventHub(), RequestTracker()
+        subscription = hub.subscribe(2)
+        hub.publish(RequestRefused(float(i), f"r{i}", "") for i in range(5))
+        subscription.close()
+        observer = SimpleNamespace(tracker=tracker)
+        stream: AsyncIterator[bytes] = event_stream(observer, subscription)  # type: ignore[arg-type]
+        return [part.decode() async for part in stream]
+
+    dropped, *events = asyncio.run(read())
+    assert dropped == 'event: dropped\ndata: {"type": "dropped", "num_dropped": 3}\n\n'
+    assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r3", "r4"]
+
+
+def readiness(
+    state: EngineState, unfinished: int = 0, stalled: float = 0.0, last_failure: str | None = None
+) -> Readiness:
+    llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled, last_failure))
+    return Readiness(llm)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_restarts_or_died_is_not_ready() -> None:
+    assert readiness("running", 3).why_not() is None
+    reasons = {state: readiness(state, last_failure="SIGKILL").why_not() or "" for state in NOT_RUNNING}
+    assert len(set(reasons.values())) == len(NOT_RUNNING) == 4
+    assert reasons["restarting"] == "the engine died and is being started again: SIGKILL"
+    assert "cannot be started again" in reasons["cannot_restart"]
+
+
+def test_an_engine_that_hangs_is_not_ready_and_one_that_was_idle_is() -> None:
+    assert readiness("running", 2, STALL_SECONDS - 1).why_not() is None
+    stalled = readiness("running", 2, STALL_SECONDS)
+    assert stalled.why_not() == "2 requests are unfinished and there was no step for 10 s"

@@ -1,0 +1,156 @@
+"""API keys: where they come from, whose a secret is, and what is wrong with a file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chairlift.errors import ConfigError
+from chairlift.server.access.access_options import AccessOptions, is_loopback
+from chairlift.server.access.authentication import KeyMiddleware
+from chairlift.server.access.keys import (
+    Key,
+    KeyInfo,
+    KeyLimits,
+    KeyRing,
+    digest,
+    key_record,
+    load_keys,
+    new_secret,
+    to_toml,
+)
+
+
+def test_a_key_file_round_trips(tmp_path: Path) -> None:
+    secrets = [new_secret() for _ in range(3)]
+    records = [
+        key_record(secrets[0], name="alice", admin=True),
+        key_record(secrets[1], name="bob", weight=2.5, requests_per_minute=60, max_concurrent=4),
+        key_record(secrets[2], name="carol-2", tokens_per_minute=1000.0),
+    ]
+    toml, jsonl = tmp_path / "keys.toml", tmp_path / "keys.jsonl"
+    toml.write_text("\n\n".join(map(to_toml, records)))
+    jsonl.write_text("\n".join(map(json.dumps, records)) + "\n\n")
+    for path in (toml, jsonl):
+        ring = load_keys(path)
+        assert len(ring) == 3
+        assert ring.find(secrets[0]) == KeyInfo("alice", "alice", True)
+        assert ring.find(secrets[1]) == KeyInfo("bob", "bob", False)
+        assert ring.find(secrets[1] + " ") is None
+        assert ring.find("") is None
+        assert ring.by_tenant["bob"].limits == KeyLimits(60.0, None, 4)
+        assert ring.by_tenant["carol-2"].limits == KeyLimits(None, 1000.0, None)
+        assert ring.weights() == "bob=2.5"
+        assert all(secret not in path.read_text() for secret in secrets)
+
+
+def test_secrets_from_the_environment_have_names() -> None:
+    ring = load_keys(None, ["plain", "ops=s3cret", "another"])
+    assert ring.find("plain") == KeyInfo("default", "default", True)
+    assert ring.find("s3cret") == KeyInfo("ops", "ops", True)
+    assert ring.find("another") == KeyInfo("default-3", "default-3", True)
+    assert ring.weights() is None
+    assert not KeyRing()
+    assert load_keys(None, ["ops=c2VjcmV0Cg=="]).find("c2VjcmV0Cg==") is not None
+
+
+@pytest.mark.parametrize("given", ["c2VjcmV0Cg==", "c2VjcmV0Cgo=", "ops=", "=secret", ""])
+def test_the_padding_of_a_secret_is_not_taken_for_a_secret(given: str) -> None:
+    with pytest.raises(ConfigError, match="NAME=SECRET") as caught:
+        load_keys(None, [given])
+    assert not given.strip("=") or given not in str(caught.value)
+
+
+@pytest.mark.parametrize("secret", ["schlüssel-schlüssel", "with a space", "with\ta tab", "\udcff" * 20])
+def test_a_secret_that_clients_cannot_send_is_refused(secret: str) -> None:
+    told = r"api_key 2 \(ops\) must be of ASCII .* `chairlift key ops` makes one"
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_keys(None, ["x" * 20, f"ops={secret}"])
+    assert secret not in str(caught.value)
+
+
+def test_a_hash_may_be_of_any_bytes() -> None:
+    """The last byte of "à" is a space in Latin-1."""
+    ring = KeyRing(
+        [Key(KeyInfo(f"k{i}", f"k{i}", False), digest(secret)) for i, secret in enumerate(("schlüssel", "voilà"))]
+    )
+    for value, status in ((b"schl\xc3\xbcssel", 200), (b"schl\xfcssel", 401), (b"voil\xc3\xa0", 200), (b"voil", 401)):
+        for headers in ({"authorization": b"Bearer " + value}, {"x-api-key": value}):
+            assert asyncio.run(status_of(KeyMiddleware(answer_ok, ring), headers)) == status
+
+
+async def answer_ok(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response()(scope, receive, send)
+
+
+async def status_of(app: ASGIApp, headers: dict[str, bytes]) -> int:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        return (await client.get("/v1/models", headers=headers)).status_code
+
+
+def test_short_secrets_are_warned_of_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    ring = load_keys(None, ["ops=horse", "long=" + "x" * 16, "tiny=x"])
+    assert not caplog.records
+    ring.log_short_secrets()
+    (record,) = caplog.records
+    assert "less than 16 characters can be guessed: ops, tiny;" in record.message
+    assert "horse" not in record.message
+
+
+HASH = "sha256:" + digest("x").hex()
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "holds no key"),
+        ("keys = 3", "array of tables"),
+        ("not toml", "neither TOML"),
+        ("keys = [1]", "key 1 must be a table"),
+        (f'[[keys]]\nname = "a b"\nhash = "{HASH}"', "name must match"),
+        ('[[keys]]\nname = "a"', "hash must be"),
+        ('[[keys]]\nname = "a"\nhash = "sha256:12"', "hash must be"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nadmin = "yes"', "admin must be"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nweight = 0', "weight must be a number > 0"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nweight = inf', "weight must be a number > 0"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nmax_concurrent = 1.5', "whole number"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\nsecret = "x"', "unknown fields secret"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\n' * 2, "same name"),
+        (f'[[keys]]\nname = "a"\nhash = "{HASH}"\n[[keys]]\nname = "b"\nhash = "{HASH}"', "same secret"),
+    ],
+)
+def test_what_is_wrong_with_a_key_file_is_said(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        load_keys(path)
+
+
+def test_files_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_keys(Path("no-such-file.toml"))
+    with pytest.raises(ConfigError, match="api_key 1 must be"):
+        load_keys(None, ["=x"])
+
+
+def test_other_machines_are_served_only_with_a_key_or_if_told_so(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
+        assert is_loopback(host)
+        AccessOptions().check_host(host)
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(ConfigError, match="--api-key-file"):
+            AccessOptions().check_host(host)
+        AccessOptions(load_keys(None, ["x"])).check_host(host)
+        AccessOptions(allow_unauthenticated=True).check_host(host)
+    with pytest.raises(ConfigError, match="no effect"):
+        AccessOptions(load_keys(None, ["x"]), allow_unauthenticated=True)
+    with pytest.raises(ConfigError, match="go together"):
+        AccessOptions(ssl_certfile=tmp_path / "cert.pem")
+    with pytest.raises(ConfigError, match="no such file"):
+        AccessOptions(ssl_certfile=tmp_path / "cert.pem", ssl_keyfile=tmp_path / "key.pem")

@@ -1,0 +1,105 @@
+"""`chairlift serve` with keys and TLS, and `chairlift key`, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from certificates import self_signed
+from typer.testing import CliRunner
+
+from chairlift.cli import app
+from chairlift.errors import ConfigError
+from chairlift.server.access.keys import load_keys
+
+COMMAND = [sys.executable, "-m", "chairlift"]
+
+
+def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    made = subprocess.run(
+        [*COMMAND, "key", "alice", "--weight", "2", "--max-concurrent", "3"], capture_output=True, text=True, check=True
+    )
+    key_file = tmp_path / "keys.toml"
+    key_file.write_text(made.stdout)
+    secret = made.stderr.strip().removeprefix("alice: ")
+    assert secret not in made.stdout
+    found = load_keys(key_file).find(secret)
+    assert found is not None
+    assert found.name == "alice"
+
+    certificate, private_key = self_signed(tmp_path)
+    options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1", "--port", "0"]
+    options += ["--api-key-file", str(key_file), "--scheduling-policy", "fair"]
+    options += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(private_key)]
+    environment = {**os.environ, "CHAIRLIFT_API_KEY": "ops=ops-secret other-secret"}
+    process = subprocess.Popen(
+        [*COMMAND, "serve", str(tiny_model_dir("llama")), *options], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stderr is not None
+    url = next(said[1] for line in process.stderr if (said := re.search(r"ready in \S+ s: (\S+)/v1", line)))
+    assert url.startswith("https://127.0.0.1")
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    body = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
+    with httpx.Client(base_url=url, verify=trusted) as client:
+        statuses = [
+            client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}).status_code
+            for key in (secret, "ops-secret", "other-secret", "ops=ops-secret", "wrong")
+        ]
+        with client.stream(
+            "POST", "/v1/completions", json={**body, "stream": True}, headers={"x-api-key": secret}
+        ) as stream:
+            assert list(stream.iter_lines())[-2] == "data: [DONE]"
+    assert statuses == [200, 200, 200, 401, 401]
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(url.replace("https", "http") + "/health")
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["serve", "--host", "0.0.0.0"], "can be reached from other machines, and there is no API key"),
+        (["serve", "--api-key", "x", "--allow-unauthenticated"], "no effect beside API keys"),
+        (["serve", "--api-key-file", "no-such.toml"], "no-such.toml: No such file"),
+        (["serve", "--ssl-certfile", "cert.pem"], "go together"),
+        (["serve", "--max-queued-requests", "0"], "max_queued_requests must be at least 1"),
+        (
+            ["serve", "--event-log", "no/such.jsonl"],
+            "event_log=no/such.jsonl: No such file or directory; make the folder no",
+        ),
+        (["serve", "--record-trace", "no/such"], "record_trace=no/such: No such file or directory; make the folder no"),
+        (["serve", "--access-log", "/dev"], "access_log=/dev: Is a directory; name a file in it"),
+        (["serve", "--tenant-weights", "a=2"], "tenant_weights have no effect"),
+        (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free one, got 99999: choose another"),
+        (["serve", "--kv-cache-memory", "lots"], "kv_cache_memory must be a positive amount such as 4GiB"),
+        (["key", "a b"], "name must match"),
+        (["key", "a", "--weight", "-1"], "weight must be a number > 0"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_loaded(
+    arguments: list[str], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHAIRLIFT_API_KEY", raising=False)
+    monkeypatch.setattr("chairlift.engine.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads"))
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, ConfigError)
+    assert match in str(error)
+
+
+def test_json_lines_hold_keys_too(tmp_path: Path) -> None:
+    path = tmp_path / "keys.jsonl"
+    path.write_text(json.dumps({"name": "a", "hash": "0" * 64}) + "\n")
+    assert [*load_keys(path).by_tenant] == ["a"]

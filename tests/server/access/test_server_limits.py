@@ -1,0 +1,361 @@
+"""Limits on real sockets: keys, queue, deadlines, bodies, and clients that take their time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.errors import ConfigError
+from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
+from chairlift.server.access.server_limits import ServerLimits
+from running_server import RunningServer, run_server
+
+KEYS = KeyRing(
+    [
+        Key(KeyInfo("ops", "ops", True), digest("ops-secret")),
+        Key(KeyInfo("alice", "alice", False), digest("alice-secret"), KeyLimits(max_concurrent=2)),
+        Key(KeyInfo("bob", "bob", False), digest("bob-secret"), KeyLimits(requests_per_minute=3)),
+        Key(KeyInfo("carol", "carol", False), digest("carol-secret"), KeyLimits(requests_per_minute=3)),
+        Key(KeyInfo("dave", "dave", False), digest("dave-secret"), KeyLimits(requests_per_minute=3)),
+    ]
+)
+QUICK = ServerLimits(
+    max_queued_requests=3,
+    max_body_bytes=50_000,
+    max_json_depth=12,
+    header_timeout=0.4,
+    body_timeout=0.4,
+    write_timeout=0.4,
+    max_unsent_bytes=8192,
+)
+
+
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+def body(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """One seat, keys, and limits that are reached soon."""
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
+    )
+    with run_server(llm, "tiny", keys=KEYS, limits=QUICK) as running:
+        running.slow_down(0.005)
+        yield running
+
+
+@pytest.fixture
+def server(guarded: RunningServer) -> Iterator[RunningServer]:
+    yield guarded
+    guarded.wait_until_idle()
+    wait_for(lambda: guarded.admission.num_calls == 0)
+    assert guarded.admission.queue.num_requests == 0
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_key_there_is_a_401_in_openais_form(server: RunningServer) -> None:
+    for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
+        for path in ("/v1/completions", "/v1/models", "/openapi.json", "/v1/engine"):
+            method = "POST" if path.endswith("completions") else "GET"
+            answer = httpx.request(method, f"{server.url}{path}", headers=headers, json=body(1))
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"] == "Bearer"
+    with pytest.raises(openai.AuthenticationError, match="not known here"):
+        server.client("nobody").models.list()
+
+
+def test_whoever_watches_the_server_needs_no_key(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+
+
+def test_keys_open_what_they_are_for(server: RunningServer) -> None:
+    assert server.client("alice-secret").models.list().data[0].id == "tiny"
+    with_header = httpx.get(f"{server.url}/v1/models", headers={"x-api-key": "bob-secret"})
+    assert with_header.status_code == 200
+    for secret, status in (("ops-secret", 200), ("alice-secret", 403)):
+        answer = httpx.get(f"{server.url}/v1/engine", headers={"Authorization": f"Bearer {secret}"})
+        assert answer.status_code == status
+
+
+def test_a_key_has_its_share_and_no_more(server: RunningServer) -> None:
+    answers = [server.post("/v1/completions", body(2), "bob-secret") for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    error = answers[-1].json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+    assert server.post("/v1/completions", body(2), "ops-secret").status_code == 200
+    too_much = server.post("/v1/completions", body(2, prompt=[9999]), "bob-secret")
+    assert too_much.status_code == 429, "before anybody looks at the prompt"
+
+
+def test_what_asks_nothing_of_the_engine_is_counted_too(server: RunningServer) -> None:
+    message = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    bodies = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}, "/v1/messages/count_tokens": message}
+    first = [server.post(path, body, "carol-secret") for path, body in bodies.items()]
+    assert all(answer.status_code in (200, 400) for answer in first), "there is no tokenizer"
+    for path, body in bodies.items():
+        answer = server.post(path, body, "carol-secret")
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_explanations_are_requests_of_their_key_and_not_of_an_admins(server: RunningServer) -> None:
+    call_id = server.post("/v1/completions", body(2), "dave-secret").json()["id"]
+
+    def explain(secret: str) -> httpx.Response:
+        path = f"{server.url}/v1/requests/{call_id}/explain"
+        return httpx.get(path, headers={"Authorization": f"Bearer {secret}"})
+
+    assert [explain("dave-secret").status_code for _ in range(3)] == [200, 200, 429]
+    assert "requests_per_minute=3" in explain("dave-secret").json()["error"]["message"]
+    assert [explain("ops-secret").status_code for _ in range(4)] == [200] * 4
+
+
+def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> None:
+    prompt = list(range(100, 164))
+
+    def cached(secret: str, **fields: Any) -> int:
+        answer = server.post("/v1/completions", body(1, prompt=prompt, **fields), secret).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("ops-secret") == 0
+    assert cached("ops-secret") == 48
+    assert cached("alice-secret") == 0
+    assert cached("alice-secret", cache_salt="x") == 0
+    assert cached("alice-secret", cache_salt="x") == 48
+    assert cached("alice-secret") == 48
+    assert cached("ops-secret", cache_salt="x") == 0
+
+
+# -- the queue and deadlines -------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_sends_away_and_says_for_how_long(server: RunningServer) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(server.post, "/v1/completions", body(40), "ops-secret") for _ in range(8)]
+        answers = [call.result() for call in calls]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused
+    assert all(answer.status_code in (200, 429) for answer in answers)
+    assert all(answer.json()["error"]["code"] == "queue_full" for answer in refused)
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+def test_a_deadline_ends_a_call_and_a_stream_and_says_so(server: RunningServer) -> None:
+    late = server.post("/v1/completions", body(200, timeout=0.2), "ops-secret")
+    if late.status_code != 408:  # what was seen before may speak against it at once; both are a 408
+        raise AssertionError(late.text)
+    assert late.json()["error"]["code"] == "deadline_exceeded"
+    assert late.headers["x-should-retry"] == "false"
+    server.admission.service_rate.__init__()  # type: ignore[misc]  # forget what was seen, so that it is let in
+    with httpx.stream(
+        "POST",
+        f"{server.url}/v1/completions",
+        json=body(200, timeout=0.2, stream=True, logprobs=0),
+        headers={"Authorization": "Bearer ops-secret"},
+    ) as stream:
+        events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    assert events[-1]["error"]["code"] == "deadline_exceeded"
+    assert "0.2 s passed" in events[-1]["error"]["message"]
+    assert len(events) > 2
+    assert server.post("/v1/completions", body(5, timeout=30), "ops-secret").status_code == 200
+
+
+def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
+    executor = server.llm.engine.core._executor
+    submit = executor.submit
+
+    def hangs(plan: Any) -> Any:
+        executor.submit = submit
+        time.sleep(3.0)
+        return submit(plan)
+
+    executor.submit = hangs
+    server.admission.service_rate.__init__()  # type: ignore[misc]
+    started = time.monotonic()
+    answer = server.post("/v1/completions", body(5, timeout=0.3), "ops-secret")
+    assert 1.0 < time.monotonic() - started < 2.5
+    assert answer.status_code == 408
+    assert "the engine does not respond" in answer.json()["error"]["message"]
+
+
+def test_a_clock_that_jumps_moves_no_limit_and_no_deadline(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    for jump in (86_400.0, -86_400.0):
+        answers: list[httpx.Response] = []
+        call = threading.Thread(
+            target=lambda into: into.append(server.post("/v1/completions", body(60, timeout=30), "ops-secret")),
+            args=(answers,),
+        )
+        call.start()
+        time.sleep(0.05)
+        monkeypatch.setattr(time, "time", lambda jump=jump: real() + jump)
+        call.join()
+        assert answers[0].status_code == 200
+        assert answers[0].json()["usage"]["completion_tokens"] == 60
+        assert server.post("/v1/completions", body(2), "bob-secret").status_code == 429
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_are_bounded_before_they_are_parsed(server: RunningServer) -> None:
+    headers = {"Authorization": "Bearer ops-secret", "Content-Type": "application/json"}
+
+    def post(content: Any) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/completions", content=content, headers=headers)
+
+    assert post(b"x" * 50_001).status_code == 413
+    assert post(iter([b" " * 30_000, b" " * 30_000])).status_code == 413
+    deep = post(b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}")
+    assert deep.status_code == 400
+    assert "max_json_depth=12" in deep.json()["error"]["message"]
+    assert post(b'{"prompt": "' + b"[" * 20_000 + b'"}').json()["error"]["message"].count("deep") == 0
+    for length, status in ((b"9" * 17, b" 413 "), (b"9" * 40, b" 400 ")):
+        connection = server.connect()
+        connection.sendall(HALF.replace(b"1000", length))
+        assert status in until_closed(connection)
+
+
+# -- slow clients ------------------------------------------------------------------------------------------------
+
+HALF = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ops-secret\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+)
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while chunk := connection.recv(65536):
+            received += chunk
+    except ConnectionResetError:
+        pass
+    connection.close()
+    return received
+
+
+def test_500_clients_with_half_a_body_starve_nobody(server: RunningServer) -> None:
+    connections = []
+    for _ in range(500):
+        connections.append(server.connect())
+        connections[-1].sendall(HALF + b'{"prompt": [1')  # at once: who sends no headers is told nothing
+    started = time.monotonic()
+    assert server.post("/v1/completions", body(3), "ops-secret").status_code == 200
+    answers = [until_closed(connection) for connection in connections]
+    assert time.monotonic() - started < 10
+    assert all(b"HTTP/1.1 408" in answer and b"send it faster" in answer for answer in answers)
+    wait_for(lambda: not server.uvicorn.server_state.connections)
+
+
+def test_headers_that_do_not_come_end_the_connection(server: RunningServer) -> None:
+    silent, half, endless = server.connect(), server.connect(), server.connect()
+    half.sendall(b"GET /health HTTP/1.1\r\nHo")
+    endless.sendall(b"GET /health HTTP/1.1\r\n" + b"X: yyyyyyyy\r\n" * 6000)
+    assert b" 431 " in until_closed(endless)
+    assert b" 408 " in until_closed(silent)
+    assert b" 408 " in until_closed(half)
+    wait_for(lambda: not server.uvicorn.server_state.connections)
+
+
+@pytest.mark.parametrize(("more", "status"), [(b"GET /health HT", b"408"), (b"GET /" + b"x" * 70_000, b"431")])
+def test_a_request_behind_a_stream_does_not_write_into_it(server: RunningServer, more: bytes, status: bytes) -> None:
+    content = json.dumps(body(150, stream=True)).encode()
+    with server.connect() as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ops-secret\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content)
+        )
+        answer = connection.recv(4096)
+        connection.sendall(more)
+        answer += until_closed(connection)
+    stream, _, rest = answer.partition(b"data: [DONE]")
+    assert stream.count(b"HTTP/1.1") == 1
+    assert rest.count(b"HTTP/1.1 " + status) == 1
+
+
+def test_a_connection_that_was_idle_may_ask_again(server: RunningServer) -> None:
+    with httpx.Client(headers={"Authorization": "Bearer ops-secret"}) as client:
+        assert client.get(f"{server.url}/v1/models").status_code == 200
+        time.sleep(0.6)
+        assert client.post(f"{server.url}/v1/completions", json=body(2)).status_code == 200
+        assert len(server.uvicorn.server_state.connections) == 1
+
+
+def test_a_reader_that_stops_is_cut_off_and_its_request_aborted(server: RunningServer) -> None:
+    connection = server.connect(receive_buffer=4096)
+    content = json.dumps(body(250, prompt=[3, 4], stream=True, logprobs=20)).encode()
+    connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
+    wait_for(lambda: server.llm.num_unfinished == 1)
+    began = server.llm.engine.core.scheduler
+    wait_for(lambda: server.llm.num_unfinished == 0, seconds=15)
+    wait_for(lambda: began.is_idle)
+    wait_for(lambda: not server.uvicorn.server_state.connections)
+    assert b"[DONE]" not in until_closed(connection)
+
+
+def test_a_reader_that_is_merely_slow_gets_everything(server: RunningServer) -> None:
+    connection = server.connect(receive_buffer=4096)
+    content = json.dumps(body(100, prompt=[3, 4], stream=True, logprobs=5)).encode()
+    connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
+    received = b""
+    while b"[DONE]" not in received:
+        chunk = connection.recv(4096)
+        assert chunk
+        received += chunk
+        time.sleep(0.004)
+    connection.close()
+
+
+def test_bodies_of_all_requests_together_have_a_limit(tiny_model_dir: Callable[..., Path]) -> None:
+    llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    limits = ServerLimits(max_body_bytes=20_000, max_buffered_body_bytes=30_000, body_timeout=5)
+    with run_server(llm, "tiny", limits=limits) as running:
+        fields = (b"Host: x", b"Content-Type: application/json", b"Content-Length: 20000")
+        head = b"\r\n".join((b"POST /v1/completions HTTP/1.1", *fields, b"", b""))
+        slow = running.connect()
+        slow.sendall(head + b" " * 19_000)
+        time.sleep(0.2)
+        padded = json.dumps(body(1)).encode() + b" " * 15_000
+        refused = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert "max_buffered_body_bytes=30000" in refused.json()["error"]["message"]
+        slow.close()
+        wait_for(lambda: running.post("/v1/completions", body(1)).status_code == 200)
+        answer = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
+        assert answer.status_code == 200
+
+
+def test_the_limit_of_all_bodies_has_room_for_one() -> None:
+    with pytest.raises(ConfigError, match="max_buffered_body_bytes must be at least 8388608, got 1024"):
+        ServerLimits(max_buffered_body_bytes=1024)

@@ -1,0 +1,185 @@
+"""What chats do with tools, templates and reasoning, on a tiny model whose answers are made to fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+import pytest
+from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, WEATHER
+from api_model import NO_THOUGHTS
+
+from chairlift.server.api.protocol import FunctionTool
+from chairlift.server.tools.families import FORMATS
+from chairlift.server.tools.forced import calls_constraint, lazy_calls_constraint
+from chairlift.server.tools.prompting import describe_tools_in_messages
+from running_server import RunningServer
+
+
+def chat(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 90, **fields}
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    return dict(choice)
+
+
+def prompt(server: RunningServer, **fields: Any) -> str:
+    tokens = server.post("/tokenize", {"messages": MESSAGES, **fields}).json()["tokens"]
+    return str(server.post("/detokenize", {"tokens": tokens}).json()["prompt"])
+
+
+def refusal(server: RunningServer, **fields: Any) -> tuple[str, str]:
+    response = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    return error["param"], error["message"]
+
+
+def test_a_call_is_parted_from_the_content(api_server: RunningServer) -> None:
+    choice = chat(api_server, tools=TOOLS, structured_outputs={"regex": CALL_REGEX}, **NO_THOUGHTS)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Well."
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert set(json.loads(call["function"]["arguments"])) == {"n"}
+
+
+def test_required_calls_follow_the_schemas(api_server: RunningServer) -> None:
+    choice = chat(api_server, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False, **NO_THOUGHTS)
+    (call,) = choice["message"]["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments["city"] in WEATHER["properties"]["city"]["enum"]
+    assert arguments["unit"] in ("C", "F")
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+
+
+def test_a_named_tool_is_called(api_server: RunningServer) -> None:
+    choice = chat(api_server, tools=TOOLS, tool_choice=NAMED, **NO_THOUGHTS)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert set(json.loads(call["function"]["arguments"])) == {"city", "unit"}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_what_is_not_to_be_called_is_not_told(api_server: RunningServer) -> None:
+    regex = {"regex": CALL_REGEX}
+    choice = chat(api_server, tools=TOOLS, tool_choice="none", structured_outputs=regex, **NO_THOUGHTS)
+    assert "<tool_call>" in choice["message"]["content"]
+    assert "tool_calls" not in choice["message"]
+
+
+STRICT = [{"type": "function", "function": {"name": "add", "parameters": OK_SCHEMA, "strict": True}}, TOOLS[0]]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    assert not matcher.get_error()
+    return bool(matcher.validate_tokens(list(text.encode())) == len(text.encode()))
+
+
+def test_a_strict_tool_binds_calls_and_leaves_text_free() -> None:
+    tools = [FunctionTool.model_validate(tool) for tool in STRICT]
+    grammar = lazy_calls_constraint(tools, FORMATS["hermes"], is_parallel=True).grammar
+    assert grammar is not None
+    call = '<tool_call>\n{"name": "add", "arguments": {"ok": true, "n": 1}}\n</tool_call>'
+    assert accepts(grammar, "A < b, and no <tool_ call.")
+    assert accepts(grammar, f"Well. {call}\n{call} Done.")
+    assert not accepts(grammar, call.replace("true", '"yes"'))
+    assert not accepts(grammar, "<tool_call>\nnonsense")
+    once = lazy_calls_constraint(tools, FORMATS["hermes"], is_parallel=False).grammar or ""
+    assert accepts(once, call)
+
+
+def test_references_of_a_schema_keep_their_meaning() -> None:
+    tools = [FunctionTool.model_validate(tool) for tool in TOOLS]
+    schema = json.loads(str(calls_constraint(tools, is_parallel=False).json))
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    assert accepts(grammar, '[{"name":"get_weather","arguments":{"city":"Rome","unit":"C"}}]')
+    assert not accepts(grammar, '[{"name":"get_weather","arguments":{"city":"Rome","unit":"K"}}]')
+
+
+def test_strict_tools_are_served(api_server: RunningServer) -> None:
+    assert chat(api_server, tools=STRICT, max_tokens=8)["finish_reason"] in ("length", "stop")
+
+
+def test_the_template_sees_tools_calls_and_results(api_server: RunningServer) -> None:
+    text = prompt(api_server, messages=HISTORY, tools=TOOLS)
+    assert '"name": "get_weather"' in text
+    assert 'assistant:  add({"n": 1})\ntool: sunny\n' in text
+    assert prompt(api_server, chat_template="{{ messages[0].content }}!") == "Hello!"
+
+
+def test_reasoning_is_told_apart(api_server: RunningServer) -> None:
+    thinking = {"enable_thinking": True}
+    message = chat(api_server, chat_template_kwargs=thinking, max_tokens=6)["message"]
+    assert message["content"] == ""
+    assert message["reasoning_content"]
+    assert (
+        "reasoning_content" not in chat(api_server, chat_template_kwargs=thinking, include_reasoning=False)["message"]
+    )
+    assert "reasoning_content" not in chat(api_server, max_tokens=6)["message"]
+
+
+def test_the_last_message_is_continued(api_server: RunningServer) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "Once upon"}]
+    fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    assert prompt(api_server, **fields) == "user: Hello\nassistant: Once upon"
+    alone = chat(api_server, **fields, max_tokens=4)["message"]["content"]
+    assert chat(api_server, **fields, echo=True, max_tokens=4)["message"]["content"] == "Once upon" + alone
+
+
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not among"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "declared more than once"),
+    ({"tools": TOOLS, "tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_choice", "keep one"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "keep"),
+    ({"chat_template_kwargs": {"frob": 1}}, "chat_template_kwargs", "does not read 'frob'"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "a field of its own says it"),
+    ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "contradict"),
+    ({"messages": [{"role": "assistant"}]}, "messages", "neither content nor tool_calls"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
+    ({"store": True}, "store", "must be false, got true"),
+    ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
+    ({"modalities": ["audio"]}, "modalities", "'text'"),
+    ({"use_beam_search": True}, "use_beam_search", "must be false, got true"),
+    ({"guided_json": {}}, "guided_json", "unknown or not supported"),
+    ({"best_of": 2}, "best_of", "unknown or not supported"),
+    ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options", "must be false, got true"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),
+    ({"structured_outputs": {"regex": "a("}}, "structured_outputs.regex", "regex"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}], "tool_choice": "required"},
+     "tools", "tools: its schema cannot be honoured: type must be"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}}},
+     "response_format", "response_format: its schema cannot be honoured"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), REFUSALS, ids=lambda value: json.dumps(value)[:50])
+def test_what_cannot_be_honoured_is_refused(
+    api_server: RunningServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    named, message = refusal(api_server, **fields)
+    assert named == param, message
+    assert words in message
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"n": 1}}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+    ]
+    system, answer, result = describe_tools_in_messages(messages, [TOOLS[1]])
+    assert system["content"].startswith("Be brief.\n\n")
+    assert json.dumps(TOOLS[1]["function"]) in system["content"]
+    assert answer == {
+        "role": "assistant",
+        "content": '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>',
+    }
+    assert result == {"role": "user", "content": "<tool_response>\n2\n</tool_response>"}
+    assert describe_tools_in_messages(MESSAGES, [TOOLS[1]])[0]["role"] == "system"

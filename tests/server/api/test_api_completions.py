@@ -1,0 +1,187 @@
+"""What completions do beyond one answer: echo, best_of, timings, token ids, renamed and satisfied fields."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.server.api.logprobs import MIN_LOGPROB, LogprobWriter, TextOffsets
+from running_server import RunningServer
+
+PROMPT = "The quick brown"
+
+
+def complete(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    response = server.post("/v1/completions", {"prompt": PROMPT, "temperature": 0, "max_tokens": 5, **fields})
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def test_echo_puts_the_prompt_in_front(api_server: RunningServer) -> None:
+    text = complete(api_server)["choices"][0]["text"]
+    echoed = complete(api_server, echo=True, logprobs=1)["choices"][0]
+    assert echoed["text"] == PROMPT + text
+    logprobs = echoed["logprobs"]
+    (bos, *rest) = logprobs["tokens"]
+    assert (bos, logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == ("<bos>", None, None)
+    assert "".join(rest).startswith(PROMPT)
+    lengths = [len(token) for token in rest]
+    assert len(logprobs["text_offset"]) == len(logprobs["tokens"])
+    begins = [0, 0, *itertools.accumulate(lengths)]
+    of_prompt = [begin for begin in begins if begin < len(PROMPT)]
+    assert logprobs["text_offset"][: len(of_prompt)] == of_prompt, "BOS is not in the text"
+
+
+def test_offsets_are_of_the_text_whatever_tokens_are_called(api_server: RunningServer) -> None:
+    """Characters of several tokens, ids instead of texts, special tokens; in one piece and in a stream."""
+    for prompt, more in (
+        ("日本 🎉 a", {}),
+        ("日本 🎉 a", {"return_tokens_as_token_ids": True}),
+        ("a<eos>日", {"skip_special_tokens": False}),
+        (api_server.llm.engine.tokenizer.encode("a<|tool|>b日"), {}),
+    ):
+        fields = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 9, **more}
+        fields["structured_outputs"] = {"regex": "[a-z日é]{30}"}
+        choice = complete(api_server, **fields, return_token_ids=True)["choices"][0]
+        num_hidden = int(isinstance(prompt, str))
+        prompt_ids, text = choice["prompt_token_ids"][num_hidden:], choice["text"]
+        spelled = [api_server.llm.engine.tokenizer.token_bytes(token) for token in prompt_ids + choice["token_ids"]]
+        expected = [len(b"".join(spelled[:index]).decode(errors="ignore")) for index in range(len(spelled))]
+        offsets = choice["logprobs"]["text_offset"]
+        assert offsets == [0] * num_hidden + expected
+        assert b"".join(spelled).decode(errors="replace") == text
+        lines = api_server.post("/v1/completions", {**fields, "temperature": 0, "stream": True}).text.splitlines()
+        told = (json.loads(line[6:])["choices"][0]["logprobs"] for line in lines if line.startswith("data: {"))
+        assert [offset for lists in told if lists for offset in lists["text_offset"]] == offsets
+
+
+@given(st.text(max_size=12), st.lists(st.integers(1, 4), max_size=30))
+def test_a_token_begins_where_its_character_does(text: str, sizes: list[int]) -> None:
+    data = text.encode()
+    cuts = [0, *(at for at in itertools.accumulate(sizes) if at < len(data)), len(data)]
+    tokens = dict(enumerate([data[begin:end] for begin, end in itertools.pairwise(cuts)], start=1)) | {0: b"<bos>"}
+    decoder = SimpleNamespace(token_bytes=tokens.__getitem__)
+    whole = [len(data[:begin].decode(errors="ignore")) for begin in cuts[:-1]]
+    of_prompt = TextOffsets.of_prompt(decoder, sorted(tokens), text)
+    assert [of_prompt.take(token) for token in sorted(tokens)] == [0, *whole]
+    hiding = TextOffsets(decoder, 7, hidden={0})
+    assert [hiding.take(token) for token in [*sorted(tokens), 0]] == [7, *(7 + at for at in whole), 7 + len(text)]
+
+
+def test_echo_alone_generates_nothing(api_server: RunningServer) -> None:
+    body = complete(api_server, echo=True, max_tokens=0, logprobs=0)
+    (choice,) = body["choices"]
+    assert choice["text"] == PROMPT
+    assert choice["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens"] == 0
+    assert len(choice["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"]
+
+
+def test_the_best_answers_are_the_likeliest(api_server: RunningServer) -> None:
+    common = {"temperature": 1.5, "seed": 11, "max_tokens": 6, "logprobs": 0}
+    all_answers = complete(api_server, n=6, **common)["choices"]
+    means = {
+        choice["text"]: sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["token_logprobs"])
+        for choice in all_answers
+    }
+    best = complete(api_server, n=2, best_of=6, **common)
+    assert [choice["text"] for choice in best["choices"]] == sorted(means, key=means.__getitem__, reverse=True)[:2]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1]
+    assert best["usage"]["completion_tokens"] == sum(len(c["logprobs"]["tokens"]) for c in all_answers)
+    assert complete(api_server, n=1, best_of=3, temperature=1.5)["choices"][0]["logprobs"] is None
+
+
+def test_a_stop_token_is_no_text_unless_asked_for(api_server: RunningServer) -> None:
+    whole = complete(api_server, ignore_eos=True, return_token_ids=True)["choices"][0]
+    stop = whole["token_ids"][-1]
+    first = whole["token_ids"].index(stop)
+    hidden = complete(api_server, stop_token_ids=[stop], ignore_eos=True, return_token_ids=True)["choices"][0]
+    shown = complete(api_server, stop_token_ids=[stop], ignore_eos=True, include_stop_str_in_output=True)["choices"][0]
+    assert hidden["token_ids"] == whole["token_ids"][: first + 1]
+    assert hidden["stop_reason"] == shown["stop_reason"] == stop
+    assert len(shown["text"]) > len(hidden["text"])
+
+
+def test_timings_are_told_in_the_body_and_as_a_header(api_server: RunningServer) -> None:
+    response = api_server.post(
+        "/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "timings": True, "ignore_eos": True}
+    )
+    timings = response.json()["timings"]
+    assert set(timings) == {"queue", "prefill", "decode", "prompt_tokens_per_second", "output_tokens_per_second"}
+    assert timings["output_tokens_per_second"] == pytest.approx(4 / timings["decode"])
+    spans = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
+    assert float(spans["decode"]) == pytest.approx(1000 * timings["decode"], abs=0.06)
+    assert "server-timing" not in api_server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}).headers
+
+
+def test_a_constraint_holds(api_server: RunningServer) -> None:
+    answer = complete(api_server, structured_outputs={"choice": ["yes", "no"]}, max_tokens=9)["choices"][0]
+    assert answer["text"] in ("yes", "no")
+    assert answer["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"best_of": 2, "n": 3}, "best_of", "at least n=3"),
+        ({"best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
+        ({"suffix": "x"}, "suffix", "got 'x'"),
+        ({"store": True}, "store", "must be false, got true"),
+        ({"service_tier": "flex"}, "service_tier", "got 'flex'"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"messages": []}, "messages", "unknown"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    api_server: RunningServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    response = api_server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert words in response.json()["error"]["message"]
+
+
+def test_max_tokens_null_is_the_default(api_server: RunningServer) -> None:
+    fields = {"prompt": PROMPT, "ignore_eos": True}
+    for limit in ({"max_tokens": None}, {}, {"max_tokens": None, "echo": True}):
+        answer = api_server.post("/v1/completions", {**fields, **limit}).json()
+        assert answer["usage"]["completion_tokens"] == 16
+
+
+def test_tokenize_takes_a_prompt_or_messages(api_server: RunningServer) -> None:
+    for body, param in [({}, "prompt"), ({"prompt": "x", "tools": []}, "tools")]:
+        response = api_server.post("/tokenize", body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert api_server.post("/detokenize", {"tokens": [9999]}).status_code == 400
+
+
+def test_half_a_surrogate_pair_is_refused_politely(api_server: RunningServer) -> None:
+    body = b'{"prompt": "x", "\\ud800": 1}'
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{api_server.url}/v1/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_minus_infinity_becomes_a_number() -> None:
+    from chairlift.outputs import Logprob, TokenLogprobs
+
+    class Letters:
+        def token_bytes(self, token_id: int) -> bytes:
+            return bytes([token_id])
+
+        def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+            raise NotImplementedError
+
+    position = TokenLogprobs(Logprob(65, float("-inf"), 9), [Logprob(200, -0.5, 1)])
+    (entry,) = LogprobWriter(Letters(), as_ids=False).chat([position])
+    assert (entry["token"], entry["logprob"]) == ("A", MIN_LOGPROB)
+    assert entry["top_logprobs"] == [{"token": "bytes:\\xc8", "logprob": -0.5, "bytes": [200]}]

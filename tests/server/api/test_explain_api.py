@@ -1,0 +1,157 @@
+"""What a running server says of its requests and of itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.events import from_json
+from plain_http import NO_TLS
+from running_server import RunningServer, run_server
+
+
+@pytest.fixture(scope="module")
+def tight(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """Memory for two requests of 40 slots, reserved; steps that take long enough for a crowd to gather."""
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")),
+        num_kv_blocks=8,
+        kv="exact",
+        kv_arena="first-fit",
+        max_model_len=64,
+        skip_tokenizer_init=True,
+        num_threads=1,
+        max_num_seqs=4,
+    )
+    with run_server(llm, "tiny") as running:
+        running.slow_down(0.005)
+        yield running
+
+
+def ask(server: RunningServer, name: str, prompt: int = 10, max_tokens: int = 30) -> httpx.Response:
+    body = {"prompt": [3] * prompt, "max_tokens": max_tokens, "ignore_eos": True, "request_id": name}
+    return server.post("/v1/completions", body)
+
+
+def crowd(server: RunningServer, prefix: str, count: int = 4) -> list[str]:
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(lambda index: ask(server, f"{prefix}{index}"), range(count)))
+    assert [answer.status_code for answer in answers] == [200] * count
+    return [answer.json()["id"] for answer in answers]
+
+
+def get(server: RunningServer, path: str) -> Any:
+    answer = httpx.get(f"{server.url}{path}", timeout=20, verify=NO_TLS)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_request_is_shown_with_its_timings(tight: RunningServer) -> None:
+    answer = ask(tight, "alone")
+    (shown,) = get(tight, f"/v1/requests/{answer.json()['id']}")["sequences"]
+    assert (shown["state"], shown["finish_reason"]) == ("finished", "length")
+    assert (shown["num_prompt_tokens"], shown["num_output_tokens"], shown["max_tokens"]) == (10, 30, 30)
+    times = shown["timings"]
+    assert 0 <= times["queue_time"] <= times["time_to_first_token"] <= times["last_token"] <= times["age"]
+    assert times["time_per_output_token"] == pytest.approx((times["last_token"] - times["time_to_first_token"]) / 29)
+
+
+def test_a_wait_for_memory_is_explained_with_the_arithmetic(tight: RunningServer) -> None:
+    waited = []
+    for call in crowd(tight, "crowd"):
+        (explained,) = get(tight, f"/v1/requests/{call}/explain")["sequences"]
+        (wait,) = explained["waits"]
+        spans = wait["spans"]
+        assert spans[0]["start"] == 0
+        assert [span["start"] for span in spans[1:]] == [span["end"] for span in spans[:-1]]
+        assert spans[-1]["end"] == explained["queue_time"] == explained["crowd"]["queue_time"]
+        waited += [(explained, span) for span in spans if span["reason"] == "memory"]
+    assert waited
+    explained, span = next((e, s) for e, s in waited if s["is_head"])
+    assert (span["needed_blocks"], span["num_running"], len(span["behind"])) == (3, 2, 2)
+    assert (span["free_blocks"], span["behind"][0]["num_blocks"]) == (2, 3)
+    assert "needs 3 blocks, 2 free" in span["text"]
+    ways = {json.dumps(way["changes"]): way["admits"] for way in explained["would_have_let_in"]}
+    assert ways['{"num_kv_blocks": 9}'] is True
+    assert ways['{"max_tokens": 23}'] is True
+    assert ways['{"kv": "paged"}'] is True
+    assert ways['{"kv": "max"}'] is False
+
+
+def test_a_request_that_nobody_knows_is_a_404(tight: RunningServer) -> None:
+    for path in ("/v1/requests/nobody", "/v1/requests/nobody/explain"):
+        answer = httpx.get(tight.url + path)
+        assert answer.status_code == 404
+        assert "'nobody' is not known" in answer.json()["error"]["message"]
+
+
+def test_several_prompts_and_answers_are_found_under_their_call(tight: RunningServer) -> None:
+    body = {"prompt": [[3, 4], [5, 6]], "max_tokens": 2, "n": 2, "seed": 1, "request_id": "many"}
+    answer = tight.post("/v1/completions", body).json()
+    shown = get(tight, f"/v1/requests/{answer['id']}")["sequences"]
+    assert len({sequence["id"] for sequence in shown}) == 4
+    assert len(get(tight, f"/v1/requests/{answer['id']}.1")["sequences"]) == 2
+    assert get(tight, "/v1/requests")["data"] == []
+
+
+def test_the_engine_shows_configuration_plan_pool_and_accounting(tight: RunningServer) -> None:
+    ask(tight, "before")
+    engine = get(tight, "/v1/engine")
+    assert engine["status"]["state"] == "running"
+    assert engine["configuration"]["kv"] == "exact"
+    assert engine["plan"]["num_blocks"] == 8
+    assert sum(engine["pool"]["slots"].values()) == 8 * 16
+    pool, batch = engine["pool"], engine["batch"]
+    assert (pool["held_blocks"], pool["free_blocks"], pool["evictable_blocks"]) == (0, 8, 0)
+    assert pool["slots"]["free"] == 8 * 16, "the last step's is not what is there now"
+    assert (batch["num_running"], batch["num_waiting"], batch["wait_reason"], batch["head"]) == (0, 0, None, None)
+    assert batch["step"] > 0
+    assert engine["events_dropped"] == 0
+
+
+def test_events_are_streamed_as_they_are_logged(tight: RunningServer) -> None:
+    lines: list[str] = []
+    connected = threading.Event()
+
+    def read() -> None:
+        with httpx.stream("GET", f"{tight.url}/v1/events", timeout=20) as stream:
+            for line in stream.iter_lines():
+                lines.append(line)
+                connected.set()
+                if line == "event: request_finished":
+                    return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert connected.wait(10)
+    ask(tight, "watched", max_tokens=3)
+    reader.join(10)
+    events = [from_json(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [event.type for event in events[:2]] == ["engine_started", "request_arrived"]
+    assert {"step", "request_arrived"} <= {event.type for event in events}
+
+
+def test_ready_and_health(tight: RunningServer) -> None:
+    assert get(tight, "/health") == {"status": "ok"}
+    assert get(tight, "/ready") == {"status": "ready", "state": "running", "reason": None}
+    deadline = time.monotonic() + 30
+    while tight.llm.num_unfinished and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_metrics_are_in_prometheus_text(tight: RunningServer) -> None:
+    ask(tight, "measured", max_tokens=3)
+    answer = httpx.get(f"{tight.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert "vllm:num_requests_running{" in answer.text
+    assert 'vllm:request_success_total{engine="0",finished_reason="length"' in answer.text
+    assert "chairlift:engine_up{" in answer.text

@@ -1,0 +1,102 @@
+"""Answers that think first and then keep to a structure, over a model that is made to think."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
+from chairlift import AsyncLLM
+from chairlift.server.api.api_options import ApiOptions
+from running_server import RunningServer, run_server
+
+TEMPLATE = """\
+{%- for m in messages %}{{ m.role }}: {{ m.content }}{{ '\\n' }}{% endfor %}assistant: {% if thinking == 'begun' -%}
+<think>{{ '\\n' }}{% elif thinking == 'off' %}<think>{{ '\\n\\n' }}</think>{{ '\\n\\n' }}{% endif %}"""
+MESSAGES = [{"role": "user", "content": "Hello"}]
+SCHEMA = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"], "additionalProperties": False}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+ANSWERS: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+    {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "deepseek_r1"])
+def thinker(
+    tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[RunningServer]:
+    """Its tags are text for the one parser, and special tokens for the other."""
+    folder = tmp_path_factory.mktemp("thinker")
+    with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE + 2, max_position_embeddings=1024), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    add = backend.add_tokens if request.param == "qwen3" else backend.add_special_tokens
+    add(["<think>", "</think>"])
+    backend.save(str(folder / "tokenizer.json"))
+    llm = AsyncLLM(model=str(folder), num_kv_blocks=100, num_threads=1, max_num_seqs=4)
+    with run_server(llm, "tiny", api=ApiOptions(reasoning_parser=request.param)) as running:
+        yield running
+
+
+def bias(server: RunningServer) -> dict[str, float]:
+    """Open thoughts; write H until the penalty has brought it below the closing; close them."""
+    names = {"<think>": 50, "H": 99, "</think>": 96}
+    ids = {name: server.llm.engine.tokenizer.encode(name, add_special_tokens=False) for name in names}
+    assert all(len(token_ids) == 1 for token_ids in ids.values())
+    return {str(ids[name][0]): value for name, value in names.items()}
+
+
+def thoughts_and_answer(server: RunningServer, thinking: str, answer: dict[str, Any]) -> tuple[str, str]:
+    """Of an answer in one piece, which is the same in a stream."""
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "temperature": 0,
+        "max_tokens": 120,
+        "logit_bias": bias(server),
+        "frequency_penalty": 2,
+        **answer,
+        "extra_body": {"chat_template_kwargs": {"thinking": thinking}},
+    }
+    chat = server.client().chat.completions
+    (choice,) = chat.create(**body).choices
+    message = choice.message
+    content = message.content or "".join(call.function.arguments for call in message.tool_calls or [])
+    found = getattr(message, "reasoning_content", None) or "", content
+    streamed = ["", ""]
+    for chunk in chat.create(**body, stream=True):
+        delta = chunk.choices[0].delta
+        streamed[0] += getattr(delta, "reasoning_content", None) or ""
+        streamed[1] += delta.content or ""
+        streamed[1] += "".join(call.function.arguments or "" for call in delta.tool_calls or [])
+    assert tuple(streamed) == found
+    return found
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["schema", "required", "named"])
+def test_thoughts_are_told_apart_and_what_follows_keeps_to_its_structure(
+    thinker: RunningServer, answer: dict[str, Any]
+) -> None:
+    for thinking in ("free", "begun"):
+        thoughts, rest = thoughts_and_answer(thinker, thinking, answer)
+        assert set(thoughts) == {"H"}
+        assert rest.replace(" ", "") == '{"ok":true}'
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=["schema", "required", "named"])
+def test_where_the_prompt_has_ended_the_thoughts_there_are_none(thinker: RunningServer, answer: dict[str, Any]) -> None:
+    thoughts, rest = thoughts_and_answer(thinker, "off", answer)
+    assert (thoughts, rest.replace(" ", "")) == ("", '{"ok":true}')
+
+
+def test_thoughts_that_take_all_tokens_leave_no_answer(thinker: RunningServer) -> None:
+    fields = {"chat_template_kwargs": {"thinking": "begun"}, "temperature": 0, "max_tokens": 3, **ANSWERS[0]}
+    choice = thinker.post("/v1/chat/completions", {"messages": MESSAGES, **fields}).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert choice["message"]["reasoning_content"]

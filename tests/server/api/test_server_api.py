@@ -1,0 +1,300 @@
+"""The API as its official client sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from running_server import MODEL, RunningServer
+
+PARIS = "The capital of France is"
+QUESTION = [{"role": "user", "content": "Reply with one word: what is the capital of France?"}]
+
+
+def complete(server: RunningServer, **fields: Any) -> openai.types.Completion:
+    return server.client().completions.create(**{"model": MODEL, "prompt": PARIS, "temperature": 0, **fields})
+
+
+def chat(server: RunningServer, **fields: Any) -> openai.types.chat.ChatCompletion:
+    body = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 40, **fields}
+    return server.client().chat.completions.create(**body)
+
+
+def test_models(server: RunningServer) -> None:
+    (model,) = server.client().models.list().data
+    assert model.id == MODEL
+    assert server.client().models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        server.client().models.retrieve("gpt-7")
+
+
+def test_completion_with_usage(server: RunningServer) -> None:
+    answer = complete(server, max_tokens=8)
+    assert answer.choices[0].text.startswith(" Paris")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 8, 13)
+
+
+def test_streamed_completion_adds_up_to_the_whole(server: RunningServer) -> None:
+    whole = complete(server, max_tokens=12)
+    stream = server.client().completions.create(
+        model=MODEL, prompt=PARIS, temperature=0, max_tokens=12, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+    assert len(chunks) > 5
+
+
+def test_chat_whole_and_streamed(server: RunningServer) -> None:
+    whole = chat(server)
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
+    stream = server.client().chat.completions.create(
+        model=MODEL, messages=QUESTION, temperature=0, max_completion_tokens=40, stream=True
+    )
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_content_may_come_in_parts(server: RunningServer) -> None:
+    parts = [{"type": "text", "text": "Reply with one word: "}, {"type": "text", "text": QUESTION[0]["content"][21:]}]
+    answer = chat(server, messages=[{"role": "user", "content": parts}])
+    assert answer.choices[0].message.content == chat(server).choices[0].message.content
+
+
+def test_prompts_as_tokens_and_several_at_once_with_n(server: RunningServer) -> None:
+    tokens = server.llm.engine.tokenizer.encode(PARIS)
+    as_text = complete(server, max_tokens=6).choices[0].text
+    assert complete(server, prompt=tokens, max_tokens=6).choices[0].text == as_text
+    answer = complete(server, prompt=[tokens, tokens[:2]], max_tokens=6, n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices][:2] == [as_text, as_text]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 24)
+
+
+def test_several_prompts_stream_side_by_side(server: RunningServer) -> None:
+    prompts = [PARIS, "One two three four"]
+    whole = complete(server, prompt=prompts, max_tokens=6, n=2)
+    texts = dict.fromkeys(range(4), "")
+    stream = server.client().completions.create(
+        model=MODEL, prompt=prompts, temperature=0, max_tokens=6, n=2, stream=True
+    )
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+
+
+def test_completion_logprobs(server: RunningServer) -> None:
+    logprobs = complete(server, max_tokens=4, logprobs=2).choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.tokens[0] == " Paris"
+    assert logprobs.top_logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert [len(top) for top in logprobs.top_logprobs] == [2] * 4
+    assert logprobs.top_logprobs[0][" Paris"] == logprobs.token_logprobs[0]
+
+
+def test_chat_logprobs(server: RunningServer) -> None:
+    answer = chat(server, logprobs=True, top_logprobs=3)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert answer.usage is not None
+    assert len(logprobs.content) == answer.usage.completion_tokens
+    assert all(len(entry.top_logprobs) == 3 for entry in logprobs.content)
+    assert all(entry.logprob <= 0 for entry in logprobs.content)
+
+
+def test_prompt_logprobs_in_vllms_form(server: RunningServer) -> None:
+    body = {"prompt": PARIS, "max_tokens": 1, "prompt_logprobs": 1, "temperature": 0}
+    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    assert choice["prompt_logprobs"][0] is None
+    assert len(choice["prompt_logprobs"]) == 5
+    assert all(
+        {"logprob", "rank", "decoded_token"} == set(next(iter(p.values()))) for p in choice["prompt_logprobs"][1:]
+    )
+
+
+def test_stop_strings_and_seeds(server: RunningServer) -> None:
+    answer = complete(server, max_tokens=30, stop=["."])
+    assert answer.choices[0].finish_reason == "stop"
+    assert "." not in answer.choices[0].text
+    texts = {complete(server, temperature=1.2, seed=42, max_tokens=8).choices[0].text for _ in range(3)}
+    assert len(texts) == 1
+
+
+def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> None:
+    long_question = [{"role": "user", "content": "Tell me about the history of the city of Paris, please. " * 4}]
+    first = chat(server, messages=long_question, max_tokens=8)
+    said = [*long_question, {"role": "assistant", "content": first.choices[0].message.content}]
+    second = chat(server, messages=[*said, {"role": "user", "content": "Go on."}], max_tokens=8)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= 48
+
+
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": -1}, "temperature", r"temperature must be in \[0, 100\], got -1"),
+    ({"temperature": "hot"}, "temperature", "must be a number, got 'hot'"),
+    ({"top_p": 0}, "top_p", r"top_p must be in \(0, 1\], got 0"),
+    ({"n": 0}, "n", "n must be between 1 and 128, got 0"),
+    ({"stop": [1, 2]}, "stop", "stop.*must be a string, got"),
+    ({"stop": ""}, "stop", "empty string"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
+    ({"max_tokens": 100_000}, "max_tokens", r"at most 3195 output tokens fit.*KV pool of 3200 slots"),
+    ({"prompt": []}, "prompt", "empty list"),
+    ({"prompt": ""}, "prompt", "prompt is empty"),
+    ({"prompt": [1, 999_999]}, "prompt", r"outside 0\.\.49151"),
+    ({"prompt": "word " * 9000}, "prompt", r"prompt has \d+ tokens, but at most 3199 fit"),
+    ({"prompt": {"a": 1}}, "prompt", "prompt"),
+    ({"best_of": 0}, "best_of", "at least n=1 and at most 128, got 0"),
+    ({"frobnicate": 3}, "frobnicate", "unknown or not supported here"),
+    ({"priority": 3}, "priority", "has no effect"),
+    ({"prompt": ["a"] * 30, "n": 100}, "n", "at most 2048 are allowed"),
+    ({"prompt": "x" * 3_000_000}, "prompt", "3000000 bytes long"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids, got 'x'"),
+    ({"logprobs": 99}, "logprobs", "between 0 and 20, got 99"),
+    ({"seed": 1.5}, "seed", "must be an integer, got 1.5"),
+    ({"min_tokens": 20, "max_tokens": 5}, "min_tokens", "at most max_tokens=5, got 20"),
+]
+
+
+EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority")
+
+
+@pytest.mark.parametrize(("fields", "param", "match"), REFUSALS, ids=lambda value: json.dumps(value)[:40])
+def test_bad_input_is_a_400_that_names_the_field(
+    server: RunningServer, fields: dict[str, Any], param: str, match: str
+) -> None:
+    extra = {name: value for name, value in fields.items() if name in EXTRA_FIELDS}
+    known = {name: value for name, value in fields.items() if name not in extra}
+    with pytest.raises(openai.BadRequestError, match=match) as caught:
+        complete(server, **{"max_tokens": 4, **known}, extra_body=extra)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.*must match"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs must not hold messages"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs: true"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "disagree"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+    ],
+)
+def test_bad_chat_input_is_a_400(server: RunningServer, fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=match):
+        chat(server, **fields)
+
+
+def test_errors_outside_of_fields_have_the_same_form(server: RunningServer) -> None:
+    broken = httpx.post(
+        f"{server.url}/v1/completions", content=b"{not json", headers={"content-type": "application/json"}
+    )
+    assert broken.status_code == 400
+    assert "not valid JSON" in broken.json()["error"]["message"]
+    untyped = httpx.post(f"{server.url}/v1/completions", content=b'{"prompt": "a"}')
+    assert untyped.status_code == 400
+    assert "Content-Type: application/json" in untyped.json()["error"]["message"]
+    missing = httpx.get(f"{server.url}/v1/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["type"] == "invalid_request_error"
+    assert server.post("/v1/completions", {"max_tokens": 3}).json()["error"]["param"] == "prompt"
+    with pytest.raises(openai.NotFoundError) as caught:
+        complete(server, model="another")
+    assert caught.value.code == "model_not_found"
+
+
+def test_fields_whose_value_is_satisfied_are_accepted(server: RunningServer) -> None:
+    common = {"stream": None, "user": "me", "metadata": {"a": "b"}, "store": False, "max_tokens": 2}
+    completion = {**common, "prompt": PARIS, "echo": False, "best_of": 1, "suffix": None}
+    conversation = {**common, "messages": QUESTION, "tools": [], "tool_choice": "none", "parallel_tool_calls": True}
+    assert server.post("/v1/completions", completion).status_code == 200
+    assert server.post("/v1/chat/completions", conversation).status_code == 200
+
+
+def test_an_answer_can_be_sent_back_as_it_came(server: RunningServer) -> None:
+    first = chat(server)
+    said: Any = [*QUESTION, first.choices[0].message, {"role": "user", "content": "Sure?"}]
+    assert chat(server, messages=said).choices[0].message.content
+
+
+def test_usage_counts_the_cache_once_and_also_where_a_stop_string_ended_it(server: RunningServer) -> None:
+    prompt = [100 + i for i in range(70)]
+    assert cached_tokens(server, prompt=prompt, n=3, max_tokens=2) == 0
+    assert cached_tokens(server, prompt=prompt, max_tokens=2) == 64
+    text = complete(server, prompt=prompt, max_tokens=6).choices[0].text
+    assert cached_tokens(server, prompt=prompt, max_tokens=6, stop=text[-2:]) == 64
+    stream = server.client().completions.create(
+        model=MODEL, prompt=prompt, max_tokens=2, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    usage = list(stream)[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (70, 4)
+    assert usage.prompt_tokens_details.cached_tokens == 64
+
+
+def cached_tokens(server: RunningServer, **fields: Any) -> int | None:
+    usage = complete(server, **fields).usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    return usage.prompt_tokens_details.cached_tokens
+
+
+def test_streamed_logprobs_carry_their_offsets_on(server: RunningServer) -> None:
+    whole = complete(server, max_tokens=5, logprobs=1).choices[0].logprobs
+    chunks = server.client().completions.create(
+        model=MODEL, prompt=PARIS, temperature=0, max_tokens=5, logprobs=1, stream=True
+    )
+    offsets = [offset for c in chunks if (told := c.choices[0].logprobs) for offset in told.text_offset or []]
+    assert whole is not None
+    assert offsets == whole.text_offset
+
+
+def test_the_bytes_of_chat_logprobs_join_to_the_text(server: RunningServer) -> None:
+    llama = [{"role": "user", "content": "Repeat after me: 🦙🦙🦙"}]
+    answer = chat(server, messages=llama, logprobs=True, top_logprobs=0, seed=3, temperature=1.5, max_tokens=40)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    data = b"".join(bytes(entry.bytes or []) for entry in logprobs.content or [])
+    assert data.decode(errors="replace").removesuffix("<|im_end|>") == answer.choices[0].message.content
+
+
+def test_a_wrong_method_says_which_are_right(server: RunningServer) -> None:
+    answer = httpx.get(f"{server.url}/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_text_that_is_no_unicode_is_a_400(server: RunningServer) -> None:
+    headers = {"content-type": "application/json"}
+    for path, body in (
+        ("completions", b'{"prompt": "\\ud800"}'),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ):
+        answer = httpx.post(f"{server.url}/v1/{path}", content=body, headers=headers)
+        assert answer.status_code == 400, answer.text
+
+
+def test_health(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}

@@ -1,0 +1,154 @@
+"""Bodies with many mistakes in them: one is enough to refuse them, and it is told where it stands in the body."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from chairlift.server.api.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    MessagesRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+from chairlift.server.api.protocol.validation_errors import describe_validation_errors
+
+MANY = 1000
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+WRONG: list[tuple[type[BaseModel], dict[str, Any]]] = [
+    (CompletionRequest, {"prompt": [None] * MANY}),
+    (CompletionRequest, {"prompt": [[None] * MANY]}),
+    (CompletionRequest, {"prompt": "x", "stop": [1] * MANY}),
+    (CompletionRequest, {"prompt": "x", "logit_bias": {str(n): "x" for n in range(2000)}}),
+    (CompletionRequest, {"prompt": "x", **{f"unknown{n}": 1 for n in range(MANY)}}),
+    (ChatCompletionRequest, {"messages": [1] * MANY}),
+    (ChatCompletionRequest, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+    (ChatCompletionRequest, {"messages": [{"role": "user", **{f"unknown{n}": 1 for n in range(MANY)}}]}),
+    (ChatCompletionRequest, {**CHAT, "tools": [1] * MANY}),
+    (MessagesRequest, {"model": "m", "max_tokens": 1, "messages": [1] * MANY}),
+    (ResponsesRequest, {"input": [1] * MANY}),
+    (TokenizeRequest, {"messages": [1] * MANY}),
+    (DetokenizeRequest, {"tokens": ["x"] * MANY}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), WRONG)
+def test_the_number_of_errors_does_not_grow_with_the_body(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() < 40
+
+
+def test_right_ones_are_as_long_as_they_like() -> None:
+    assert CompletionRequest(prompt=[1] * MANY).prompt == [1] * MANY
+    assert CompletionRequest(prompt=["x"] * MANY).prompt == ["x"] * MANY
+    assert CompletionRequest(prompt=[[1, 2]] * MANY).prompt == [[1, 2]] * MANY
+    assert len(CompletionRequest(prompt="x", logit_bias={str(n): 1.0 for n in range(1024)}).logit_bias or ()) == 1024
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+SCHEMA = {"name": "x", "schema": {}}
+
+
+def chat(content: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content}], **fields}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        (
+            ChatCompletionRequest,
+            chat([{"type": "text", "text": "x"}, IMAGE]),
+            "messages[0].content[1].type: must be 'text', got 'image_url'",
+        ),
+        (
+            ChatCompletionRequest,
+            chat([IMAGE], "assistant"),
+            "messages[0].content[0].type: must be 'text' or 'refusal', got 'image_url'",
+        ),
+        (
+            ChatCompletionRequest,
+            chat([{"type": "text", "text": 5}], "assistant"),
+            "messages[0].content[0].text: must be a string, got 5",
+        ),
+        (
+            ChatCompletionRequest,
+            chat("x", "robot"),
+            "messages[0].role: must be one of 'system', 'developer', 'user', 'assistant', 'tool', got 'robot'",
+        ),
+        (ChatCompletionRequest, {"messages": [{"role": "user"}]}, "messages[0].content: is required"),
+        (ChatCompletionRequest, {"messages": [{"content": "x"}]}, "messages[0].role: is required"),
+        (
+            ChatCompletionRequest,
+            chat("x", response_format={"type": "json_schema", "json_schema": {"json_schema": SCHEMA}}),
+            "response_format.json_schema.name: is required; response_format.json_schema.json_schema: unknown or not "
+            "supported here; leave it out",
+        ),
+        (
+            ChatCompletionRequest,
+            chat("x", response_format={"type": "json_schema", **SCHEMA}),
+            "response_format.json_schema: is required; response_format.name: unknown or not supported here; leave it "
+            "out; response_format.schema: unknown or not supported here; leave it out",
+        ),
+        (ChatCompletionRequest, chat("x", tool_choice={"type": "function"}), "tool_choice.function: is required"),
+        (
+            ChatCompletionRequest,
+            chat("x", tool_choice="maybe"),
+            "tool_choice: must be 'none', 'auto' or 'required' or an object, got 'maybe'",
+        ),
+        (CompletionRequest, {"prompt": 5}, "prompt: must be a string or a list, got 5"),
+        (CompletionRequest, {"prompt": [None]}, "prompt[0]: must be a string or an integer or a list, got null"),
+        (CompletionRequest, {}, "prompt: is required"),
+        (CompletionRequest, {"prompt": "x", "stop": {}}, "stop: must be a string or a list, got {}"),
+        (
+            CompletionRequest,
+            {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(1025)), 1.0)},
+            "logit_bias: 1025 tokens are more than 1024, got "
+            '{"0": 1.0, "1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "5": 1.0, "6": 1.0, "7": 1.0,',
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"type": "song"}]},
+            "input[0].type: must be one of 'message', 'function_call', 'function_call_output', 'reasoning', got 'song'",
+        ),
+    ],
+)
+def test_a_mistake_is_told_where_it_stands_in_the_body(kind: type[BaseModel], body: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    sentence, field = describe_validation_errors(caught.value.errors(), body)
+    assert sentence == told
+    assert field == told.replace("[", ".").replace(":", ".").split(".")[0]
+
+
+NAMES = ("type", "role", "content", "text", "user", "json_schema", "name", "schema", "function", "str", "messages")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    field=st.sampled_from(("messages", "response_format", "tools", "tool_choice", "stop", "structured_outputs")),
+    value=JSON,
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_sent_is_told_without_the_names_of_classes(field: str, value: Any) -> None:
+    body = {**CHAT, field: value}
+    try:
+        ChatCompletionRequest.model_validate(body)
+    except ValidationError as error:
+        sentence, named = describe_validation_errors(error.errors(), body)
+        assert named == field
+        assert sentence.startswith(field)
+        where = sentence.split(": ")[0]
+        assert not re.search(r"list\[|Part|Tool|Format|Message", where.removeprefix(field))

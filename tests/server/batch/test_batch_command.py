@@ -1,0 +1,151 @@
+"""`chairlift batch`: the same answers as the server's, whatever interrupts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_files import answers, by_id, completion_line, request_line, write_lines
+
+from chairlift import AsyncLLM, EngineConfig
+from chairlift.server.batch.run import run_batch
+from running_server import run_server
+from tiny_tokenizer import add_tokenizer
+
+COMMAND = [sys.executable, "-m", "chairlift", "batch"]
+ENGINE = {"num_kv_blocks": 120, "num_threads": 1, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+NUM_LINES = 70
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(add_tokenizer(tiny_model_dir("llama"), tmp_path_factory.mktemp("words")))
+
+
+def command(model: str, source: Path, target: Path) -> list[str]:
+    options = [word for name, value in ENGINE.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [*COMMAND, str(source), "-o", str(target), "--model", model, *options]
+
+
+def without_names(body: Any) -> Any:
+    """A response but for its id and time."""
+    return {key: value for key, value in body.items() if key not in ("id", "created")}
+
+
+LINES = [
+    request_line("text", prompt="one two", max_tokens=3, temperature=0),
+    request_line("chat", url="/v1/chat/completions", messages=[{"role": "user", "content": "x"}], max_tokens=3, seed=1),
+    request_line("several", prompt=["a", "b"], n=2, max_tokens=2, seed=5, logprobs=1),
+    request_line("wrong field", prompt="a", colour="red"),
+    request_line("too long", prompt="a", max_tokens=10_000),
+    request_line("other model", prompt="a", model="other"),
+]
+BAD = [
+    request_line("lost", url="/v1/nowhere", prompt="a"),
+    request_line("stream", prompt="a", stream=True),
+    "not json",
+    request_line("got", method="GET"),
+]
+
+
+def test_answers_are_those_of_the_server(model: str, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [*LINES, *BAD])
+    summary = run_batch(EngineConfig(model=model, **ENGINE), source, tmp_path / "out.jsonl", "words")
+    assert (summary.answered, summary.refused, summary.left) == (3, 7, 0)
+    found = by_id(tmp_path / "out.jsonl")
+    with run_server(AsyncLLM(model=model, **ENGINE), "words") as server:
+        for line in LINES:
+            request = json.loads(line)
+            expected = server.post(request["url"], request["body"])
+            got = found[request["custom_id"]]
+            assert got["error"] is None
+            assert got["response"]["status_code"] == expected.status_code
+            assert without_names(got["response"]["body"]) == without_names(expected.json())
+            if expected.status_code == 200:
+                assert got["response"]["request_id"]
+    assert found["stream"]["response"]["status_code"] == 400
+    assert found["stream"]["response"]["body"]["error"]["param"] == "stream"
+    errors = {
+        key: (answer["error"]["code"], answer["error"]["line"]) for key, answer in found.items() if answer["error"]
+    }
+    assert errors == {"lost": ("invalid_url", 7), None: ("invalid_json_line", 9), "got": ("invalid_request", 10)}
+    assert "/v1/chat/completions" in found["lost"]["error"]["message"]
+
+
+def test_many_lines_run_together(model: str, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [completion_line(i, 24) for i in range(40)])
+    log = tmp_path / "events.jsonl"
+    run_batch(EngineConfig(model=model, event_log=log, **ENGINE), source, tmp_path / "out.jsonl")
+    steps = [event for event in map(json.loads, log.open()) if event["type"] == "step"]
+    # How many there are depends on how fast lines are taken in beside steps of a tiny model: one at a time would be 1.
+    assert max(len(step["request_ids"]) for step in steps) == ENGINE["max_num_seqs"]
+    assert sum(len(step["request_ids"]) for step in steps) > 2 * len(steps)
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
+    lines = [*(completion_line(i, 40) for i in range(NUM_LINES)), "not json"]
+    source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    process = subprocess.Popen(command(model, source, target), stderr=subprocess.DEVNULL)
+    wait_for_lines(target, 12, process)
+    process.kill()
+    process.wait()
+    kept = answers(target)
+    assert 12 <= len(kept) <= NUM_LINES
+    with target.open("ab") as file:
+        file.write(b'{"id": "batch_req_torn", "custom_id": "r')
+    again = subprocess.run(command(model, source, target), stderr=subprocess.PIPE, text=True, check=True, timeout=120)
+    assert f"{len(kept)} done before, 0 left" in again.stderr
+    assert answers(target)[: len(kept)] == kept, "what was there stays"
+    assert by_id(target).keys() == {f"r{i}" for i in range(NUM_LINES)} | {None}
+
+    whole = tmp_path / "whole.jsonl"
+    run_batch(EngineConfig(model=model, **ENGINE), source, whole)
+    texts = [
+        {key: answer["response"] and answer["response"]["body"]["choices"] for key, answer in by_id(path).items()}
+        for path in (target, whole)
+    ]
+    assert texts[0] == texts[1]
+    before = target.read_bytes()
+    assert run_batch(EngineConfig(model=model, **ENGINE), source, target).before == NUM_LINES + 1
+    assert target.read_bytes() == before, "nothing is done twice"
+
+
+def test_ended_by_a_signal_it_says_what_is_left(model: str, tmp_path: Path) -> None:
+    lines = [completion_line(i, 200) for i in range(300)]
+    source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    process = subprocess.Popen(command(model, source, target), stderr=subprocess.PIPE, text=True)
+    wait_for_lines(target, 4, process)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert f"{len(answers(target))} answered, 0 refused, 0 done before, {300 - len(answers(target))} left" in said
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_command_that_cannot_write_says_so_before_the_model_is_loaded(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [completion_line(0), completion_line(0)])
+    for target, problem in ((tmp_path / "no" / "out.jsonl", "line 2: custom_id 'r0' is that of line 1"),):
+        done = subprocess.run(
+            [*COMMAND, str(source), "-o", str(target), "--model", "/absent"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        assert done.returncode == 2
+        assert problem in done.stderr

@@ -1,0 +1,171 @@
+"""What a batch holds, what its output says is done, and what a crash leaves of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from batch_files import by_id, completion_line, request_line, write_lines
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.server.batch import index as index_module
+from chairlift.server.batch import records
+from chairlift.server.batch.index import BatchIndex
+from chairlift.server.batch.output import BatchOutput
+from chairlift.server.batch.records import LineError, RequestLine, answer_line, parse_request
+
+
+def test_a_duplicate_is_refused_with_both_lines(tmp_path: Path) -> None:
+    lines = [request_line("a"), "", request_line("b"), "no json", request_line("a", model="x"), "no json"]
+    with pytest.raises(ConfigError, match=r"line 5: custom_id 'a' is that of line 1\. .*different one$"):
+        BatchIndex(write_lines(tmp_path / "in.jsonl", lines))
+
+
+def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_key", lambda custom_id: 7)
+    index = BatchIndex(write_lines(tmp_path / "in.jsonl", [request_line("a"), request_line("b")]))
+    assert index.num_unanswered == 2
+    with pytest.raises(ConfigError, match="line 2: custom_id 'b' is that of line 1"):
+        BatchIndex(write_lines(tmp_path / "in.jsonl", [request_line("b"), request_line("b")]))
+
+
+def test_blank_lines_are_no_requests_and_keep_the_numbers(tmp_path: Path) -> None:
+    index = BatchIndex(write_lines(tmp_path / "in.jsonl", ["", request_line("a"), "  ", "bad"]))
+    assert [number for number, _ in index.due()] == [2, 4]
+    assert index.num_unanswered == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("nonsense", "invalid_json_line"),
+        ("[" * 100_000, "invalid_request"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}', "invalid_json_line"),
+        ("[]", "invalid_request"),
+        (request_line(7), "invalid_request"),
+        (request_line("a", method="GET"), "invalid_request"),
+        ('{"custom_id": "a", "method": "POST", "url": "/v1/completions"}', "invalid_request"),
+        ('{"custom_id": "a", "method": "POST", "url": "/", "body": {}, "more": 1}', "invalid_request"),
+    ],
+)
+def test_bad_lines_say_what_is_wrong(line: str, code: str) -> None:
+    error = parse_request(line.encode(), 3)
+    assert isinstance(error, LineError)
+    assert (error.code, error.line) == (code, 3)
+
+
+def test_a_line_that_is_too_long_is_read_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_LINE_BYTES", 300)
+    long, short = request_line("long", prompt="x" * 1000), request_line("short", prompt="y")
+    index = BatchIndex(write_lines(tmp_path / "in.jsonl", [long, short]))
+    first, second = (parse_request(line, number) for number, line in index.due())
+    assert isinstance(first, LineError)
+    assert first.code == "line_too_long"
+    assert isinstance(second, RequestLine)
+    assert second.custom_id == "short"
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"id": "batch_req_1", "custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
+)
+def test_a_torn_last_line_is_cut_and_answered_again(tmp_path: Path, torn: bytes) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(3)])
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(answer_line("r2") + torn)
+    index = BatchIndex(path)
+    output = BatchOutput(out, index)
+    assert (output.num_answered, output.num_cut, index.num_unanswered) == (1, len(torn), 2)
+    output.append([answer_line("r0"), answer_line("r1")])
+    output.close()
+    assert by_id(out).keys() == {"r0", "r1", "r2"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{}\n", "line 1: is no answer of a batch"),
+        (answer_line("stranger"), "line 1: answers custom_id 'stranger'"),
+        (answer_line(None), "line 1: answers nothing"),
+        (answer_line(None, error=LineError("x", "y", 9)), "line 1: answers line 9"),
+        (answer_line("r0") * 2, "line 2: answers custom_id 'r0'"),
+    ],
+    ids=["no answer", "stranger", "nothing", "line 9", "twice"],
+)
+def test_an_output_of_something_else_is_refused_and_left_alone(tmp_path: Path, line: bytes, problem: str) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(line)
+    with pytest.raises(ConfigError, match=problem):
+        BatchOutput(out, BatchIndex(path))
+    assert out.read_bytes() == line
+
+
+def test_one_writer_at_a_time_and_never_over_the_input(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
+    first = BatchOutput(tmp_path / "out.jsonl", BatchIndex(path))
+    with pytest.raises(ConfigError, match="another process is writing it"):
+        BatchOutput(tmp_path / "out.jsonl", BatchIndex(path))
+    first.close()
+    with pytest.raises(ConfigError, match="is the input itself"):
+        BatchOutput(path, BatchIndex(path))
+    for device in (tmp_path, Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="is no file"):
+            BatchOutput(device, BatchIndex(path))
+        with pytest.raises(ConfigError, match="is no file"):
+            BatchIndex(device)
+    with pytest.raises(ConfigError, match="cannot be written: No such file"):
+        BatchOutput(tmp_path / "absent" / "out.jsonl", BatchIndex(path))
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        BatchIndex(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(9)])
+    out = tmp_path / "out.jsonl"
+    script = f"""
+import resource, signal
+from pathlib import Path
+from chairlift.server.batch.index import BatchIndex
+from chairlift.server.batch.output import BatchOutput
+from chairlift.server.batch.records import answer_line
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+output = BatchOutput(Path({str(out)!r}), BatchIndex(Path({str(path)!r})))
+output.append([answer_line("r0"), answer_line("r1")])
+output.append([answer_line(f"r{{i}}") for i in range(2, 9)])
+"""
+    status = os.spawnlp(os.P_WAIT, sys.executable, sys.executable, "-c", f"{script}\nassert False, 'went on'")
+    assert status == 1
+    index = BatchIndex(path)
+    BatchOutput(out, index).close()
+    assert by_id(out).keys() == {"r0", "r1"}
+    assert index.num_unanswered == 7
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_the_crash_left_every_line_is_answered_once(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("crashes")
+    ids = data.draw(st.lists(st.text(max_size=6), unique=True, min_size=1, max_size=12))
+    path = write_lines(folder / "in.jsonl", [request_line(i) for i in ids])
+    out = folder / "out.jsonl"
+    for _crash in range(data.draw(st.integers(0, 4))):
+        index = BatchIndex(path)
+        output = BatchOutput(out, index)
+        due = [json.loads(line)["custom_id"] for _, line in index.due()]
+        output.append([answer_line(i) for i in data.draw(st.permutations(due))])
+        output.close()
+        os.truncate(out, data.draw(st.integers(0, out.stat().st_size)))
+    index = BatchIndex(path)
+    output = BatchOutput(out, index)
+    output.append([answer_line(json.loads(line)["custom_id"]) for _, line in index.due()])
+    output.close()
+    assert sorted(by_id(out)) == sorted(ids)

@@ -1,0 +1,67 @@
+"""What a batch does when the engine has no room, or breaks down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batch_files import by_id, completion_line, write_lines
+from starlette.types import ASGIApp
+
+from chairlift import EngineConfig
+from chairlift.core.engine_core import EngineCore
+from chairlift.errors import EngineDeadError
+from chairlift.server.batch import line_processor
+from chairlift.server.batch.asgi_client import Response, post
+from chairlift.server.batch.run import run_batch
+from tiny_engine import tiny_options
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    return EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60, max_num_seqs=2))
+
+
+def test_a_call_that_is_refused_for_now_is_made_again(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_calls = 0
+
+    async def busy_at_first(app: ASGIApp, path: str, body: bytes) -> Response:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls <= 3:
+            return Response(429, {"retry-after": "0.01"}, b"{}")
+        return await post(app, path, body)
+
+    monkeypatch.setattr(line_processor, "post", busy_at_first)
+    source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(5)])
+    summary = run_batch(config, source, tmp_path / "out.jsonl")
+    assert (summary.answered, summary.refused, num_calls) == (5, 0, 8)
+
+
+def test_when_the_engine_breaks_down_the_next_run_goes_on(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, num_steps = EngineCore.step, 0
+
+    def breaks(core: EngineCore) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps > 30:
+            raise RuntimeError("out of order")
+        return step(core)
+
+    source = write_lines(tmp_path / "in.jsonl", [completion_line(i, 8) for i in range(20)])
+    target = tmp_path / "out.jsonl"
+    with monkeypatch.context() as broken:
+        broken.setattr(EngineCore, "step", breaks)
+        with pytest.raises(EngineDeadError, match="out of order"):
+            run_batch(config, source, target)
+    kept = by_id(target)
+    assert 0 < len(kept) < 20
+    assert all(answer["response"]["status_code"] == 200 for answer in kept.values()), "no failure is kept as an answer"
+    summary = run_batch(config, source, target)
+    assert (summary.before, summary.answered, summary.left) == (len(kept), 20 - len(kept), 0)
+    assert by_id(target).items() >= kept.items()

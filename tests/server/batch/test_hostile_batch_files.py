@@ -1,0 +1,206 @@
+"""Inputs and outputs that are damaged, changed, enormous, or no batch files at all."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from batch_files import by_id, completion_line, request_line, write_lines
+
+from chairlift import EngineConfig
+from chairlift.errors import ConfigError
+from chairlift.server.batch import index as index_module
+from chairlift.server.batch import run as run_module
+from chairlift.server.batch.index import BatchIndex
+from chairlift.server.batch.line_processor import Answer, LineProcessor
+from chairlift.server.batch.output import BatchOutput
+from chairlift.server.batch.records import LineError, answer_line
+from chairlift.server.batch.run import run_batch
+from tiny_engine import tiny_options
+
+MEMORY_SCRIPT = """
+import resource, sys
+from pathlib import Path
+from chairlift.server.batch.index import BatchIndex
+from chairlift.server.batch.output import BatchOutput
+from chairlift.errors import ConfigError
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    BatchOutput(Path(sys.argv[2]), BatchIndex(Path(sys.argv[1])))
+except ConfigError as error:
+    print(error, file=sys.stderr)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def memory_of_opening(source: Path, target: Path) -> tuple[int, str]:
+    """MiB that index and output take in a process of their own, and the error."""
+    command = [sys.executable, "-c", MEMORY_SCRIPT, str(source), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return int(done.stdout) >> 10, done.stderr
+
+
+# -- the input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_are_no_part_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + f"{completion_line(0)}\r\n{completion_line(1)}\r\n".encode())
+    index = BatchIndex(path)
+    assert index.mark_answered_id("r0")
+    assert [number for number, _ in index.due()] == [2]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_refused_as_a_whole(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(f"\ufeff{completion_line(0)}\n".encode(encoding))
+    with pytest.raises(ConfigError, match="is written in UTF-16: save it as UTF-8"):
+        BatchIndex(path)
+
+
+def test_the_number_of_lines_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "MAX_LINES", 3)
+    BatchIndex(write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(3)]))
+    with pytest.raises(ConfigError, match="has more than 3 lines: split it"):
+        BatchIndex(write_lines(tmp_path / "in.jsonl", ["", "", "", completion_line(0)]))
+
+
+def test_a_line_of_256_mebibytes_is_not_held_in_memory(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    with source.open("wb") as file:
+        file.truncate(1 << 28)  # zeros, without a line end
+    used, error = memory_of_opening(source, tmp_path / "out.jsonl")
+    assert used < 160
+    assert not error
+
+
+def test_a_custom_id_on_every_line_is_found_within_bounded_memory(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [request_line("a" * 1000)] * 50_000)
+    used, error = memory_of_opening(source, tmp_path / "out.jsonl")
+    assert "line 2: custom_id 'aaaa" in error
+    assert "; and more. Results are matched to requests by custom_id" in error
+    assert used < 40
+
+
+def test_an_input_that_changes_while_the_batch_runs_is_noticed(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(4)])
+    index = BatchIndex(path)
+    write_lines(path, [completion_line(i) for i in (0, 7, 2, 3)])
+    lines = index.due()
+    assert next(lines)[0] == 1
+    with pytest.raises(ConfigError, match="line 2: changed while the batch ran"):
+        next(lines)
+
+
+def test_lines_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = completion_line(0)
+    monkeypatch.setattr(run_module, "MAX_BYTES_IN_FLIGHT", 2 * len(line))
+    in_flight = most = 0
+
+    async def slow_answer(_self: LineProcessor, _number: int, line: bytes) -> Answer:
+        nonlocal in_flight, most
+        in_flight += len(line)
+        most = max(most, in_flight)
+        await asyncio.sleep(0.001)
+        in_flight -= len(line)
+        return Answer(answer_line(f"r{_number - 1}"), 200)
+
+    monkeypatch.setattr(LineProcessor, "answer", slow_answer)
+    source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(40)])
+    config = EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60, max_num_seqs=8))
+    assert run_batch(config, source, tmp_path / "out.jsonl").answered == 40
+    assert len(line) < most <= 3 * len(line) + 30, "one line beyond the limit at most"
+
+
+# -- the output ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"one line, the only copy of something",
+        b'{"id": 7, "text": "a document"}',
+        b'{"a": 1}',
+        b"\0" * 5000 + b"x",
+        b" ",
+    ],
+)
+def test_a_file_of_something_else_without_a_line_end_is_not_cut(tmp_path: Path, content: bytes) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"no answer of a batch|no part of an answer"):
+        BatchOutput(out, BatchIndex(path))
+    assert out.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "torn", [b"{", b'{"id":"batch', b'{"id": "batch_req_1', b"\0" * 3_000_000, b'{"id":"batch_req_\0\0']
+)
+def test_what_a_crash_left_of_an_answer_is_cut(tmp_path: Path, torn: bytes) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(2)])
+    out = tmp_path / "out.jsonl"
+    for whole in (b"", answer_line("r1")):
+        out.write_bytes(whole + torn)
+        output = BatchOutput(out, BatchIndex(path))
+        output.close()
+        assert (output.num_cut, out.read_bytes()) == (len(torn), whole)
+
+
+def test_a_large_file_without_lines_is_refused_without_reading_it(tmp_path: Path) -> None:
+    source, target = write_lines(tmp_path / "in.jsonl", [completion_line(0)]), tmp_path / "model.bin"
+    with target.open("wb") as file:
+        file.write(b"GGUF")
+        file.truncate(1 << 30)
+    used, error = memory_of_opening(source, target)
+    assert "line 1: is no answer of a batch" in error
+    assert used < 40
+    assert target.stat().st_size == 1 << 30
+
+
+def test_a_line_that_was_corrected_after_its_error_is_not_taken_for_done(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", ["not json", completion_line(1)])
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(answer_line(None, error=LineError("invalid_json_line", "x", 1)))
+    index = BatchIndex(path)
+    BatchOutput(out, index).close()
+    assert index.num_unanswered == 1, "as long as the line is what it was"
+    write_lines(path, [completion_line(0), completion_line(1)])
+    with pytest.raises(
+        ConfigError, match=r"line 1: answers line 1, which .* not any more.*remove this line to have its"
+    ):
+        BatchOutput(out, BatchIndex(path))
+
+
+def test_an_error_of_a_named_line_counts_wherever_its_number_and_name_agree(tmp_path: Path) -> None:
+    wrong = request_line("lost", url="/v1/nowhere")
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(answer_line("lost", error=LineError("invalid_url", "x", 2)))
+    index = BatchIndex(write_lines(tmp_path / "in.jsonl", [completion_line(0), wrong]))
+    BatchOutput(out, index).close()
+    assert [number for number, _ in index.due()] == [1]
+    moved = BatchIndex(write_lines(tmp_path / "moved.jsonl", [wrong, completion_line(0)]))
+    with pytest.raises(ConfigError, match="answers line 2, which"):
+        BatchOutput(out, moved)
+
+
+def test_names_of_lines_are_data_and_no_paths(tmp_path: Path) -> None:
+    names = ["../../etc/passwd", "/tmp/x", "a\0b", "line\nend", "\x1b[2J", "x" * 10_000]
+    source = write_lines(tmp_path / "in.jsonl", [request_line(name, prompt=[5], max_tokens=1) for name in names])
+    config = EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60))
+    before = set(tmp_path.iterdir())
+    run_batch(config, source, tmp_path / "out.jsonl")
+    assert set(tmp_path.iterdir()) - before == {tmp_path / "out.jsonl"}
+    assert by_id(tmp_path / "out.jsonl").keys() == set(names)
+
+
+def test_a_name_that_is_too_long_for_the_system_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):
+        BatchOutput(tmp_path / ("x" * 300), BatchIndex(path))
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        BatchIndex(tmp_path / ("x" * 300))

@@ -1,0 +1,243 @@
+"""Pages in browsers: preflights, and the headers without which a browser keeps an answer from its page."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from chairlift import AsyncLLM
+from chairlift.cli import app
+from chairlift.errors import ConfigError
+from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.cors import CorsOptions
+from chairlift.server.observability.observability_options import ObservabilityOptions
+from plain_http import NO_TLS
+from running_server import RunningServer, run_server
+
+PAGE = "https://app.example.com"
+FOREIGN = "https://evil.example.com"
+KEY, POOR_KEY = "sk-of-the-page", "sk-of-the-poor"
+ASK = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
+PATH = "/v1/completions"
+
+
+def serve(folder: Path, **options: Any) -> Any:
+    llm = AsyncLLM(model=str(folder), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
+    return run_server(llm, "tiny", **options)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "access.jsonl"
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_model_dir: Callable[..., Path], log: Path) -> Iterator[RunningServer]:
+    """A server with keys, one of them for a single request a minute, that the page may call."""
+    keys = KeyRing(
+        [
+            Key(KeyInfo("page", "page", False), digest(KEY)),
+            Key(KeyInfo("poor", "poor", False), digest(POOR_KEY), KeyLimits(requests_per_minute=1)),
+        ]
+    )
+    options = {"limits": ServerLimits(max_body_bytes=2048), "observability": ObservabilityOptions("json", log)}
+    with serve(tiny_model_dir("llama"), keys=keys, cors=CorsOptions((PAGE,)), **options) as running:
+        yield running
+
+
+def call(
+    server: RunningServer, method: str = "POST", path: str = PATH, *, origin: str = PAGE, key: str = KEY, **more: Any
+) -> httpx.Response:
+    headers = {"Origin": origin, "Authorization": f"Bearer {key}", **more.pop("headers", {})}
+    return httpx.request(method, server.url + path, headers=headers, verify=NO_TLS, timeout=30, **more)
+
+
+def preflight(server: RunningServer, origin: str = PAGE, method: str = "POST", path: str = PATH) -> httpx.Response:
+    """As a browser asks on behalf of OpenAI's client: without the key that it asks about."""
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": method,
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+    }
+    return httpx.options(server.url + path, headers=headers, verify=NO_TLS)
+
+
+def is_readable(answer: httpx.Response) -> bool:
+    """To the page that asked, by the rules of browsers."""
+    return answer.headers.get("access-control-allow-origin") == PAGE and "Origin" in answer.headers["vary"]
+
+
+def logged(log: Path, status: int) -> dict[str, Any]:
+    """The last line of the access log, once it is of such an answer: it is written behind the answer."""
+    deadline = time.monotonic() + 5
+    while (line := json.loads(log.read_text().splitlines()[-1]))["status"] != status:
+        assert time.monotonic() < deadline, line
+        time.sleep(0.01)
+    assert line["path"] == PATH
+    return dict(line)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/models"])
+def test_a_preflight_needs_no_key(guarded: RunningServer, path: str) -> None:
+    answer = preflight(guarded, path=path)
+    assert answer.status_code == 200
+    assert is_readable(answer)
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert answer.headers["access-control-allow-headers"] == "authorization,content-type,x-stainless-lang"
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_preflights_count_against_no_limit(guarded: RunningServer) -> None:
+    before = guarded.admission.num_calls
+    assert [preflight(guarded).status_code for _ in range(5)] == [200] * 5
+    first, second = (call(guarded, json=ASK, key=POOR_KEY) for _ in range(2))
+    assert first.status_code == 200
+    assert second.status_code == 429
+    assert is_readable(second)
+    assert "Retry-After" in second.headers["access-control-expose-headers"]
+    assert float(second.headers["retry-after"]) > 0
+    assert guarded.admission.num_calls == before
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "more"),
+    [
+        (200, "GET", "/v1/models", {}),
+        (200, "GET", "/health", {"key": "none"}),
+        (401, "POST", PATH, {"json": ASK, "key": "wrong"}),
+        (400, "POST", PATH, {"json": {**ASK, "typo": 1}}),
+        (400, "POST", "/v1/messages", {"json": {"typo": 1}}),
+        (404, "POST", "/v1/embeddings", {"json": {}}),
+        (404, "POST", PATH, {"json": {**ASK, "model": "another"}}),
+        (405, "GET", PATH, {}),
+        (413, "POST", PATH, {"content": b"x" * 4096}),
+    ],
+)
+def test_a_page_may_read_every_answer(
+    guarded: RunningServer, status: int, method: str, path: str, more: dict[str, Any]
+) -> None:
+    answer = call(guarded, method, path, **more)
+    assert answer.status_code == status
+    assert is_readable(answer)
+    assert call(guarded, method, path, origin=FOREIGN, **more).headers.get("access-control-allow-origin") is None
+
+
+def test_an_unexpected_error_can_be_read_and_is_logged(
+    guarded: RunningServer, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(guarded.admission, "admit", breaks)
+    answer = call(guarded, json=ASK)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "internal_server_error"
+    assert is_readable(answer)
+    assert logged(log, 500)["key"] == "page"
+
+
+def test_a_stream_can_be_read(guarded: RunningServer) -> None:
+    answer = call(guarded, json={**ASK, "stream": True})
+    assert is_readable(answer)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_the_official_client_in_a_page(guarded: RunningServer) -> None:
+    http = openai.DefaultHttpxClient(verify=NO_TLS, headers={"Origin": PAGE})
+    client = openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY, max_retries=0, http_client=http)
+    raw = client.completions.with_raw_response.create(model="tiny", prompt=[3, 4], max_tokens=2)
+    assert raw.headers["access-control-allow-origin"] == PAGE
+    assert raw.parse().usage is not None
+
+
+def test_another_page_is_refused_and_in_the_log(guarded: RunningServer, log: Path) -> None:
+    answer = preflight(guarded, FOREIGN)
+    assert answer.status_code == 400
+    assert "access-control-allow-origin" not in answer.headers
+    assert logged(log, 400)["method"] == "OPTIONS"
+
+
+def test_no_page_may_call_unless_told_so(tiny_server: RunningServer) -> None:
+    assert preflight(tiny_server).status_code == 405
+    answer = call(tiny_server, json=ASK)
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_page_cannot_do_without_a_preflight(tiny_server: RunningServer) -> None:
+    """Browsers send such a body without asking first, and any page may send it."""
+    answer = call(tiny_server, content=json.dumps(ASK), headers={"Content-Type": "text/plain"}, origin=FOREIGN)
+    assert answer.status_code == 400
+
+
+def test_methods_headers_and_credentials_are_as_they_were_given(tiny_model_dir: Callable[..., Path]) -> None:
+    cors = CorsOptions((PAGE, "http://localhost:3000"), ("GET", "POST"), ("Authorization",), True)
+    with serve(tiny_model_dir("llama"), cors=cors) as server:
+        refused = preflight(server)
+        assert refused.status_code == 400
+        assert refused.text == "Disallowed CORS headers"
+        headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "GET"}
+        answer = httpx.options(server.url + PATH, headers=headers)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+        assert answer.headers["access-control-allow-methods"] == "GET, POST"
+        assert answer.headers["access-control-allow-credentials"] == "true"
+        assert preflight(server, method="DELETE").text.startswith("Disallowed CORS method")
+        assert call(server, json=ASK).headers["access-control-allow-credentials"] == "true"
+
+
+def test_every_page_may_call_if_told_so(tiny_model_dir: Callable[..., Path]) -> None:
+    with serve(tiny_model_dir("llama"), cors=CorsOptions(("*",))) as server:
+        assert preflight(server, FOREIGN).headers["access-control-allow-origin"] == "*"
+        assert call(server, json=ASK, origin=FOREIGN).headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "tauri://localhost", "http://[::1]:8080", "null", "*"])
+def test_what_browsers_send_is_an_origin(origin: str) -> None:
+    assert CorsOptions((origin,)).middleware_options()["allow_origins"] == (origin,)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            ["--allowed-origins", "https://a.example"],
+            """allowed_origins must be a JSON list of strings such as '["*"]'""",
+        ),
+        (["--allowed-origins", '"*"'], "allowed_origins must be a JSON list"),
+        (["--allowed-headers", "[1]"], "allowed_headers must be a JSON list"),
+        (["--allowed-origins", '["https://a.example/"]'], "browsers send no origin 'https://a.example/'; write"),
+        (["--allowed-origins", '["https://A.example"]'], "browsers send no origin"),
+        (["--allowed-origins", '["localhost:3000"]'], "browsers send no origin"),
+        (["--allowed-origins", '["https://a b"]'], "browsers send no origin"),
+        (["--allowed-origins", '["*"]', "--allowed-methods", '["P OST"]'], "allowed_methods: 'P OST' is no name"),
+        (["--allowed-origins", '["*"]', "--allow-credentials"], "name the origins"),
+        (["--allowed-methods", '["GET"]'], "no effect without allowed_origins"),
+        (["--allow-credentials"], "no effect without allowed_origins"),
+    ],
+)
+def test_mistakes_are_told(options: list[str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.engine.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads"))
+    error = CliRunner().invoke(app, ["serve", *options]).exception
+    assert isinstance(error, ConfigError)
+    assert match in str(error)
+
+
+def test_the_command_hands_its_lists_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("chairlift.server.serve.run", lambda *arguments: given.extend(arguments))
+    options = ["--allowed-origins", json.dumps([PAGE]), "--allowed-methods", '["POST"]', "--allow-credentials"]
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exception is None
+    (access,) = (argument for argument in given if hasattr(argument, "cors"))
+    assert access.cors == CorsOptions((PAGE,), ("POST",), allow_credentials=True)

@@ -1,0 +1,143 @@
+"""A server that is told to stop: what it has taken in is answered, and nothing else is taken in."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.server.access.server_limits import ServerLimits
+from plain_http import NO_TLS
+from running_server import RunningServer, run_server
+
+
+def body(tokens: int, **fields: Any) -> dict[str, Any]:
+    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def num_tokens(line: str) -> int:
+    """Of one event, which holds several tokens if its reader is slow."""
+    choices = json.loads(line.removeprefix("data: "))["choices"]
+    return sum(len(choice["logprobs"]["token_logprobs"]) for choice in choices if choice["logprobs"])
+
+
+@pytest.fixture
+def draining(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
+    """A slow server; the parameter is its drain_timeout."""
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2
+    )
+    with run_server(llm, "tiny", limits=ServerLimits(drain_timeout=request.param)) as running:
+        running.slow_down(0.01)
+        yield running
+
+
+@pytest.mark.parametrize("draining", [20.0], indirect=True)
+def test_a_signal_under_load_loses_no_call_that_was_taken_in(draining: RunningServer) -> None:
+    streamed: list[str] = []
+
+    def stream() -> None:
+        content = body(40, stream=True, logprobs=0)
+        with httpx.stream(
+            "POST", f"{draining.url}/v1/completions", json=content, timeout=30, verify=NO_TLS
+        ) as response:
+            streamed.extend(line for line in response.iter_lines() if line)
+
+    reader = threading.Thread(target=stream)
+    with ThreadPoolExecutor(8) as pool, httpx.Client() as idle:
+        assert idle.get(f"{draining.url}/ready").status_code == 200
+        reader.start()
+        calls = [pool.submit(draining.post, "/v1/completions", body(30)) for _ in range(6)]
+        wait_for(lambda: draining.admission.num_calls == 7)
+        draining.uvicorn.handle_exit(signal.SIGTERM, None)
+        late = draining.post("/v1/completions", body(1))
+        ready = idle.get(f"{draining.url}/ready")
+        answers = [call.result() for call in calls]
+    reader.join()
+    assert late.status_code == 503
+    assert late.headers["retry-after"] == "20"
+    assert late.json()["error"]["code"] == "shutting_down"
+    assert ready.status_code == 503
+    assert re.search(r"shutting down; \d calls", ready.json()["reason"])
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [30] * 6
+    assert streamed[-1] == "data: [DONE]"
+    assert sum(num_tokens(line) for line in streamed[:-1]) == 40
+    wait_for(lambda: draining.uvicorn.should_exit)
+
+
+@pytest.mark.parametrize("draining", [0.2], indirect=True)
+def test_after_the_drain_timeout_the_rest_ends_with_an_error(draining: RunningServer) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(draining.post, "/v1/completions", body(200))
+        wait_for(lambda: draining.admission.num_calls == 1)
+        draining.uvicorn.handle_exit(signal.SIGTERM, None)
+        answer = call.result()
+    assert answer.status_code == 503
+    assert "drain_timeout=0.2 s): send it once more" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("draining", [60.0], indirect=True)
+def test_a_second_signal_stops_at_once(draining: RunningServer) -> None:
+    with httpx.stream("POST", f"{draining.url}/v1/completions", json=body(200, stream=True)) as response:
+        wait_for(lambda: draining.llm.num_unfinished == 1)
+        draining.uvicorn.handle_exit(signal.SIGINT, None)
+        time.sleep(0.15)
+        assert not draining.uvicorn.should_exit
+        draining.uvicorn.handle_exit(signal.SIGINT, None)
+        started = time.monotonic()
+        events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+    assert time.monotonic() - started < 3
+    assert "(it was told to at once): send it once more" in events[-1]["error"]["message"]
+
+
+def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    model = str(tiny_model_dir("llama"))
+    options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1", "--max-num-seqs", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "chairlift", "serve", model, "--port", "0", *options], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    url = next(found[1] for line in process.stderr if (found := re.search(r"ready in \S+ s: (\S+)/v1", line)))
+    answers: list[httpx.Response] = []
+    too_late: list[httpx.TransportError] = []
+
+    def call() -> None:
+        try:
+            answers.append(httpx.post(f"{url}/v1/completions", json=body(250, prompt=[3]), timeout=30, verify=NO_TLS))
+        except httpx.TransportError as error:
+            too_late.append(error)
+
+    callers = [threading.Thread(target=call) for _ in range(12)]
+    for caller in callers:
+        caller.start()
+    time.sleep(0.15)
+    process.send_signal(signal.SIGTERM)
+    said = process.stderr.read()
+    for caller in callers:
+        caller.join()
+    assert process.wait(timeout=20) == 0
+    taken_in = re.search(r"shutting down when (\d+) calls", said)
+    assert taken_in is not None
+    statuses = sorted(answer.status_code for answer in answers)
+    assert len(statuses) + len(too_late) == 12
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) >= int(taken_in[1])

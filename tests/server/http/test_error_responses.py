@@ -1,0 +1,143 @@
+"""Mistakes of somebody who is new here are told in words that help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from chairlift.errors import RequestError
+from chairlift.server.preparation.request_plan import rename_limit_in_errors
+from running_server import RunningServer
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def message(answer: httpx.Response) -> str:
+    return str(answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "expected"),
+    [
+        ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions? The base URL of a client ends in /v1."),
+        ("POST", "/v1/v1/completions", 404, "there is no /v1/v1/completions here: did you mean /v1/completions?"),
+        ("POST", "/v1/embeddings", 404, "there is no /v1/embeddings here: /openapi.json lists what there is."),
+        ("GET", "/", 404, "there is no / here: /openapi.json lists what there is."),
+        ("GET", "/" + "x" * 9000, 404, "x here: /openapi.json lists what there is."),
+        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+    ],
+)
+def test_a_wrong_path_or_method_is_told_the_right_one(
+    api_server: RunningServer, method: str, path: str, status: int, expected: str
+) -> None:
+    answer = httpx.request(method, api_server.url + path)
+    assert answer.status_code == status
+    assert message(answer).endswith(expected)
+    assert len(message(answer)) < 200
+
+
+def test_a_long_model_name_is_an_ordinary_error_and_is_shortened(api_server: RunningServer) -> None:
+    name = "x" * 5000
+    fields = {"messages": [{"role": "user", "content": "x"}], "model": name}
+    bodies = {
+        "/v1/completions": {"prompt": "x", "model": name},
+        "/v1/chat/completions": fields,
+        "/v1/responses": {"input": "x", "model": name},
+        "/v1/messages": {**fields, "max_tokens": 1},
+        "/v1/messages/count_tokens": fields,
+        "/tokenize": {"prompt": "x", "model": name},
+        "/detokenize": {"tokens": [1], "model": name},
+    }
+    answers = [api_server.post(path, body) for path, body in bodies.items()]
+    answers += [httpx.get(f"{api_server.url}/v1/{kind}/{name}") for kind in ("models", "requests")]
+    for answer in answers:
+        assert answer.status_code == 404
+        assert "'xxx" in message(answer)
+        assert len(answer.content) < 500
+        assert sum(len(value) for value in answer.headers.values()) < 200
+    assert api_server.access_log is not None
+    assert max(map(len, api_server.access_log.read_text().splitlines()[-len(answers) :])) < 1500
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_body_that_is_not_utf8_is_told_so(api_server: RunningServer, path: str) -> None:
+    body = b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'
+    answer = httpx.post(api_server.url + path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert "it is not UTF-8 (invalid start byte)" in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "expected"),
+    [
+        ({"messages": []}, "messages", "messages: must have at least 1 entry, got []"),
+        ({"request_id": ""}, "request_id", "request_id: must have at least 1 character, got ''"),
+        ({"request_id": "x" * 200}, "request_id", "request_id: must have at most 128 characters, got 'xxx"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs must be between 0 and 20, got 21"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "top_logprobs must be between 0 and 20, got -1"),
+        ({"store": True}, "store", "store: must be false, got true"),
+        ({"messages": None}, "messages", "messages: must be a list, got null"),
+        ({"stop": {"é": [True, None]}}, "stop", 'stop: must be a string or a list, got {"é": [true, null]}'),
+        ({"audio": {}}, "audio", "audio: is not supported here; leave it out, got {}"),
+        ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens", "max_tokens=2 and max_completion_tokens=3 disagree"),
+    ],
+)
+def test_a_wrong_value_is_told_its_field_and_limit(
+    api_server: RunningServer, fields: dict[str, Any], param: str, expected: str
+) -> None:
+    answer = api_server.post("/v1/chat/completions", {**CHAT, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert message(answer).startswith(expected)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(0, " must be at least 1, got 0"), (10**6, "=1000000 is too large")])
+def test_a_limit_has_the_name_that_it_was_given_by(api_server: RunningServer, limit: int, expected: str) -> None:
+    answer = api_server.post("/v1/responses", {"input": "Hi", "max_output_tokens": limit})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "max_output_tokens"
+    assert message(answer).startswith(f"max_output_tokens{expected}")
+    assert "max_tokens" not in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT["messages"], "max_completion_tokens": 2}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
+    ],
+)
+def test_errors_keep_the_words_of_the_caller(api_server: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    outputs = {"regex": "max_tokens=[0-9"}
+    answer = api_server.post(path, {**fields, "structured_outputs": outputs})
+    assert answer.status_code == 400
+    assert outputs["regex"] in message(answer)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            RequestError("min_tokens must be at most max_tokens=3, got 4", "min_tokens"),
+            "min_tokens must be at most limit=3",
+        ),
+        (
+            RequestError("max_tokens=9 is too large. Lower max_tokens.", "max_tokens"),
+            "limit=9 is too large. Lower limit.",
+        ),
+        (RequestError("tools: 'max_tokens' is strict", "tools"), "tools: 'max_tokens' is strict"),
+    ],
+)
+def test_only_errors_of_limits_are_renamed(error: RequestError, expected: str) -> None:
+    with pytest.raises(RequestError, match=f"^{expected}") as raised, rename_limit_in_errors("limit"):
+        raise error
+    assert raised.value.param == ("limit" if error.param == "max_tokens" else error.param)
+
+
+def test_those_who_check_a_service_may_ask_for_headers_alone(api_server: RunningServer) -> None:
+    for path in ("/health", "/ready"):
+        answer = httpx.head(api_server.url + path)
+        assert (answer.status_code, answer.content) == (200, b"")

@@ -1,0 +1,153 @@
+"""The engine is killed under load: every stream ends properly, who waited is answered, and it serves again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from test_server_faults import body, wait_for
+
+from chairlift import AsyncLLM
+from chairlift.engine import restart_policy
+from plain_http import NO_TLS
+from process_engines import faulty, started, tiny_config
+from running_server import RunningServer, run_server
+
+NUM_STREAMS = 32
+NUM_SEATS = 12
+NUM_TOKENS = 30
+
+
+def stream(server: RunningServer, prompt: list[int], begun: threading.Event | None = None) -> list[dict[str, Any]]:
+    """The events of a stream; checks how it ends."""
+    fields = body(NUM_TOKENS, prompt=prompt, stream=True, logprobs=0)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60, verify=NO_TLS) as response:
+        assert response.status_code == 200
+        lines = []
+        for line in response.iter_lines():
+            if begun is not None:
+                begun.set()
+            lines.append(line)
+    data = [line.removeprefix("data: ") for line in lines if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(part) for part in data[:-1]]
+
+
+def test_the_engine_is_killed_under_32_streams(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
+    config = tiny_config(tiny_model_dir("llama"), num_kv_blocks=1000, max_num_seqs=NUM_SEATS)
+    client = started(config, faulty("none", 0, tmp_path))
+    with run_server(AsyncLLM(client=client), "tiny") as server:
+        ended: list[list[dict[str, Any]]] = []
+        begun = [threading.Event() for _ in range(NUM_STREAMS)]
+
+        def run(number: int) -> None:
+            ended.append(stream(server, [5, 6, 7 + number], begun[number]))
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(NUM_STREAMS)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: server.llm.num_unfinished == NUM_STREAMS and sum(e.is_set() for e in begun) == NUM_SEATS)
+        os.kill(client.engine_pid, signal.SIGKILL)
+        wait_for(lambda: server.llm.status().state == "restarting" or server.llm.status().restarts > 0)
+        for thread in threads:
+            thread.join(60)
+        lost = [events for events in ended if "error" in events[-1]]
+        assert len(ended) == NUM_STREAMS
+        assert len(lost) == NUM_SEATS
+        for events in lost:
+            error = events[-1]["error"]
+            assert error["type"] == "service_unavailable_error"
+            assert "SIGKILL" in error["message"]
+        answered = [events for events in ended if events not in lost]
+        for events in answered:
+            assert sum(len(e["choices"][0]["logprobs"]["token_logprobs"]) for e in events) == NUM_TOKENS
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.llm.status().restarts == 1
+        assert server.post("/v1/completions", body(3)).json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_call_that_is_lost_gets_a_503_and_the_next_one_its_answer(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
+    client = started(tiny_config(tiny_model_dir("llama")), faulty("once-raise", 4, tmp_path))
+    with run_server(AsyncLLM(client=client), "tiny") as server:
+        lost = server.post("/v1/completions", body(20))
+        assert lost.status_code == 503
+        assert "device lost" in lost.json()["error"]["message"]
+        assert server.post("/v1/completions", body(20)).json()["usage"]["completion_tokens"] == 20
+
+
+def test_a_model_file_that_is_replaced_by_junk_ends_calls_with_the_reason_until_it_is_put_back(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("FIRST_BACKOFF", 0.01), ("LONGEST_BACKOFF", 0.2), ("MAX_WAIT_SECONDS", 0.5)):
+        monkeypatch.setattr(restart_policy, name, seconds)
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir("llama"), folder)
+    (weights,) = folder.glob("*.safetensors")
+    client = started(tiny_config(folder))
+    with run_server(AsyncLLM(client=client), "tiny") as server, ThreadPoolExecutor(1) as pool:
+        assert get(server, "/health") == (200, {"status": "ok"})
+        good = weights.read_bytes()
+        replace(weights, b"junk" * 1000)
+        os.kill(client.engine_pid, signal.SIGKILL)
+        wait_for(lambda: server.llm.status().state == "restarting")
+        waiting = pool.submit(server.post, "/v1/completions", body(3))
+        assert get(server, "/health") == (200, {"status": "restarting", "reason": "SIGKILL: out of memory?"})
+        status, ready = get(server, "/ready")
+        assert (status, ready["state"]) == (503, "restarting")
+        check_unavailable(waiting.result(timeout=60), weights.name)
+        check_unavailable(server.post("/v1/completions", body(3)), weights.name)
+        check_unavailable(server.post("/v1/completions", body(3, stream=True)), weights.name)
+        status, health = get(server, "/health")
+        assert (status, health["status"]) == (503, "cannot_restart")
+        assert weights.name in health["reason"]
+        status, ready = get(server, "/ready")
+        assert (status, ready["state"]) == (503, "cannot_restart")
+        assert "cannot be started again" in ready["reason"]
+        assert get(server, "/v1/engine")[1]["status"]["state"] == "cannot_restart"
+        assert "chairlift:engine_cannot_restart{" in metric(server, "1.0")
+        replace(weights, good)
+        wait_for(lambda: server.llm.status().state == "running")
+        assert server.post("/v1/completions", body(3)).json()["usage"]["completion_tokens"] == 3
+        assert get(server, "/health") == (200, {"status": "ok"})
+        assert "chairlift:engine_cannot_restart{" in metric(server, "0.0")
+
+
+def replace(file: Path, content: bytes) -> None:
+    """As operators do, by a new file: the old one stays as it is for those that have it open."""
+    file.with_suffix(".new").write_bytes(content)
+    file.with_suffix(".new").replace(file)
+
+
+def get(server: RunningServer, path: str) -> tuple[int, Any]:
+    answer = httpx.get(f"{server.url}{path}", timeout=20, verify=NO_TLS)
+    return answer.status_code, answer.json()
+
+
+def metric(server: RunningServer, value: str) -> str:
+    """The lines of /metrics that end with this value."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=20, verify=NO_TLS).text.splitlines()
+    return "\n".join(line for line in lines if line.endswith(f" {value}"))
+
+
+def check_unavailable(answer: httpx.Response, file: str) -> None:
+    assert answer.status_code == 503, answer.text
+    message = answer.json()["error"]["message"]
+    assert "the engine cannot be started again" in message
+    assert file in message
+    assert "replace it" in message
+    assert int(answer.headers["retry-after"]) >= 1

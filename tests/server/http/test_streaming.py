@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from chairlift.server.http.streaming import EventStream
+
+
+async def endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"data: x\n\n"
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("blocked_at", ["http.response.start", "http.response.body"])
+def test_whenever_the_client_goes_the_response_is_closed(blocked_at: str) -> None:
+    closed: list[bool] = []
+    sent: list[str] = []
+
+    async def run() -> None:
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message["type"])
+            if message["type"] == blocked_at:
+                gone.set()
+                await asyncio.sleep(60)
+
+        response = EventStream(endless(), on_close=lambda: closed.append(True))
+        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=30)
+
+    asyncio.run(run())
+    assert closed == [True]
+    assert sent[-1] == blocked_at

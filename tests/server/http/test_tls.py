@@ -1,0 +1,216 @@
+"""TLS: files that cannot be used, and clients that stop in a handshake or at the end of a session."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from certificates import self_signed
+
+from chairlift import AsyncLLM
+from chairlift.errors import ConfigError
+from chairlift.server.access.access_options import AccessOptions
+from chairlift.server.access.server_limits import ServerLimits
+from chairlift.server.http.tls import load_tls_context
+from running_server import RunningServer, run_server
+
+QUICK = ServerLimits(header_timeout=0.4, body_timeout=0.4, write_timeout=0.4, max_unsent_bytes=8192)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return self_signed(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model_dir: Callable[..., Path], pair: tuple[Path, Path]) -> Iterator[RunningServer]:
+    llm = AsyncLLM(
+        model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
+    )
+    with run_server(llm, "tiny", limits=QUICK, tls=load_tls_context(*pair)) as running:
+        running.slow_down(0.005)
+        yield running
+
+
+@pytest.fixture
+def trusting(pair: tuple[Path, Path]) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(pair[0]))
+
+
+def start_tls(server: RunningServer, context: ssl.SSLContext, receive_buffer: int | None = None) -> ssl.SSLSocket:
+    return context.wrap_socket(server.connect(receive_buffer), server_hostname="127.0.0.1")
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """What comes until the server closes the TCP connection; `connect` gives it 20 s."""
+    received = b""
+    try:
+        while chunk := connection.recv(65536):
+            received += chunk
+    except ConnectionResetError:
+        pass
+    connection.close()
+    return received
+
+
+def client_hello(server_name: bytes) -> bytes:
+    """The first record of a TLS 1.2 client."""
+
+    def extension(kind: int, content: bytes) -> bytes:
+        return struct.pack("!HH", kind, len(content)) + content
+
+    names = struct.pack("!HBH", len(server_name) + 3, 0, len(server_name)) + server_name
+    extensions = extension(0, names) + extension(10, b"\0\2\0\x17") + extension(13, b"\0\2\4\3")
+    body = b"\3\3" + bytes(32) + b"\0" + b"\0\2\xc0\x2b" + b"\1\0" + struct.pack("!H", len(extensions)) + extensions
+    message = b"\1" + struct.pack("!I", len(body))[1:] + body
+    return b"\x16\3\1" + struct.pack("!H", len(message)) + message
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_of_another_certificate_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    _, other_key = self_signed(tmp_path)
+    with pytest.raises(ConfigError, match="is not the key of ssl_certfile="):
+        load_tls_context(pair[0], other_key)
+
+
+def test_an_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is encrypted, and a server cannot ask for its passphrase: decrypt it"):
+        load_tls_context(*self_signed(tmp_path, passphrase=b"secret"))
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"hello\n"])
+def test_files_without_pem_are_refused_by_name(pair: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"ssl_certfile=.*junk\.pem holds no certificate in PEM format"):
+        load_tls_context(junk, pair[1])
+    with pytest.raises(ConfigError, match=r"ssl_keyfile=.*junk\.pem holds no private key in PEM format"):
+        load_tls_context(pair[0], junk)
+
+
+def test_the_two_files_in_the_wrong_order_are_refused(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"ssl_certfile=.*key\.pem holds no certificate"):
+        load_tls_context(pair[1], pair[0])
+
+
+def test_a_certificate_that_is_cut_short_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    torn = tmp_path / "torn.pem"
+    torn.write_bytes(pair[0].read_bytes()[:300])
+    with pytest.raises(ConfigError, match=r"cannot be used .*give whole PEM files"):
+        load_tls_context(torn, pair[1])
+
+
+def test_an_expired_certificate_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = self_signed(tmp_path, valid_days=-1)
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        load_tls_context(*files)
+    assert f"ssl_certfile={files[0]} has expired: clients will refuse it" in caplog.text
+
+
+def test_a_valid_certificate_gives_no_warning(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    load_tls_context(*pair)
+    assert not caplog.records
+
+
+def test_a_name_that_is_too_long_for_the_system_is_no_file(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"ssl_certfile=x+: no such file"):
+        AccessOptions(ssl_certfile=Path("x" * 300), ssl_keyfile=pair[1])
+
+
+def test_access_options_load_what_they_name(pair: tuple[Path, Path]) -> None:
+    assert AccessOptions().load_tls() is None
+    context = AccessOptions(ssl_certfile=pair[0], ssl_keyfile=pair[1]).load_tls()
+    assert context is not None
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+# -- clients ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 60])
+def test_a_handshake_that_is_not_finished_ends_after_header_timeout(server: RunningServer, num_bytes: int) -> None:
+    connection = server.connect()
+    connection.sendall(client_hello(b"a.b")[:num_bytes])
+    assert until_closed(connection) == b""
+
+
+def test_300_unfinished_handshakes_do_not_delay_a_request(server: RunningServer, trusting: ssl.SSLContext) -> None:
+    with ExitStack() as crowd:
+        for _ in range(300):
+            crowd.enter_context(server.connect()).sendall(client_hello(b"a.b")[:60])
+        assert httpx.get(f"{server.url}/health", verify=trusting).status_code == 200
+
+
+def test_a_client_that_does_not_answer_the_end_of_a_session_is_cut_off(
+    server: RunningServer, trusting: ssl.SSLContext
+) -> None:
+    session = start_tls(server, trusting)
+    assert b" 408 " in session.recv(4096), "it sent no headers"
+    assert session.recv(4096) == b"", "the server ends the session"
+    with socket.socket(fileno=session.detach()) as connection:
+        connection.settimeout(10)
+        assert connection.recv(1) == b"", "and closes the connection, though the client keeps it open"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 20, b"\0" * 3000, client_hello(b"a" * 5000)],
+    ids=["plain HTTP", "random bytes", "zeros", "a name of 5,000 characters"],
+)
+def test_what_is_no_handshake_ends_the_connection(
+    server: RunningServer, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = server.connect()
+    connection.sendall(sent)
+    assert b"HTTP/1.1" not in until_closed(connection)
+    assert not caplog.records, "no traceback in the log"
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_versions_of_tls_are_refused(
+    server: RunningServer, trusting: ssl.SSLContext, version: ssl.TLSVersion
+) -> None:
+    trusting.minimum_version = trusting.maximum_version = version
+    trusting.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        start_tls(server, trusting)
+
+
+def test_a_reader_that_stops_is_cut_off_over_tls(server: RunningServer, trusting: ssl.SSLContext) -> None:
+    session = start_tls(server, trusting, receive_buffer=4096)
+    session.sendall(_post({"prompt": [3, 4], "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}))
+    deadline = time.monotonic() + 15
+    while not server.llm.num_unfinished:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    while server.llm.num_unfinished or server.uvicorn.server_state.connections:
+        assert time.monotonic() < deadline, "the stream of a reader that takes nothing goes on"
+        time.sleep(0.005)
+    session.close()
+
+
+def test_half_a_body_over_tls_gets_a_408(server: RunningServer, trusting: ssl.SSLContext) -> None:
+    session = start_tls(server, trusting)
+    session.sendall(_post({"prompt": [3]})[:-4])
+    assert session.recv(4096).startswith(b"HTTP/1.1 408")
+    session.close()
+
+
+def _post(body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head + b"Content-Length: %d\r\n\r\n%b" % (len(content), content)

@@ -1,0 +1,305 @@
+"""Large bodies are prepared by a worker process: with the same answers, in turns, and without loss when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from api_model import with_api_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from byte_tokenizer import VOCAB_SIZE
+from chairlift import AsyncLLM
+from chairlift.engine.wire import EngineFacts
+from chairlift.errors import RequestError
+from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
+from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.http.body_limits import LARGE_BODY
+from chairlift.server.preparation.preparation import PreparationJob, PreparationWorkers, TenantQueues
+from chairlift.server.preparation.process import Prepared, WorkerSetup
+from plain_http import NO_TLS
+from running_server import RunningServer, run_server
+
+PADDING = b" " * LARGE_BODY
+MESSAGES = [{"role": "user", "content": "one two"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "boolean"}}}
+WRONG_SCHEMA = {"type": "nothing"}
+WRONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": WRONG_SCHEMA}}
+WRONG_OUTPUT = {"format": {"type": "json_schema", "schema": WRONG_SCHEMA}}
+FORCED = {"tools": TOOLS, "tool_choice": "required"}
+GREEDY = {"temperature": 0, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def setup(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tiny engine, and what its workers need."""
+    tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
+    folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("preparation"))
+    llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, enable_prefix_caching=False)
+    engine = llm.engine
+    facts = EngineFacts(
+        engine.model_name,
+        engine.model_config,
+        engine.scheduler_config,
+        engine.kv_cache_plan,
+        engine.input_processor.limits,
+        engine.started,
+    )
+    return llm, WorkerSetup(str(folder), False, facts, ApiOptions(), 64)
+
+
+@pytest.fixture(scope="module")
+def workers(setup: Any) -> PreparationWorkers:
+    return PreparationWorkers(setup[1], num_workers=1)
+
+
+@pytest.fixture(scope="module")
+def server(setup: Any, workers: PreparationWorkers) -> Iterator[RunningServer]:
+    keys = KeyRing(
+        [
+            Key(KeyInfo("ops", "ops", True), digest("ops-secret")),
+            Key(KeyInfo("eve", "eve", False), digest("eve-secret"), KeyLimits(cpu_seconds_per_minute=1e-4)),
+        ]
+    )
+    with run_server(setup[0], "tiny", keys=keys, workers=workers) as running:
+        yield running
+
+
+def post(server: RunningServer, path: str, content: bytes, secret: str = "ops-secret") -> httpx.Response:
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {secret}"}
+    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=60, verify=NO_TLS)
+
+
+def without_ids(value: Any) -> Any:
+    """An answer without what differs between two equal calls."""
+    if isinstance(value, dict):
+        changing = {"id", "created", "created_at", "completed_at", "call_id"}
+        return {key: without_ids(entry) for key, entry in value.items() if key not in changing}
+    return [without_ids(entry) for entry in value] if isinstance(value, list) else value
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "one two", "max_tokens": 4, "echo": True, "logprobs": 1, **GREEDY}),
+    ("/v1/completions", {"prompt": [[3, 4], [5]], "max_tokens": 2, "n": 2, "best_of": 2, **GREEDY}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 6, "structured_outputs": {"choice": ["yes", "no"]}, **GREEDY}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **GREEDY}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 30, **FORCED, **GREEDY}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 9, "response_format": SCHEMA, **GREEDY}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 3, "stop": ["zz"], "bad_words": ["a"], **GREEDY}),
+    ("/v1/responses", {"input": "one", "max_output_tokens": 4, "instructions": "be", "metadata": {"a": "b"}, **GREEDY}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 4, "system": "be", **GREEDY}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("/tokenize", {"prompt": "one two", "return_token_strs": True}),
+    ("/tokenize", {"messages": MESSAGES}),
+    ("/detokenize", {"tokens": [3, 4, 5]}),
+    # -- errors --
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "model": "other"}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 3}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "response_format": WRONG_FORMAT}),
+    ("/v1/completions", {"prompt": [], "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "x", "nonsense": 1}),
+    ("/v1/completions", {"prompt": "x", "stop": ["\ud800"]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\udc00"}]}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 100_000}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "output_config": WRONG_OUTPUT}),
+    ("/detokenize", {"tokens": [999_999]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_a_worker_gives_the_answers_of_the_server(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    content = json.dumps(body).encode()
+    small, large = post(server, path, content), post(server, path, content + PADDING)
+    assert large.status_code == small.status_code
+    assert without_ids(large.json()) == without_ids(small.json())
+
+
+def test_a_large_stream_is_that_of_a_small_body(server: RunningServer) -> None:
+    body = json.dumps({"messages": MESSAGES, "max_tokens": 4, "stream": True, **GREEDY}).encode()
+
+    def deltas(content: bytes) -> list[Any]:
+        lines = post(server, "/v1/chat/completions", content).text.splitlines()
+        return [without_ids(json.loads(line[6:])) for line in lines if line.startswith("data: {")]
+
+    assert deltas(body + PADDING) == deltas(body)
+    assert len(deltas(body)) > 1
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"prompt": ' + PADDING, "not valid JSON"),
+        (b"[" * 70 + PADDING, "70 deep, and max_json_depth=64"),
+        (b'{"prompt": "\xff"}' + PADDING, "not UTF-8"),
+    ],
+)
+def test_large_bodies_that_are_not_json_are_reported(server: RunningServer, content: bytes, problem: str) -> None:
+    answer = post(server, "/v1/completions", content)
+    assert answer.status_code == 400
+    assert problem in answer.json()["error"]["message"]
+
+
+def test_a_worker_that_is_killed_is_started_again(server: RunningServer, workers: PreparationWorkers) -> None:
+    body = json.dumps({"tokens": [3]}).encode() + PADDING
+    assert post(server, "/detokenize", body).status_code == 200
+    pid = workers.processes[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    answer = post(server, "/detokenize", body)
+    if answer.status_code == 400:  # the body went to the process before its end was known
+        assert "the process that read this request ended" in answer.json()["error"]["message"]
+        answer = post(server, "/detokenize", body)
+    assert answer.status_code == 200
+    assert workers.processes[0].pid != pid
+
+
+def test_cpu_time_is_accounted_for_by_key_and_limited(server: RunningServer) -> None:
+    body = json.dumps({"prompt": "x " * 200}).encode()
+    before = server.admission.cpu_seconds().get("eve", 0.0)
+    answers = [post(server, "/tokenize", content, "eve-secret") for content in (body + PADDING, body)]
+    assert answers[0].status_code == 200
+    seconds = server.admission.cpu_seconds()["eve"]
+    assert seconds > before
+    headers = {"Authorization": "Bearer ops-secret"}
+    assert httpx.get(f"{server.url}/v1/engine", headers=headers).json()["cpu_seconds"]["eve"] >= seconds
+    assert answers[1].status_code == 429
+    assert "cpu_seconds_per_minute=0.0001" in answers[1].json()["error"]["message"]
+
+
+def run_alone(setup: WorkerSetup, scenario: Callable[[PreparationWorkers], Any], **options: Any) -> Any:
+    async def run() -> Any:
+        workers = PreparationWorkers(setup, num_workers=1, **options)
+        try:
+            return await scenario(workers)
+        finally:
+            workers.close()
+
+    return asyncio.run(run())
+
+
+def test_work_ends_when_its_call_is_cancelled(setup: Any) -> None:
+    body = json.dumps({"tokens": [3]}).encode()
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "detokenize", body)
+        pid = workers.processes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # as if it computed for long
+        call = asyncio.ensure_future(workers.run("a", "detokenize", body))
+        waiting = asyncio.ensure_future(workers.run("b", "detokenize", body))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        reply = await waiting
+        assert isinstance(reply.outcome, Prepared)
+        assert workers.processes[0].pid != pid
+
+    run_alone(setup[1], scenario)
+
+
+def test_a_body_that_takes_too_long_is_rejected(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        body = json.dumps({"tokens": [3]}).encode()
+        await workers.run("a", "detokenize", body)
+        pid = workers.processes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RequestError, match=r"took more than 0.2 s: shorten it"):
+            await workers.run("a", "detokenize", body)
+        assert (await workers.run("a", "detokenize", body)).cpu_seconds >= 0
+
+    run_alone(setup[1], scenario, max_seconds=0.2)
+
+
+def test_an_idle_worker_ends(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        pid = workers.processes[0].pid
+        assert pid is not None
+        deadline = time.monotonic() + 10
+        while workers.processes[0].is_running:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+    run_alone(setup[1], scenario, idle_seconds=0.05)
+
+
+def test_workers_end_with_the_server(setup: Any) -> None:
+    pids: list[int | None] = []
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        pids.append(workers.processes[0].pid)
+
+    run_alone(setup[1], scenario)
+    assert pids[0] is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12))
+def test_tenants_are_served_in_rotation(tenants: list[str]) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        queues = TenantQueues()
+        jobs = [PreparationJob(tenant, "chat", b"%d" % n, loop.create_future()) for n, tenant in enumerate(tenants)]
+        for job in jobs:
+            queues.push(job)
+        order = [job.tenant for job in iter(queues.pop, None)]
+    finally:
+        loop.close()
+    assert sorted(order) == sorted(tenants)
+    for first, last in ((i, j) for i in range(len(order)) for j in range(i, len(order))):
+        window = order[first : last + 1]
+        waiting = [tenant for tenant in set(tenants) if tenant in order[last + 1 :] and tenant in order[:last]]
+        for tenant in waiting:  # while a tenant has jobs, no other one gets two more turns than it
+            assert all(window.count(other) <= window.count(tenant) + 1 for other in window)
+
+
+def test_cancelled_jobs_are_dropped() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        queues = TenantQueues()
+        jobs = [PreparationJob("a", "chat", b"", loop.create_future()) for _ in range(3)]
+        for job in jobs:
+            queues.push(job)
+        jobs[0].reply.cancel()
+        assert [queues.pop(), queues.pop(), queues.pop()] == [jobs[1], jobs[2], None]
+    finally:
+        loop.close()
+
+
+def test_a_client_that_leaves_ends_the_work_for_it(server: RunningServer, workers: PreparationWorkers) -> None:
+    body = json.dumps({"tokens": [3]}).encode() + PADDING
+    assert post(server, "/detokenize", body).status_code == 200
+    pid = workers.processes[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    connection = server.connect()
+    headers = [
+        "POST /detokenize HTTP/1.1",
+        "Host: localhost",
+        "Authorization: Bearer ops-secret",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    connection.sendall("\r\n".join([*headers, "", ""]).encode() + body)
+    time.sleep(0.2)
+    connection.close()
+    answers: list[httpx.Response] = []
+    other = threading.Thread(target=lambda: answers.append(post(server, "/detokenize", body)))
+    other.start()
+    other.join(timeout=12)  # less than the time that a worker may take
+    assert answers, "the stopped worker still holds the queue"
+    assert answers[0].status_code == 200

@@ -1,0 +1,173 @@
+"""Tool calls and reasoning out of text: by example, and the same however the text is cut into parts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.server.api.conversation import PlainTextParser
+from chairlift.server.tools.answer_parser import AnswerParser
+from chairlift.server.tools.families import FORCED, FORMATS, tool_call_format
+from chairlift.server.tools.forced import ForcedCallParser
+from chairlift.server.tools.reasoning import ReasoningParser
+from chairlift.server.tools.tool_parser import ToolParser
+from chairlift.structured_outputs import Reasoning
+
+NAMES = frozenset({"get_weather", "f"})
+Read = tuple[str, str, list[tuple[str, str]]]
+
+
+def tool_parser(family: str) -> Callable[[], AnswerParser]:
+    return lambda: ToolParser({**FORMATS, "forced": FORCED}[family], NAMES)
+
+
+def read(parser: AnswerParser, parts: list[str]) -> Read:
+    content, reasoning = "", ""
+    calls: list[tuple[str, str]] = []
+    for piece in [*map(parser.feed, parts), parser.finish()]:
+        content += piece.content
+        reasoning += piece.reasoning
+        for delta in piece.calls:
+            if delta.id is not None:
+                assert delta.index == len(calls)
+                calls.append((delta.name or "", ""))
+            calls[delta.index] = (calls[delta.index][0], calls[delta.index][1] + delta.arguments)
+    return content, reasoning, calls
+
+
+WEATHER = ("get_weather", '{"city": "Paris, {France}"}')
+CALL = f'{{"name": "get_weather", "arguments": {WEATHER[1]}}}'
+EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", "", [WEATHER]),
+    (
+        "hermes",
+        f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>",
+        "Let me see.",
+        [WEATHER] * 2,
+    ),
+    ("hermes", f"<tool_call>[{CALL}, {CALL}]</tool_call> Done.", " Done.", [WEATHER, WEATHER]),
+    ("hermes", '<tool_call>{"arguments": {"a": [1]}, "name": "f"}</tool_call>', "", [("f", '{"a": [1]}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
+    (
+        "hermes",
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        [],
+    ),
+    ("hermes", "a < b and <tool_cal", "a < b and <tool_cal", []),
+    ("hermes", "<tool_call>nothing</tool_call> ", "<tool_call>nothing</tool_call> ", []),
+    ("llama3_json", '{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    (
+        "llama3_json",
+        '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "f", "parameters": {}}',
+        "",
+        [("f", "{}")] * 2,
+    ),
+    ("llama3_json", ' {"answer": 42}', ' {"answer": 42}', []),
+    ("llama3_json", "[1, 2] are numbers", "[1, 2] are numbers", []),
+    ("mistral", f"[TOOL_CALLS] [{CALL}]", "", [WEATHER]),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]f{"b": 2}', "", [("f", '{"a": 1}'), ("f", '{"b": 2}')]),
+    ("mistral", "I cannot [TOOL", "I cannot [TOOL", []),
+    ("forced", f"[{CALL}]", "", [WEATHER]),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "content", "calls"), EXAMPLES)
+def test_calls_are_found_and_the_rest_is_content(
+    family: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(tool_parser(family)(), [text]) == (content, "", calls)
+    assert read(tool_parser(family)(), list(text)) == (content, "", calls)
+
+
+def test_calls_beyond_the_limit_are_left_out() -> None:
+    text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
+    assert read(ToolParser(FORMATS["hermes"], NAMES, max_calls=1), [text])[2] == [WEATHER]
+
+
+def test_arguments_are_told_while_they_are_written() -> None:
+    parser = ToolParser(FORMATS["hermes"], NAMES)
+    assert parser.feed('<tool_call>{"name": "f", ').calls[0].name == "f"
+    assert parser.feed('"arguments": {"a"').calls[0].arguments == '{"a"'
+    assert parser.feed(": 1}").calls[0].arguments == ": 1}"
+
+
+def test_an_object_without_a_name_is_given_up_after_a_while() -> None:
+    nested = '<tool_call>{"a":[' * 500 + "]}" * 500 + "x"
+    started = time.perf_counter()
+    assert read(tool_parser("hermes")(), [nested]) == (nested, "", [])
+    assert time.perf_counter() - started < 5
+    late = '<tool_call>{"arguments": {"a": "' + "b" * 600 + '"}, "name": "f"}'
+    assert read(tool_parser("hermes")(), [late]) == read(tool_parser("hermes")(), list(late)) == (late, "", [])
+
+
+SCRAPS = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "lo\n", '{"name": ', '"f"', ", ",
+    '"arguments": ', '"parameters": ', '{"a": "}"}', "{}", "}", "{", "[", "]", '"', "\\", "\n", " ", ";", "f", "Hello.",
+    "<think>", "</think>", "<", CALL, '"get_weather"',
+]  # fmt: skip
+texts = st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join)
+PARSERS: dict[str, Callable[[], AnswerParser]] = {
+    **{family: tool_parser(family) for family in (*FORMATS, "forced")},
+    "named": lambda: ForcedCallParser("f", None),
+    "thinks": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")()),
+    "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser()),
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+@given(text=texts, data=st.data())
+def test_cutting_a_text_changes_nothing(name: str, text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = read(PARSERS[name](), [text])
+    assert read(PARSERS[name](), parts) == whole
+    assert read(PARSERS[name](), list(text)) == whole
+
+
+@given(texts)
+def test_without_a_call_nothing_is_lost(text: str) -> None:
+    for family in FORMATS:
+        content, _, calls = read(tool_parser(family)(), [text])
+        assert calls or content == text
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3), min_size=1, max_size=3))
+def test_what_a_template_writes_is_read_back(arguments: list[dict[str, str]]) -> None:
+    calls = [json.dumps({"name": "f", "arguments": given}, ensure_ascii=False) for given in arguments]
+    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+    found = read(tool_parser("hermes")(), [text])[2]
+    assert [json.loads(text) for _, text in found] == arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "is_inside", "expected"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.", False, ("Yes.", "Hm.")),
+        ("\nHm.\n</think>\n\nYes.", True, ("Yes.", "Hm.")),
+        ("<think>\nHm.\n</think>\n\nYes.", True, ("Yes.", "Hm.")),
+        ("Yes.", False, ("Yes.", "")),
+        ("Hm", True, ("", "Hm")),
+        ("<thin", False, ("<thin", "")),
+        ("<think>\n\n</think>\n\nYes.", False, ("Yes.", "")),
+    ],
+)
+def test_reasoning_is_parted_from_the_answer(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
+    parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainTextParser())
+    assert read(parser, [text])[:2] == expected
+
+
+def test_the_chat_template_tells_the_family() -> None:
+    assert tool_call_format("auto", "... [TOOL_CALLS] ...") is FORMATS["mistral"]
+    assert tool_call_format("auto", "... <|python_tag|> ...") is FORMATS["llama3_json"]
+    assert tool_call_format("auto", None) is FORMATS["hermes"]
+    with pytest.raises(ConfigError, match="tool_call_parser='x': there are auto, hermes, llama3_json, mistral"):
+        tool_call_format("x", None)
