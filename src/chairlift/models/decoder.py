@@ -29,7 +29,6 @@ class LayerBuilder:
 
     Args:
         backends: by the shape of the attention that they compute, in the order of `StepContext.plans`.
-        ropes: rotary embeddings of the model, in the order of `StepContext.rotations`.
     """
 
     def __init__(

@@ -86,7 +86,10 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend
 
 def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> Amount:
     count = sum(number * out * inputs for (out, inputs), number in shapes.items())
-    terms = (f"{number} x {out:,} x {inputs:,}" for (out, inputs), number in shapes.items())
+    terms = (
+        f"{out:,} x {inputs:,}" if number == 1 else f"{number} x {out:,} x {inputs:,}"
+        for (out, inputs), number in shapes.items()
+    )
     return values(what, joined(terms), count, size)
 
 
