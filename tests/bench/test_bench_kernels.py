@@ -122,7 +122,7 @@ def test_linear_layers_are_those_of_the_model(tiny_model_dir: TinyModel, arch: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "get_kernels", lambda *_: Recorder())
         weights = RandomWeights(config, torch.float32, torch.device("cpu"))
-        build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend="reference")
+        build_model(config, weights, dtype=torch.float32, device="cpu", kernels="reference")
     layers = [layer for index in range(config.num_layers) for layer in layer_linears(config, index)]
     matrices = [(layer.parts, layer.out_features, layer.in_features) for layer in (*layers, lm_head(config))]
     assert set(matrices) <= set(loaded)

@@ -232,8 +232,8 @@ def test_what_options_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(dtype="bfloat16") == ("torch", "bfloat16", "bfloat16", None)
     assert chosen(device="cuda") == ("torch", "bfloat16", "bfloat16", None)
     assert chosen(device="cuda", dtype="float16") == ("torch", "float16", "float16", None)
-    assert chosen(attention_backend="torch") == ("torch", "float32", "float32", None)
-    assert chosen(attention_backend="reference", kv_cache_dtype="int8") == ("reference", "float32", "int8", None)
+    assert chosen(kernels="torch") == ("torch", "float32", "float32", None)
+    assert chosen(kernels="reference", kv_cache_dtype="int8") == ("reference", "float32", "int8", None)
 
 
 def test_without_the_extension_torch_serves_and_says_so_once(
@@ -257,12 +257,12 @@ def test_without_the_extension_torch_serves_and_says_so_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention_backend": "native", "device": "cuda"}, "attention_backend=native cannot be .* device=cuda"),
-        ({"attention_backend": "native", "dtype": "bfloat16"}, "attention_backend=native cannot be .* dtype=bfloat16"),
-        ({"quantization": "q8_0", "attention_backend": "torch"}, "quantization=q8_0 is for native kernels, not for"),
+        ({"kernels": "native", "device": "cuda"}, "kernels=native cannot be .* device=cuda"),
+        ({"kernels": "native", "dtype": "bfloat16"}, "kernels=native cannot be .* dtype=bfloat16"),
+        ({"quantization": "q8_0", "kernels": "torch"}, "quantization=q8_0 is for native kernels, not for"),
         ({"quantization": "q8_0", "device": "cuda"}, "quantization=q8_0 is for native kernels, not for device=cuda"),
         ({"quantization": "q5_0"}, "quantization must be one of int8, q8_0, q4_0, q4_1, got 'q5_0'"),
-        ({"kv_cache_dtype": "int8", "attention_backend": "torch"}, "kv_cache_dtype=int8 is for native kernels"),
+        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype=int8 is for native kernels"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of auto, bfloat16, float32, int8, got 'fp8'"),
     ],
 )

@@ -217,5 +217,5 @@ def test_rotation(dtype: torch.dtype) -> None:
 
 
 def test_an_unknown_kernel_set_is_refused() -> None:
-    with pytest.raises(ConfigError, match="attention_backend must be one of native, reference, torch, got 'flash'"):
+    with pytest.raises(ConfigError, match="kernels must be one of native, reference, torch, got 'flash'"):
         get_kernels("flash")

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.registry import KERNELS, Kernels
+from chairlift.kernels.registry import PORTABLE_KERNELS, Kernels
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
 from chairlift.layers.norm import layer_norm, rms_norm
@@ -37,9 +37,9 @@ class Parameters:
         return True
 
 
-@pytest.fixture(params=sorted(KERNELS))
+@pytest.fixture(params=sorted(PORTABLE_KERNELS))
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return KERNELS[request.param]
+    return PORTABLE_KERNELS[request.param]
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -72,8 +72,8 @@ def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelCon
     weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kv_cache_dtype": kv_cache_dtype}
     quantization = name if name in QUANTIZATIONS else None
-    native = build_model(config, weights, attention_backend="native", quantization=quantization, **options)
-    return config, native, build_model(config, weights, attention_backend="reference", **options)
+    native = build_model(config, weights, kernels="native", quantization=quantization, **options)
+    return config, native, build_model(config, weights, kernels="reference", **options)
 
 
 @torch.inference_mode()

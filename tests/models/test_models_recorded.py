@@ -44,7 +44,7 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> LlamaModel:
     model = build_model(
         config,
         weights,
-        attention_backend="native",
+        kernels="native",
         dtype=torch.float32,
         device="cpu",
         kv_cache_dtype=kv_cache_dtype,

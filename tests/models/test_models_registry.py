@@ -47,9 +47,9 @@ class WithoutPrefix(RandomWeights):
         return super().tensor(name, shape)
 
 
-def build(config: ModelConfig, backend: str = "torch") -> Model:
+def build(config: ModelConfig, kernels: str = "torch") -> Model:
     weights = RandomWeights(config, torch.float32, CPU)
-    return build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend=backend)
+    return build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
 
 
 def test_every_architecture_builds() -> None:
@@ -74,8 +74,8 @@ def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> Non
         build(config)
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ChairliftError, match="attention_backend must be one of"):
+def test_unknown_kernels_are_rejected() -> None:
+    with pytest.raises(ChairliftError, match="kernels must be one of"):
         build(CONFIG, "flash")
 
 

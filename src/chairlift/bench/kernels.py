@@ -169,7 +169,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     _check_contexts(options, model)
     found = matrix_formats(None if config.random_weights else files, model)
     close_files()
-    kv_cache_dtype = choose_kernels(replace(config, attention_backend="native"), model.dtype).kv_cache_dtype
+    kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
     meter = CeilingMeter(native, options.ceiling_seconds)
     best = meter.measure()
     linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats, meter)

@@ -30,7 +30,7 @@ class KernelChoice:
 
 
 def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
-    """Settle `attention_backend`, `dtype` and `kv_cache_dtype`.
+    """Settle `kernels`, `dtype` and `kv_cache_dtype`.
 
     Args:
         file_dtype: of the model's tensors, `ModelConfig.dtype`.
@@ -49,8 +49,8 @@ def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
 
 
 def _kernel_set(config: EngineConfig) -> str:
-    if config.attention_backend != "auto":
-        return config.attention_backend
+    if config.kernels != "auto":
+        return config.kernels
     if config.why_not_native is not None:
         return "torch"
     needs_native = config.quantization is not None or config.kv_cache_dtype == "int8"

@@ -95,7 +95,7 @@ TORCH = Kernels(
     attention=TorchAttention,
 )
 
-KERNELS = {kernels.name: kernels for kernels in (REFERENCE, TORCH)}
+PORTABLE_KERNELS = {kernels.name: kernels for kernels in (REFERENCE, TORCH)}
 """The sets that run everywhere."""
 
 
@@ -113,7 +113,7 @@ def get_kernels(name: str, quantization: str | None = None) -> Kernels:
         from chairlift.kernels.cpu.kernel_set import native_kernels
 
         return native_kernels(quantization)
-    if name not in KERNELS:
-        raise ConfigError(f"attention_backend must be one of native, {', '.join(KERNELS)}, got {name!r}")
+    if name not in PORTABLE_KERNELS:
+        raise ConfigError(f"kernels must be one of native, {', '.join(PORTABLE_KERNELS)}, got {name!r}")
     assert quantization is None, "only native kernels quantize"
-    return KERNELS[name]
+    return PORTABLE_KERNELS[name]

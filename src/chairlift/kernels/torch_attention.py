@@ -27,7 +27,7 @@ class TorchAttention:
             kept, computed = (str(dtype).removeprefix("torch.") for dtype in (shape.kv_dtype, shape.dtype))
             raise ConfigError(
                 f"kv_cache_dtype={kept}: the torch kernels keep K and V as they compute, in {computed}: leave it out, "
-                f"or choose dtype={kept} or another attention_backend"
+                f"or choose dtype={kept} or another kernel set (kernels)"
             )
         self.shape = shape
         self._planner = Planner(shape)

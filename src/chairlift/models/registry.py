@@ -31,7 +31,7 @@ def build_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    attention_backend: str = "torch",
+    kernels: str = "torch",
     quantization: str | None = None,
     kv_cache_dtype: torch.dtype | None = None,
 ) -> Model:
@@ -39,7 +39,7 @@ def build_model(
 
     Args:
         dtype, device: of activations; `weights` must yield the same.
-        attention_backend: name of the kernel set ("native", "torch", or "reference" for the slow twin of everything).
+        kernels: the name of the kernel set: "native", "torch" or "reference".
         quantization: the format of all matrices, with native kernels; None: as in the file.
         kv_cache_dtype: of K and V in memory; None: `dtype`.
 
@@ -51,7 +51,7 @@ def build_model(
     if factory is None:
         known = ", ".join(sorted(SUPPORTED))
         raise ModelLoadError(f"architecture must be one of {known}, got {config.architecture!r} ({config.name})")
-    kernels = get_kernels(attention_backend, quantization)
+    kernel_set = get_kernels(kernels, quantization)
     shape = AttentionShape(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -61,7 +61,7 @@ def build_model(
         device=torch.device(device),
         kv_cache_dtype=kv_cache_dtype,
     )
-    model = factory(config, weights, kernels, kernels.attention(shape))
-    for note in kernels.notes():
+    model = factory(config, weights, kernel_set, kernel_set.attention(shape))
+    for note in kernel_set.notes():
         logger.info("%s", note)
     return model

@@ -88,7 +88,7 @@ def config_of(shape: ModelShape) -> ModelConfig:
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend: str = "torch") -> list[Amount]:
+def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "torch") -> list[Amount]:
     """What a loaded model holds, in bytes: every parameter in the compute type, whatever type its file has.
 
     On the CPU the kernels keep matrices packed, and the plain ones are dropped; but a table that is tied to the LM head
@@ -98,7 +98,7 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend
         dtype: of DTYPE_BYTES; device: "cpu" or "cuda".
     """
     size = DTYPE_BYTES[dtype]
-    is_packed = device == "cpu" and attention_backend != "reference" and dtype in PACKED_DTYPES
+    is_packed = device == "cpu" and kernels != "reference" and dtype in PACKED_DTYPES
     word = config.word_embed_proj_dim or config.hidden_size
     table = config.vocab_size * word
     rows = f"{config.vocab_size:,} x {word:,}"

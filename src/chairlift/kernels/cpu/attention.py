@@ -103,7 +103,7 @@ def _check(shape: AttentionShape) -> None:
     if shape.device.type != "cpu" or shape.dtype != torch.float32:
         raise ConfigError(
             f"native attention computes in float32 on the CPU, got {shape.dtype} on {shape.device}: "
-            "choose attention_backend torch"
+            "choose kernels=torch"
         )
     if shape.kv_dtype not in KV_DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
@@ -111,5 +111,5 @@ def _check(shape: AttentionShape) -> None:
     if shape.head_dim % 4 != 0 or shape.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
             f"native attention needs a head_dim that is a multiple of 4 and at most {MAX_HEAD_DIM}, got "
-            f"{shape.head_dim}: choose attention_backend torch"
+            f"{shape.head_dim}: choose kernels=torch"
         )
