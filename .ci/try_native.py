@@ -1,12 +1,21 @@
-"""Try the native kernels of an installed Chairlift: one product beside its twin, and the default model."""
+"""Check the native kernels of an installed Chairlift: their types, one product against its reference, and the default
+model."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 
 import chairlift
 from chairlift.kernels import reference
 from chairlift.kernels.cpu import load
+
+
+def check_stub() -> None:
+    folder = Path(chairlift.__file__).parent / "kernels" / "cpu"
+    (library,) = folder.glob("_native*.so")
+    assert (folder / "_native.pyi").is_file(), f"{library} is installed without its types, _native.pyi"
 
 
 def try_product() -> None:
@@ -33,5 +42,6 @@ def try_model() -> None:
 
 
 if __name__ == "__main__":
+    check_stub()
     try_product()
     try_model()

@@ -225,13 +225,25 @@ def test_values_of_a_format_come_back_as_they_are(name: str) -> None:
         (lambda: NATIVE.PackedMatrix("f32", 0, 4), "at least one row and one column"),
         (
             lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(2, np.zeros((3, 4), np.float32)),
-            "outside of the matrix",
+            "rows 2 to 4 are outside the matrix, which has 4 rows",
         ),
-        (lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(0, np.zeros((1, 5), np.float32)), "in_features values"),
-        (lambda: NATIVE.PackedMatrix("q8_0", 4, 32).pack_blocks(0, np.zeros((1, 33), np.uint8)), "number of bytes"),
-        (lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)), "number of bytes"),
-        (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "outside of the matrix"),
-        (lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), None, "gelu"), "prologue must be one of none, "),
+        (
+            lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(0, np.zeros((1, 5), np.float32)),
+            "in_features=4 .* got 5",
+        ),
+        (
+            lambda: NATIVE.PackedMatrix("q8_0", 4, 32).pack_blocks(0, np.zeros((1, 33), np.uint8)),
+            "row_bytes=34 .* got 33",
+        ),
+        (
+            lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)),
+            "int8 .* use pack_floats",
+        ),
+        (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "rows -1 to 0 are outside the matrix"),
+        (
+            lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), None, "gelu"),
+            "prologue must be one of none, .* got 'gelu'",
+        ),
         (
             lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), np.zeros(3, np.float32)),
             "bias must have out_features",
@@ -242,6 +254,6 @@ def test_values_of_a_format_come_back_as_they_are(name: str) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
+def test_arguments_out_of_range_are_rejected(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -23,12 +23,16 @@ from chairlift.kernels.backend import AttentionShape, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, recorded
 from chairlift.kernels.linear import LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.models.config import ModelConfig
 from chairlift.models.model import make_rotary
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 VALUES_AT_ONCE: Final = 1 << 20
 """Weights that are drawn; a larger matrix holds them several times."""
@@ -60,7 +64,7 @@ class LinearPass:
     """
 
     def __init__(
-        self, native: Any, config: ModelConfig, format_of: Callable[[LinearLayer], str], max_rows: int
+        self, native: NativeExtension, config: ModelConfig, format_of: Callable[[LinearLayer], str], max_rows: int
     ) -> None:
         self._native, self._kernels = native, native_kernels()
         self._generator = torch.Generator().manual_seed(0)
@@ -69,7 +73,7 @@ class LinearPass:
         self._residual = torch.zeros(max_rows, config.hidden_size)
         self._max_rows = max_rows
         self._calls: list[tuple[LinearLayer, LinearKernel]] = []
-        self._tapes: dict[int, Any] = {}
+        self._tapes: dict[int, _native.Tape] = {}
         self._row_work: defaultdict[str, Work] = defaultdict(Work)
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
         layers = [layer for index in range(config.num_layers) for layer in layer_linears(config, index)]

@@ -24,6 +24,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import close_files, load_config, resolve_model
 from chairlift.models.config import ModelConfig
@@ -251,7 +252,7 @@ def _spread(samples: list[float]) -> Spread:
 
 
 def _linear_probes(
-    native: Any, model: ModelConfig, found: Callable[[str], str], options: KernelOptions
+    native: NativeExtension, model: ModelConfig, found: Callable[[str], str], options: KernelOptions
 ) -> Iterator[_Probe]:
     """All formats are held at once, so that a machine that drifts is the same for all of them."""
     for name in options.formats or (None,):

@@ -7,7 +7,7 @@ else is in the batch, however its prompt was cut into chunks, and however many t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,9 @@ from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
 from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.row_buffers import RowBuffers
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 KV_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
@@ -33,7 +36,7 @@ class NativePlan:
         moves: how often the backend had allocated KV memory.
     """
 
-    step: Any
+    step: _native.AttentionStep
     num_tokens: int
     out: torch.Tensor
     moves: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,12 +16,16 @@ from chairlift.kernels import torch_ops
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import common_format
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import Repacked, describe, is_exact, measure, pack
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.linear import LinearKernel, Prologue, RowKernel
 from chairlift.kernels.registry import Kernels
-from chairlift.kernels.weights import MatrixParts, Weights
+from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 
 def native_kernels(quantization: str | None = None) -> Kernels:
@@ -58,14 +62,14 @@ def native_kernels(quantization: str | None = None) -> Kernels:
 class NativeMatrix:
     """A packed matrix and what it is for: the name of its first part, without the path to it."""
 
-    packed: Any
+    packed: _native.PackedMatrix
     purpose: str
 
 
 class MatrixLoader:
     """Packs matrices part by part, so that none is ever in memory twice as a whole."""
 
-    def __init__(self, native: Any, quantization: str | None) -> None:
+    def __init__(self, native: NativeExtension, quantization: str | None) -> None:
         self._native = native
         self._quantization = quantization
         self._repacked: defaultdict[tuple[str, str], Repacked] = defaultdict(Repacked)
@@ -112,15 +116,21 @@ class NativeLinear:
     """
 
     def __init__(
-        self, native: Any, matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, buffers: RowBuffers
+        self,
+        native: NativeExtension,
+        matrix: NativeMatrix,
+        bias: torch.Tensor | None,
+        prologue: Prologue,
+        buffers: RowBuffers,
     ) -> None:
-        vectors = [None if v is None else v.float().numpy() for v in (bias, prologue.weight, prologue.bias)]
+        vectors = [_float_array(vector) for vector in (bias, prologue.weight, prologue.bias)]
+        bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
-        self._kernel = native.Linear(matrix.packed, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+        self._kernel = native.Linear(matrix.packed, bias_array, prologue.kind, norm_weight, norm_bias, prologue.eps)
         self._key = (matrix.purpose, matrix.packed.out_features)
         self._buffers = buffers
-        self.matrix_bytes: int = matrix.packed.num_bytes
-        self.num_bytes = sum(v.nbytes for v in vectors if v is not None)
+        self.matrix_bytes = matrix.packed.num_bytes
+        self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert x.dtype == torch.float32, "native kernels compute in float32"
@@ -130,3 +140,7 @@ class NativeLinear:
         assert out.data_ptr() != x.data_ptr(), "rows are written while others are read"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
+
+
+def _float_array(vector: torch.Tensor | None) -> FloatArray | None:
+    return None if vector is None else vector.float().numpy()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.weights import ByteArray, PackedRows
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 VALUES_AT_ONCE: Final = 1 << 20
 """Values that are held in float32 at a time."""
@@ -37,7 +40,7 @@ class Repacked:
         return math.sqrt(self.squared_error / self.squared) if self.squared else 0.0
 
 
-def pack(matrix: Any, first_row: int, part: PackedRows) -> None:
+def pack(matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None:
     """Put rows into a `PackedMatrix` from `first_row` on, in its format."""
     if part.format == matrix.format:
         matrix.pack_blocks(first_row, np.ascontiguousarray(part.rows))
@@ -57,7 +60,7 @@ def is_exact(source: str, target: str) -> bool:
     return source == target or (source in FLOATS and target == "f32")
 
 
-def measure(repacked: Repacked, matrix: Any, first_row: int, part: PackedRows) -> None:
+def measure(repacked: Repacked, matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None:
     """Compare some rows with what the file holds."""
     chosen = np.unique(np.linspace(0, len(part.rows) - 1, MEASURED_ROWS, dtype=np.int64))
     expected = part.to_floats(np.ascontiguousarray(part.rows[chosen]))

@@ -7,12 +7,11 @@ rounding of the border between two tokens.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 
 
@@ -48,7 +47,7 @@ class NativeSampling:
 class NativeSampler:
     """A `TokenSampler`; leaves the logits as they are."""
 
-    def __init__(self, native: Any, parameters: SamplingParameters) -> None:
+    def __init__(self, native: NativeExtension, parameters: SamplingParameters) -> None:
         p = parameters
         self._sample = native.TokenSampler(
             p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from chairlift.kernels.backend import RotaryStep
 from chairlift.kernels.cpu.attention import NativePlan
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.registry import Layer, in_turn
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 MAX_ROWS = 64
 """Of steps that are recorded: beyond, calls cost little beside what they do."""
 
 
 @contextmanager
-def recorded(tape: Any) -> Iterator[None]:
+def recorded(tape: _native.Tape) -> Iterator[None]:
     """Puts what this thread calls on an empty `Tape`."""
     try:
         tape.start()
@@ -38,12 +42,12 @@ class RecordedLayers:
     of them is another.
     """
 
-    def __init__(self, native: Any, buffers: RowBuffers) -> None:
+    def __init__(self, native: NativeExtension, buffers: RowBuffers) -> None:
         self._new_tape = native.Tape
         self._buffers = buffers
         self._layers: Sequence[Layer] = ()
         self._place: object = None
-        self._tapes: dict[int, tuple[Any, torch.Tensor]] = {}
+        self._tapes: dict[int, tuple[_native.Tape, torch.Tensor]] = {}
 
     def __call__(self, layers: Sequence[Layer], x: torch.Tensor, rotary: RotaryStep, plan: NativePlan) -> torch.Tensor:
         """x [T, hidden_size] of the embedding through all layers, to [T, hidden_size]."""
