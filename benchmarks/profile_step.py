@@ -34,7 +34,7 @@ from chairlift.bench.machine import host_facts, machine_facts
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.factory import Engine, build_engine
 from chairlift.kernels.backend import AttentionBackend, AttentionShape
-from chairlift.kernels.registry import Kernels, get_kernels, in_turn
+from chairlift.kernels.registry import Kernels, get_kernels, run_in_order
 from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.models import registry
 from chairlift.worker import model_runner
@@ -131,7 +131,7 @@ def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
         make_embedding=make_embedding,
         make_linear=make_linear,
         attention=attention,
-        run_layers=in_turn,
+        run_layers=run_in_order,
     )
 
 

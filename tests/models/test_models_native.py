@@ -114,7 +114,7 @@ def test_quantized_matrices(case: str, name: str, tiny_model_dir: Callable[..., 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])
 @pytest.mark.parametrize("case", ARCHITECTURES)
-def test_memory_of_few_bits(
+def test_kv_memory_of_few_bits(
     case: str, kv_cache_dtype: torch.dtype, bound: float, tiny_model_dir: Callable[..., Path]
 ) -> None:
     """Both round alike, up to the last bit of what is rounded."""

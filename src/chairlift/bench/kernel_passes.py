@@ -25,7 +25,7 @@ from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
-from chairlift.kernels.cpu.tape import MAX_ROWS, recorded
+from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.linear import LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.models.config import ModelConfig
@@ -117,7 +117,7 @@ class LinearPass:
     def _time_tape(self, rows: int) -> float:
         if rows not in self._tapes:
             tape = self._native.Tape()
-            with recorded(tape):
+            with record_calls(tape):
                 for layer, kernel in self._calls:
                     if layer.kernel != LM_HEAD:
                         self._multiply(layer, kernel, rows)

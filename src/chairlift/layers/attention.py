@@ -1,4 +1,4 @@
-"""One layer of attention: projections around a backend, and the layer's KV memory."""
+"""The attention layer: projections, a call of the attention backend, and the KV memory of the layer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from chairlift.layers.linear import Linear
 
 
 class Attention:
-    """x + attention(prologue(x)), grouped-query and over paged KV memory: [T, hidden_size] -> [T, hidden_size].
+    """Grouped-query attention over paged KV memory: x + attention(prologue(x)), [T, hidden_size] -> [T, hidden_size].
 
     Args:
-        backend: its shape says how many heads there are, and how large.
-        prefix: of the names of the parameters: q_proj, k_proj, v_proj and `output` follow it.
-        prologue: what is done to x first.
-        qkv_bias, output_bias: whether the projections have one.
-        qk_norm_eps: RMSNorm over each head of q and k (q_norm, k_norm); None: none.
-        sliding_window: keys that a query sees, itself included; None: all up to itself.
+        backend: the attention backend; its shape gives the number and size of heads.
+        prefix: the prefix of the parameter names; q_proj, k_proj, v_proj and `output` follow it.
+        prologue: the function of x before the projections.
+        output: the name of the output projection.
+        qkv_bias, output_bias: whether the projections have a bias.
+        qk_norm_eps: the epsilon of RMSNorm over each head of q and k (q_norm, k_norm); None for no norm.
+        sliding_window: keys that a query sees, including its own; None for all keys up to its own.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class Attention:
         self._kv_cache: KVCache | None = None
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Fresh KV memory; what was there is dropped first."""
+        """Allocate zeroed KV memory; the earlier memory is freed first."""
         self._kv_cache = None
         self._kv_cache = self._backend.allocate(num_blocks, block_size)
 
     def __call__(self, x: torch.Tensor, rotary: RotaryStep | None, plan: Any) -> torch.Tensor:
-        """The caller gives `x` up: the sum may be computed in its memory."""
-        assert self._kv_cache is not None, "allocate_kv_cache comes before forward"
+        """Compute the layer. The sum may be computed in the memory of `x`, whose values are lost."""
+        assert self._kv_cache is not None, "call allocate_kv_cache first"
         qkv = self._qkv(x)
         attended = self._backend.forward(qkv, rotary, self._kv_cache, plan, self._sliding_window, self._qk_norm)
         return self._output(attended, residual=x)

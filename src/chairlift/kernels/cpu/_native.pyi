@@ -131,7 +131,7 @@ class PackedMatrix:
     def num_bytes(self) -> int:
         """Bytes of the matrix in memory, including padding."""
 
-class Linear:
+class FusedLinear:
     """
     A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
@@ -200,7 +200,7 @@ class AttentionStep:
         block_size: int,
     ) -> None: ...
 
-class Attention:
+class PagedAttention:
     """
     Norm, rotary embedding, KV writes and attention of the layers of a model.
 
@@ -379,7 +379,7 @@ class ReadBuffer:
 
 class Tape:
     """
-    A recording of calls of Linear and Attention.forward, to be repeated on the same memory in other steps.
+    A recording of calls of FusedLinear and PagedAttention.forward, to be repeated on the same memory in other steps.
 
     Everything that the recorded calls read or write must outlive the tape.
     """

@@ -89,7 +89,7 @@ Raises:
            },
            nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("slot_mapping"),
            nb::arg("block_size"));
-  nb::class_<AttentionShape>(m, "Attention", R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
+  nb::class_<AttentionShape>(m, "PagedAttention", R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
 
 Args:
     num_heads: Query heads, a multiple of num_kv_heads.

@@ -141,7 +141,7 @@ Args:
                    "Bytes of one row for `pack_blocks`; 0 where no file has this format or width.")
       .def_prop_ro("num_bytes", &PackedMatrix::num_bytes, "Bytes of the matrix in memory, including padding.");
 
-  nb::class_<Linear>(m, "Linear", R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
+  nb::class_<Linear>(m, "FusedLinear", R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
 Args:
     matrix: The weight; the layer keeps it alive.

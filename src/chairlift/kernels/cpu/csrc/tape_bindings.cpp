@@ -8,7 +8,7 @@ namespace nb = nanobind;
 namespace chairlift {
 
 void bind_tape(nb::module_& m) {
-  nb::class_<Tape>(m, "Tape", R"(A recording of calls of Linear and Attention.forward, to be repeated on the same memory in other steps.
+  nb::class_<Tape>(m, "Tape", R"(A recording of calls of FusedLinear and PagedAttention.forward, to be repeated on the same memory in other steps.
 
 Everything that the recorded calls read or write must outlive the tape.)")
       .def(nb::init<>())
