@@ -269,5 +269,5 @@ def test_unsupported_shapes_and_types_are_rejected() -> None:
 def test_arrays_of_a_step_that_do_not_fit_are_rejected() -> None:
     metadata = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4)]).metadata
     native = NativeAttention(make_shape((2, 1), 8, torch.float32))
-    with pytest.raises(ValueError, match="a sequence fits its block table"):
+    with pytest.raises(ValueError, match="AttentionStep: seq_lens must fit into the block tables"):
         native.plan(replace(metadata, seq_lens=metadata.seq_lens + 4))

@@ -235,7 +235,7 @@ class PagedAttention:
         """
         Compute one layer for all tokens of a step.
 
-        An address may be 0 where the text says so.
+        Addresses may be 0 only where stated.
 
         Args:
             qkv_ptr: float32 [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], overwritten.
@@ -379,7 +379,7 @@ class ReadBuffer:
 
 class Tape:
     """
-    A recording of calls of FusedLinear and PagedAttention.forward, to be repeated on the same memory in other steps.
+    A recording of calls of FusedLinear and PagedAttention.forward, to be repeated in other steps.
 
     Everything that the recorded calls read or write must outlive the tape.
     """

@@ -67,7 +67,8 @@ void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  nb::class_<AttentionStep>(m, "AttentionStep", R"(The sequences, block tables and slots of one step, copied from its metadata.
+  nb::class_<AttentionStep>(m, "AttentionStep",
+                            R"(The sequences, block tables and slots of one step, copied from its metadata.
 
 The work is divided among threads when a layer first uses the step, once for each sliding window.
 
@@ -89,7 +90,8 @@ Raises:
            },
            nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("slot_mapping"),
            nb::arg("block_size"));
-  nb::class_<AttentionShape>(m, "PagedAttention", R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
+  nb::class_<AttentionShape>(m, "PagedAttention",
+                             R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
 
 Args:
     num_heads: Query heads, a multiple of num_kv_heads.
@@ -112,7 +114,7 @@ Raises:
            nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
            nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
 
-An address may be 0 where the text says so.
+Addresses may be 0 only where stated.
 
 Args:
     qkv_ptr: float32 [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], overwritten.

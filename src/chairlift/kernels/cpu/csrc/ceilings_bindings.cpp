@@ -18,13 +18,15 @@ Returns:
     Additions and multiplications per second.)");
   m.def("measure_dot_u4s8", &measure_dot_u4s8, nb::arg("seconds"), Release(),
         "Measure the same as `measure_dot_u8s8` where the unsigned bytes are below 16.");
-  m.def("measure_fma", &measure_fma, nb::arg("seconds"), Release(), "Measure fused multiply-adds of float32 on all threads: additions and multiplications per second.");
+  m.def("measure_fma", &measure_fma, nb::arg("seconds"), Release(),
+        "Measure fused multiply-adds of float32 on all threads: additions and multiplications per second.");
   nb::class_<ReadBuffer>(m, "ReadBuffer", R"(A buffer that all threads read, to measure the bandwidth of memory.
 
 Args:
     num_bytes: The size; larger than the caches to measure memory.)")
       .def(nb::init<int64_t>(), nb::arg("num_bytes"), Release())
-      .def("measure", &ReadBuffer::measure, nb::arg("seconds"), Release(), "Measure reads of the whole buffer on all threads: bytes per second.");
+      .def("measure", &ReadBuffer::measure, nb::arg("seconds"), Release(),
+           "Measure reads of the whole buffer on all threads: bytes per second.");
 }
 
 }  // namespace chairlift

@@ -86,7 +86,8 @@ void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uin
 }  // namespace
 
 void bind_linear(nb::module_& m) {
-  nb::class_<PackedMatrix>(m, "PackedMatrix", R"(A weight matrix [out_features, in_features] in the layout that products read.
+  nb::class_<PackedMatrix>(m, "PackedMatrix",
+                           R"(A weight matrix [out_features, in_features] in the layout that products read.
 
 Args:
     format: The storage format: "q4_0", "q4_1", "q8_0", "int8", "bf16", "f16" or "f32".
@@ -141,7 +142,8 @@ Args:
                    "Bytes of one row for `pack_blocks`; 0 where no file has this format or width.")
       .def_prop_ro("num_bytes", &PackedMatrix::num_bytes, "Bytes of the matrix in memory, including padding.");
 
-  nb::class_<Linear>(m, "FusedLinear", R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
+  nb::class_<Linear>(m, "FusedLinear",
+                     R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
 
 Args:
     matrix: The weight; the layer keeps it alive.

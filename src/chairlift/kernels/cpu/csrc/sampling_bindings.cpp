@@ -14,8 +14,8 @@ using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Samples tokens for requests whose parameters are arrays with one element per row. The caller owns the arrays; each call
-// reads their current values.
+// Samples tokens for requests whose parameters are arrays with one element per row. The caller owns the arrays; each
+// call reads their current values.
 class TokenSampler {
  public:
   TokenSampler(Array<const uint8_t> is_random, Array<const float> temperature, Array<const int64_t> top_k,
@@ -38,7 +38,8 @@ class TokenSampler {
     const int64_t count = static_cast<int64_t>(rows.shape(0));
     if (out.shape(0) != rows.shape(0)) throw nb::value_error("rows and out must have the same length");
     for (int64_t i = 0; i < count; ++i)
-      if (static_cast<uint64_t>(rows(i)) >= num_rows_) throw nb::index_error("rows must be indices into the parameter arrays");
+      if (static_cast<uint64_t>(rows(i)) >= num_rows_)
+        throw nb::index_error("rows must be indices into the parameter arrays");
     const float* const values = reinterpret_cast<const float*>(logits);
     const int64_t* const row_of = rows.data();
     int64_t* const tokens = out.data();
@@ -104,7 +105,8 @@ void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> tokens,
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  nb::class_<TokenSampler>(m, "TokenSampler", R"(Samples tokens for requests whose parameters are arrays with one element per row.
+  nb::class_<TokenSampler>(m, "TokenSampler",
+                           R"(Samples tokens for requests whose parameters are arrays with one element per row.
 
 The arrays are not copied: each call of `sample` reads their current values.
 
