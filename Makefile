@@ -16,7 +16,7 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native configure serve test fuzz fuzz-api fuzz-cost soak test-clients load-test test-wheel test-without-compiler sanitize check format bench wheel clean
+.PHONY: help venv native stub configure serve test fuzz fuzz-api fuzz-cost soak test-clients load-test test-wheel test-without-compiler sanitize check format bench wheel clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ configure:
 native: configure ## Compile the native kernels into the source tree (`make venv` does, if a C++ source changed).
 	@cmake --build $(BUILD) --parallel
 	@for so in $(BUILD)/_native*.so; do cp $$so $(NATIVE)/.new && mv $(NATIVE)/.new $(NATIVE)/$$(basename $$so); done
+
+stub: native ## Write the types of the extension, _native.pyi, from its compiled bindings.
+	$(BIN)/python -m nanobind.stubgen -q -m chairlift.kernels.cpu._native -o $(NATIVE)/_native.pyi
+	$(BIN)/ruff check --quiet --fix $(NATIVE)/_native.pyi
+	$(BIN)/ruff format --quiet $(NATIVE)/_native.pyi
 
 serve: venv ## Serve the default model on http://127.0.0.1:8000 (options: ARGS="--port 8001").
 	$(BIN)/chairlift serve $(ARGS)

@@ -1,6 +1,9 @@
-"""Try the native kernels of an installed Chairlift: one product beside its twin, and the default model."""
+"""Check the native kernels of an installed Chairlift: their types, one product against its reference, and the default
+model."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 
@@ -9,16 +12,22 @@ from chairlift.kernels import reference
 from chairlift.kernels.cpu import load
 
 
+def check_stub() -> None:
+    folder = Path(chairlift.__file__).parent / "kernels" / "cpu"
+    (library,) = folder.glob("_native*.so")
+    assert (folder / "_native.pyi").is_file(), f"{library} is installed without its types, _native.pyi"
+
+
 def try_product() -> None:
     native = load()
     print(f"{chairlift.__file__}: native kernels on {native.isa()}, of {', '.join(native.available_isas())}")
     matrix = native.PackedMatrix("q4_1", 96, 160)
     matrix.pack_floats(0, torch.randn(96, 160).numpy())
     x, out = torch.randn(5, 160), torch.empty(5, 96)
-    native.Linear(matrix)(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
-    twin = reference.quantized_linear(x, torch.from_numpy(matrix.unpack(0, 96)), None, "none")
-    torch.testing.assert_close(out, twin, rtol=1e-5, atol=1e-4)
-    print(f"products: largest distance from their twins {(out - twin).abs().max():.1e}")
+    native.FusedLinear(matrix)(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
+    expected = reference.quantized_linear(x, torch.from_numpy(matrix.unpack(0, 96)), None, "none")
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
+    print(f"products: largest distance from their expecteds {(out - expected).abs().max():.1e}")
 
 
 def try_model() -> None:
@@ -33,5 +42,6 @@ def try_model() -> None:
 
 
 if __name__ == "__main__":
+    check_stub()
     try_product()
     try_model()

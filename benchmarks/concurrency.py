@@ -284,7 +284,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-sizes", default="1,8", help="requests that decode at each context")
     parser.add_argument("--steps", type=int, default=12, help="measured at each context")
     parser.add_argument("--max-num-batched-tokens", type=int, default=DEFAULT_MAX_NUM_BATCHED_TOKENS)
-    parser.add_argument("--attention-backend", default="auto")
+    parser.add_argument("--kernels", default="auto")
     parser.add_argument("--num-threads", type=int, help="all if not given")
     default = Path(__file__).parents[1] / "docs" / "images" / "concurrency.png"
     parser.add_argument("--output", type=Path, default=default, help="the figure: .png or .svg")
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     at_least("steps", args.steps, 1)
     config = EngineConfig(
         model=args.model,
-        attention_backend=args.attention_backend,
+        kernels=args.kernels,
         num_threads=args.num_threads,
         skip_tokenizer_init=True,
     )

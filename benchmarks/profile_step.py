@@ -1,6 +1,6 @@
 """Where the time of a decode step goes, by kernel set and batch size.
 
-    python benchmarks/profile_step.py [--model PATH] [--attention-backend torch,native] [--batch-sizes 1,16,64]
+    python benchmarks/profile_step.py [--model PATH] [--kernels torch,native] [--batch-sizes 1,16,64]
                                       [--context 128] [--steps 48] [--rounds 3]
 
 Callables are wrapped with a timer: the kernels before the model is built, the rest on the objects of the finished
@@ -34,7 +34,7 @@ from chairlift.bench.machine import host_facts, machine_facts
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.factory import Engine, build_engine
 from chairlift.kernels.backend import AttentionBackend, AttentionShape
-from chairlift.kernels.registry import Kernels, get_kernels, in_turn
+from chairlift.kernels.registry import Kernels, get_kernels, run_in_order
 from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.models import registry
 from chairlift.worker import model_runner
@@ -131,7 +131,7 @@ def timed_kernels(kernels: Kernels, timer: SectionTimer) -> Kernels:
         make_embedding=make_embedding,
         make_linear=make_linear,
         attention=attention,
-        run_layers=in_turn,
+        run_layers=run_in_order,
     )
 
 
@@ -175,7 +175,7 @@ def engine_config(
     context: int,
     steps: int,
     threads: int | None,
-    attention_backend: str = "auto",
+    kernels: str = "auto",
 ) -> EngineConfig:
     """A pool in which nothing is preempted. No prefix cache: a round finds nothing of the round before."""
     longest = context + BLOCK_SIZE + output_tokens(max(batch_sizes), context, steps)
@@ -188,7 +188,7 @@ def engine_config(
         num_threads=threads,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        attention_backend=attention_backend,
+        kernels=kernels,
     )
 
 
@@ -274,7 +274,7 @@ def profile_in_turns(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]
     """The model's name, and the profile of each kernel set."""
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
     sets: dict[str, Profiled] = {}
-    for name in args.attention_backend.split(","):
+    for name in args.kernels.split(","):
         config = engine_config(args.model, batch_sizes, args.context, args.steps, args.num_threads, name)
         timer = SectionTimer()
         sets[name] = Profiled(timed_engine(config, timer), timer, name == "native")
@@ -314,7 +314,7 @@ def multiples(profiles: dict[str, Profile]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a .gguf file or a folder; the default model if not given")
-    parser.add_argument("--attention-backend", default="torch,native", help="kernel sets, in the order of their turns")
+    parser.add_argument("--kernels", default="torch,native", help="kernel sets, in the order of their turns")
     parser.add_argument("--batch-sizes", default="1,16,64")
     parser.add_argument("--context", type=int, default=128, help="tokens in memory when measuring starts, about")
     parser.add_argument("--steps", type=int, default=48, help="of a round")

@@ -1,4 +1,4 @@
-"""Tests of native kernels run where these are compiled."""
+"""The mark of tests that need the native kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chairlift.kernels.cpu import NativeUnavailableError, load
 
 
 def why_not() -> str | None:
-    """Why the native kernels cannot be loaded; None: they can."""
+    """The reason why the native kernels cannot be loaded, or None."""
     try:
         load()
     except NativeUnavailableError as error:

@@ -11,7 +11,7 @@ from chairlift.errors import ConfigError
 from chairlift.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
-ATTENTION_BACKENDS = ("auto", "native", "torch", "reference")
+KERNEL_SETS = ("auto", "native", "torch", "reference")
 QUANTIZATIONS = ("int8", "q8_0", "q4_0", "q4_1")
 KV_CACHE_DTYPES = ("auto", "bfloat16", "float32", "int8")
 BATCHINGS = ("continuous", "static")
@@ -113,8 +113,8 @@ class EngineConfig:
         device: "cpu" or "cuda".
         dtype: of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights as the file
             has them, and the file's type elsewhere.
-        attention_backend: the kernel set: "native", "torch", or "reference", the slow twin of both; "auto" is native
-            kernels on the CPU where they can be loaded, else torch.
+        kernels: the kernel set: "native", "torch", or "reference", the slow definition of both; "auto" is "native" on
+            the CPU where the extension can be loaded, else "torch".
         quantization: the format that native kernels bring all matrices to: "int8" has a scale an output, "q8_0", "q4_0"
             and "q4_1" are those of GGUF; None leaves each as in the file.
         kv_cache_dtype: of K and V in memory: "auto" is bfloat16 with native kernels, else `dtype`; "int8" has a scale
@@ -149,7 +149,7 @@ class EngineConfig:
     model: str | None = None
     device: str = "cpu"
     dtype: str = "auto"
-    attention_backend: str = "auto"
+    kernels: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
@@ -204,25 +204,25 @@ class EngineConfig:
 
     def _check_kernels(self) -> None:
         """Native kernels are for the CPU and compute in float32; they alone quantize, and torch keeps no int8."""
-        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        _one_of("kernels", self.kernels, KERNEL_SETS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
         why = self.why_not_native
         if why is None:
             return
-        if self.attention_backend == "native":
-            raise ConfigError(f"attention_backend=native cannot be combined with {why}: leave one of them out")
+        if self.kernels == "native":
+            raise ConfigError(f"kernels=native cannot be combined with {why}: leave one of them out")
         if self.quantization is not None:
             raise ConfigError(f"quantization={self.quantization} is for native kernels, not for {why}: leave one out")
-        if self.kv_cache_dtype == "int8" and self.attention_backend != "reference":
+        if self.kv_cache_dtype == "int8" and self.kernels != "reference":
             raise ConfigError(f"kv_cache_dtype=int8 is for native kernels, not for {why}: leave one out")
 
     @property
     def why_not_native(self) -> str | None:
         """The option that rules native kernels out; None: they may be used."""
-        if self.attention_backend not in ("auto", "native"):
-            return f"attention_backend={self.attention_backend}"
+        if self.kernels not in ("auto", "native"):
+            return f"kernels={self.kernels}"
         if self.device != "cpu":
             return f"device={self.device}"
         return None if self.dtype in ("auto", "float32") else f"dtype={self.dtype}"

@@ -152,11 +152,8 @@ class Request:
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
-    def advance(self, count: int, now: float) -> int:
-        """Count the next `count` tokens as computed; returns how many of them are recomputed after a preemption."""
-        start = self.num_computed_tokens
-        end = self.num_computed_tokens = start + count
-        self.write_moment += count * now
+    def count_recomputed(self, start: int, end: int) -> int:
+        """Count the tokens of `start` to `end - 1` that are recomputed after a preemption; returns their number."""
         num_recomputed = max(0, min(end, self.recompute_until) - start)
         self.num_recomputed_tokens += num_recomputed
         return num_recomputed

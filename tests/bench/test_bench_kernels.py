@@ -122,7 +122,7 @@ def test_linear_layers_are_those_of_the_model(tiny_model_dir: TinyModel, arch: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "get_kernels", lambda *_: Recorder())
         weights = RandomWeights(config, torch.float32, torch.device("cpu"))
-        build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend="reference")
+        build_model(config, weights, dtype=torch.float32, device="cpu", kernels="reference")
     products = [*(product for layer in config.layers for product in layer.products), config.head_product]
     matrices = [product.matrix for product in products]
     assert {(each.weight_names, each.out_features, each.in_features) for each in matrices} <= set(loaded)

@@ -66,8 +66,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def config(model: Path, attention_backend: str = "torch", **changes: Any) -> EngineConfig:
-    return EngineConfig(model=str(model), attention_backend=attention_backend, num_threads=1, **changes)
+def config(model: Path, kernels: str = "torch", **changes: Any) -> EngineConfig:
+    return EngineConfig(model=str(model), kernels=kernels, num_threads=1, **changes)
 
 
 def transformers_nll(model: Path, windows: list[list[int]]) -> list[torch.Tensor]:
@@ -152,7 +152,7 @@ def test_bfloat16_differs_from_float32(letters_model: Callable[..., Path], text:
 
 def test_the_default_kernels_are_near_float32(letters_model: Callable[..., Path], text: Path) -> None:
     options = PerplexityOptions(text=text, window=100, against="float32")
-    result = run_perplexity(config(letters_model(), attention_backend="auto"), options)
+    result = run_perplexity(config(letters_model(), kernels="auto"), options)
     assert result.against is not None
     assert result.against.mean_kl < 1e-2
     assert result.against.greedy_agreement > 0.9

@@ -51,7 +51,7 @@ def test_profile_step(tiny_model_dir: TinyModel) -> None:
 def test_profiles_of_two_kernel_sets(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     profile = script("profile_step")
     sizes = ["--batch-sizes", "1,2", "--context", "20", "--steps", "3", "--rounds", "2", "--num-threads", "1"]
-    arguments = ["--model", str(tiny_model_dir("opt")), "--attention-backend", "reference,torch", *sizes]
+    arguments = ["--model", str(tiny_model_dir("opt")), "--kernels", "reference,torch", *sizes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["profile_step.py", *arguments])
         profile.main()

@@ -88,14 +88,14 @@ def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., 
         "fixed:9",
     ]
     assert "embedding: 256 x 64 values x 4 bytes = 65,536" not in run(*options).stdout
-    explained = run(*options, "--attention-backend", "torch", "--explain").stdout
+    explained = run(*options, "--kernels", "torch", "--explain").stdout
     assert "embedding: 256 x 64 values x 4 bytes = 65,536" in explained
     assert "a slot: 2 layers x 4 KV heads x (2 x 16 x 4) bytes = 1,024" in explained
     assert "25 requests write 700 slots and hold 800 of 800; the next one does not fit" in explained
 
 
 def test_torch_kernels_take_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:
-    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100", "--attention-backend", "torch")
+    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100", "--kernels", "torch")
     assert record["weight_bytes"] > 5 * smollm2_gguf.stat().st_size
     assert any("The file has 93.81 MiB" in note for note in record["notes"])
     assert record["speed"] is None

@@ -146,7 +146,7 @@ SQUEEZES = {"preemptions": Squeeze(), "padding": Squeeze("static", "exact", spar
 def crowd(case: Case, tiny_model_dir: Callable[..., Path]) -> Crowd:
     config = EngineConfig(
         model=str(tiny_model_dir(case.arch, **case.overrides)),
-        attention_backend="native",
+        kernels="native",
         quantization=case.quantization,
         kv_cache_dtype=case.kv_cache_dtype,
         skip_tokenizer_init=True,
@@ -194,7 +194,7 @@ def test_nobody_notices_the_crowd_in_long_contexts(name: str, tiny_model_dir: Ca
 
 def test_nobody_notices_the_crowd_around_the_default_model(smollm2_gguf: Path) -> None:
     """Its activations have outliers, which take a way of their own through the products."""
-    config = EngineConfig(model=str(smollm2_gguf), attention_backend="native", skip_tokenizer_init=True, num_threads=2)
+    config = EngineConfig(model=str(smollm2_gguf), kernels="native", skip_tokenizer_init=True, num_threads=2)
     model = Crowd(load_model(config))
     requests = [Ask(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)]
     for isa in dict.fromkeys((ISAS[0], "avx2")) if "avx2" in ISAS else ISAS[:1]:

@@ -21,7 +21,7 @@ from chairlift.events import EventList, Step
 from native import needs_native
 
 NEW_TOKENS = 20
-BACKENDS = ["torch", pytest.param("native", marks=needs_native)]
+KERNEL_SETS = ["torch", pytest.param("native", marks=needs_native)]
 ARCHITECTURES = ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"]
 SQUEEZES: dict[str, dict[str, Any]] = {
     "roomy": {},
@@ -72,14 +72,14 @@ def engine_answers(folder: Path, **options: Any) -> tuple[list[list[int]], list[
     return [output.outputs[0].token_ids for output in outputs], [e for e in events.events if isinstance(e, Step)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
 @pytest.mark.parametrize("squeeze", SQUEEZES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_tokens_are_those_of_transformers(
-    arch: str, squeeze: str, backend: str, tiny_model_dir: Callable[..., Path]
+    arch: str, squeeze: str, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     folder = tiny_model_dir(arch)
-    answers, steps = engine_answers(folder, attention_backend=backend, **SQUEEZES[squeeze])
+    answers, steps = engine_answers(folder, kernels=kernels, **SQUEEZES[squeeze])
     assert answers == reference_tokens(folder)
     if squeeze.startswith("preempted"):
         assert sum(len(step.preempted) for step in steps) >= 8
@@ -177,7 +177,7 @@ def columns(step: Step) -> list[tuple[int, int, int]]:
 
 def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama")
-    answers, _ = engine_answers(folder, attention_backend="reference", max_num_batched_tokens=32, max_num_seqs=4)
+    answers, _ = engine_answers(folder, kernels="reference", max_num_batched_tokens=32, max_num_seqs=4)
     assert answers == reference_tokens(folder)
 
 

@@ -24,7 +24,7 @@ NEW_TOKENS = 16
 @pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> LLM:
     """transformers has the weights in float32, and nothing quantizes activations."""
-    return LLM(str(smollm2_gguf), attention_backend="torch", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
+    return LLM(str(smollm2_gguf), kernels="torch", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
 
 
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(
@@ -52,7 +52,7 @@ def test_native_kernels_take_the_quantized_file_as_it_is(
     smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel
 ) -> None:
     """Activations are rounded to 8 bits on the way: logprobs are close, and not shifted."""
-    native = LLM(str(smollm2_gguf), attention_backend="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
+    native = LLM(str(smollm2_gguf), kernels="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     ours, expected = [], []
     for output in native.generate([PROMPTS[3], PROMPTS[4]], params, progress=False):

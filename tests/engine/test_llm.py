@@ -188,7 +188,7 @@ def test_an_interrupted_run_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.
     assert llm.generate("The capital of France is", GREEDY)[0].outputs[0].text.startswith(" Paris")
 
 
-def test_after_a_broken_step_the_engine_says_so(tiny_model_dir: Callable[..., Path]) -> None:
+def test_after_a_failed_step_every_step_raises_an_error(tiny_model_dir: Callable[..., Path]) -> None:
     llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
 
     def broken(_output: object) -> object:
@@ -197,7 +197,7 @@ def test_after_a_broken_step_the_engine_says_so(tiny_model_dir: Callable[..., Pa
     llm.engine.core._executor.submit = broken  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
         llm.generate([3, 4])
-    with pytest.raises(EngineDeadError, match=r"MemoryError.*build a new engine"):
+    with pytest.raises(EngineDeadError, match=r"MemoryError.*create a new engine"):
         llm.generate([3, 4])
 
 

@@ -120,8 +120,8 @@ def test_an_engine_chooses_its_budget_and_says_why(
     ("options", "expected"),
     [
         ({"max_num_batched_tokens": 99}, 99),
-        ({"attention_backend": "torch"}, DEFAULT_MAX_NUM_BATCHED_TOKENS),
-        ({"attention_backend": "torch", "max_num_seqs": 600}, 600),
+        ({"kernels": "torch"}, DEFAULT_MAX_NUM_BATCHED_TOKENS),
+        ({"kernels": "torch", "max_num_seqs": 600}, 600),
         ({"batching": "static"}, DEFAULT_MAX_NUM_BATCHED_TOKENS),
     ],
 )

@@ -14,7 +14,7 @@ ISAS = [] if why_not() else load().available_isas()
 
 @pytest.fixture(params=ISAS, scope="module")
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every instruction set that this CPU has."""
+    """Run the tests on every instruction set of this CPU."""
     native = load()
     before = native.isa()
     native.set_isa(request.param)
@@ -24,7 +24,7 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def same_threads() -> Iterator[None]:
-    """Threads and the order of tiles may be changed, and are as before in the end."""
+    """Restore the number of threads and the order of tiles after the tests of a module."""
     native = load()
     before = native.num_threads()
     yield

@@ -1,4 +1,4 @@
-"""Native attention: against its twin over any shape, and the same bits however a step is cut."""
+"""Native attention equals the reference for any shape, and has the same bits for any division of a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 MAX_POSITION = 2048
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 WORK = [(0, 31, 32), (1, 0, 133), (2, 7, 8), (3, 15, 31), (4, 0, 1), (5, 1099, 1100), (6, 500, 530)]
-"""Decode, prefill and chunk rows mixed; sequences end before, at and after borders of blocks, tiles and splits."""
+"""Decode, prefill and chunk rows mixed; sequences end before, at and after boundaries of blocks, tiles and splits."""
 
 
 def make_shape(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> AttentionShape:
@@ -38,7 +38,7 @@ def make_shape(heads: tuple[int, int], head_dim: int, kv_dtype: torch.dtype) -> 
 
 
 def poisoned(cache: KVCache) -> KVCache:
-    """Memory in which a slot that nobody has written shows in every output that reads it."""
+    """KV memory whose unwritten slots are NaN, so that reading one changes the output."""
     for part in cache:
         if part is not None:
             part.fill_(77 if part.dtype == torch.int8 else torch.nan)
@@ -64,7 +64,7 @@ def rotary_at(positions: torch.Tensor, head_dim: int) -> RotaryStep:
 
 
 def assert_same_memory(actual: KVCache, expected: KVCache) -> None:
-    """Rotation rounds in another order: one step of the memory's type may lie between."""
+    """Rotary embedding rounds in another order, so values may differ by one step of the type of the memory."""
     if actual.key.dtype == torch.int8:
         assert (actual.key.int() - expected.key.int()).abs().max() <= 1
         assert (actual.value.int() - expected.value.int()).abs().max() <= 1
@@ -86,7 +86,7 @@ def check_step(
     with_rotary: bool = True,
     qk_norm: QKNorm | None = None,
 ) -> torch.Tensor:
-    """One step of native attention against the twin: first what is kept, then attention over that same memory."""
+    """Compare one step with the reference: first the written K and V, then attention over the same memory."""
     step = pack(tables, work, num_padding)
     native = NativeAttention(shape)
     cache = fill(native.allocate(tables.num_blocks, tables.block_size))
@@ -139,8 +139,8 @@ def test_query_and_key_norm(kv_dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("num_padding", [0, 1, 5])
-def test_padding_sees_nothing_and_writes_nothing(num_padding: int) -> None:
-    """Rows that stand before their sequence are zeros, and what slots hold stays."""
+def test_padding_reads_and_writes_nothing(num_padding: int) -> None:
+    """The results of rows before their sequence are zero, and no slot changes."""
     torch.manual_seed(0)
     tables = Tables(8, 4)
     tables.grow(0, 1)
@@ -164,7 +164,7 @@ def test_any_step(data: st.DataObject, block_size: int, window: int | None) -> N
 
 @dataclass(frozen=True)
 class Way:
-    """How a sequence is computed: none of it may change a bit of its outputs.
+    """A way to compute a sequence, which must not change a bit of its outputs.
 
     Attributes:
         chunk: tokens a step.
@@ -179,7 +179,7 @@ class Way:
 
 
 def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: Way) -> torch.Tensor:
-    """The outputs of a sequence with these inputs [tokens, width], from empty memory on."""
+    """The outputs of a sequence with the inputs [tokens, width], starting from empty memory."""
     NATIVE.set_num_threads(way.num_threads)
     NATIVE.set_tile_order(way.tile_order)
     native = NativeAttention(shape)
@@ -211,10 +211,10 @@ WAYS = st.builds(
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), [((3, 1), 16, None), ((4, 2), 64, None), ((2, 2), 12, 90)])
-def test_no_way_to_compute_a_sequence_changes_a_bit(
+def test_division_threads_and_order_change_no_bit(
     heads: tuple[int, int], head_dim: int, window: int | None, kv_dtype: torch.dtype
 ) -> None:
-    """600 tokens: two splits, ten tiles. Memory that was never written is poison."""
+    """600 tokens are two splits and ten tiles. Unwritten memory is NaN."""
     shape = make_shape(heads, head_dim, kv_dtype)
     torch.manual_seed(0)
     qkv = torch.randn(600, (heads[0] + 2 * heads[1]) * head_dim)
@@ -230,8 +230,8 @@ def test_no_way_to_compute_a_sequence_changes_a_bit(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
-def test_a_long_sequence_alone_is_cut_at_splits(num_threads: int) -> None:
-    """One token over 1900 keys: the splits go to different threads and are merged as one thread merges them."""
+def test_a_single_long_sequence_is_divided_at_splits(num_threads: int) -> None:
+    """The splits of one token over 1900 keys run on different threads, and are merged in the same order as on one."""
     shape = make_shape((6, 2), 16, torch.bfloat16)
     torch.manual_seed(0)
     qkv = torch.randn(1900, 160)
@@ -256,18 +256,18 @@ def test_a_plan_serves_layers_of_several_windows() -> None:
         torch.testing.assert_close(out, expected.flatten(1), rtol=1e-4, atol=1e-5)
 
 
-def test_shapes_and_types_that_the_kernels_lack_are_refused() -> None:
+def test_unsupported_shapes_and_types_are_rejected() -> None:
     shape = make_shape((2, 1), 8, torch.float32)
-    with pytest.raises(ConfigError, match="head_dim that is a multiple of 4 and at most 512, got 6"):
+    with pytest.raises(ConfigError, match=r"head_dim must be a multiple of 4 and at most 512 .* got 6"):
         NativeAttention(replace(shape, head_dim=6))
     with pytest.raises(ConfigError, match="kv_cache_dtype must be one of float32, bfloat16, int8"):
         NativeAttention(replace(shape, kv_cache_dtype=torch.float16))
-    with pytest.raises(ConfigError, match=r"computes in float32 on the CPU, got torch\.bfloat16"):
+    with pytest.raises(ConfigError, match=r"native kernels compute in float32 on the CPU, got torch\.bfloat16"):
         NativeAttention(replace(shape, dtype=torch.bfloat16))
 
 
-def test_parts_of_a_step_that_do_not_fit_are_refused() -> None:
+def test_arrays_of_a_step_that_do_not_fit_are_rejected() -> None:
     metadata = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4)]).metadata
     native = NativeAttention(make_shape((2, 1), 8, torch.float32))
-    with pytest.raises(ValueError, match="a sequence fits its block table"):
+    with pytest.raises(ValueError, match="AttentionStep: seq_lens must fit into the block tables"):
         native.plan(replace(metadata, seq_lens=metadata.seq_lens + 4))

@@ -1,4 +1,4 @@
-"""CHAIRLIFT_CPU_ISA: each instruction set of this CPU can be asked for, and only these."""
+"""CHAIRLIFT_CPU_ISA selects one of the instruction sets of this CPU, and rejects other names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @needs_native
 @pytest.mark.parametrize("isa", ISAS)
-def test_each_instruction_set_can_be_asked_for(isa: str) -> None:
+def test_each_instruction_set_can_be_selected(isa: str) -> None:
     result = run(isa, "-c", "from chairlift.kernels.cpu import load; print(load().isa())")
     assert result.stdout.strip() == isa, result.stderr
 
@@ -32,7 +32,7 @@ def test_the_best_one_is_the_default() -> None:
 
 
 @needs_native
-def test_others_are_refused_by_name() -> None:
+def test_other_names_are_rejected() -> None:
     result = run("sse2", "-m", "chairlift", "generate", "hello")
     assert result.returncode != 0
     message = f"CHAIRLIFT_CPU_ISA must be one of {', '.join(ISAS)} on this CPU, got 'sse2'"

@@ -1,8 +1,8 @@
 """Native products against `reference.quantized_linear` and plain ones, on every instruction set of the CPU.
 
-A native layer over the identity matrix in float32 gives what its prologue makes of a row, to the bit. So prologues are
-compared with their twins by themselves, and products on exactly the rows that they multiply: nothing is left between
-two results but the rounding of float32 sums.
+A native layer with the identity matrix in float32 returns exactly the result of its prologue. Prologues are therefore
+compared with the reference separately, and products with the exact rows that they multiply, so that two results differ
+only by the rounding of float32 sums.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_prologue(kind: NativePrologueKind, in_features: int) -> Prologue:
 
 
 def make_rows(num_rows: int, size: int) -> torch.Tensor:
-    """As activations are: a few columns and a few values are much larger than the others."""
+    """Random values like activations: a few columns and a few values are much larger than the others."""
     x = torch.randn(num_rows, size)
     x[:, torch.rand(size) < 0.02] *= 20
     x[torch.rand(num_rows, size) < 0.02] *= 30
@@ -69,7 +69,7 @@ def multiply(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     vectors = [None if v is None else v.numpy() for v in (bias, prologue.weight, prologue.bias)]
-    linear = NATIVE.Linear(matrix, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+    linear = NATIVE.FusedLinear(matrix, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
     out = torch.empty(len(x), matrix.out_features) if residual is None else residual.clone()
     linear(x.data_ptr(), x.stride(0), len(x), out.data_ptr(), out.stride(0), residual is not None)
     return out
@@ -79,8 +79,8 @@ def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Ten
     return multiply(pack("f32", torch.eye(in_features)), x, prologue)
 
 
-def twin(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product of rows that have had their prologue, and how far float32 sums may be from it."""
+def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
+    """The product of rows after their prologue, and the tolerance of float32 sums."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
     if matrix.format in FLOATS:
         product = (y.double() @ weight.double().t()).float()
@@ -96,14 +96,14 @@ def twin(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(FORMATS), st.sampled_from(KINDS), ROWS, INPUTS, OUTPUTS, st.integers(0, 2**32))
-def test_products_are_those_of_the_twin(
+def test_products_equal_the_reference(
     name: str, kind: NativePrologueKind, num_rows: int, in_features: int, out_features: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     matrix, prologue = pack(name, torch.randn(out_features, in_features)), make_prologue(kind, in_features)
     x = make_rows(num_rows, width(kind, in_features))
     bias, residual = torch.randn(out_features), torch.randn(num_rows, out_features)
-    product, tolerance = twin(matrix, prepared(x, prologue, in_features), kind)
+    product, tolerance = reference_product(matrix, prepared(x, prologue, in_features), kind)
     for b, r in ((None, None), (bias, None), (None, residual), (bias, residual)):
         expected = product + (0 if b is None else b) + (0 if r is None else r)
         error = (multiply(matrix, x, prologue, b, r) - expected).abs()
@@ -112,21 +112,21 @@ def test_products_are_those_of_the_twin(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("in_features", [1, 7, 8, 9, 64, 100])
-def test_prologues_are_their_twins(kind: NativePrologueKind, in_features: int) -> None:
+def test_prologues_equal_the_reference(kind: NativePrologueKind, in_features: int) -> None:
     torch.manual_seed(in_features)
     prologue, x = make_prologue(kind, in_features), make_rows(11, width(kind, in_features))
     ours, expected = prepared(x, prologue, in_features), reference.apply_prologue(x, prologue)
     torch.testing.assert_close(ours, expected, rtol=3e-6, atol=3e-6 * float(expected.abs().max()))
 
 
-def test_silu_far_out() -> None:
+def test_silu_of_large_values() -> None:
     gate = torch.tensor([[-1e30, -200.0, -100.0, -30.0, 0.0, 30.0, 100.0, 1e30]])
     ours = prepared(torch.cat((gate, torch.ones_like(gate)), dim=1), Prologue("silu_and_mul"), 8)
     torch.testing.assert_close(ours, torch.nn.functional.silu(gate), rtol=1e-5, atol=1e-8)
 
 
-def test_outliers_take_nothing_from_their_neighbours() -> None:
-    """One input a thousand times as large as the others of its group would leave them no bits at all."""
+def test_outliers_do_not_reduce_the_precision_of_other_inputs() -> None:
+    """Without outliers, one input a thousand times larger would leave no bits for the others of its group."""
     weight, x = torch.randn(16, 64), torch.randn(1, 64)
     x[0, 40] = 3000.0
     matrix = pack("q8_0", weight)
@@ -192,15 +192,15 @@ def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str) -> Non
 @pytest.mark.parametrize(
     ("name", "step"), [("f32", 0.0), ("f16", 2**-11), ("bf16", 2**-8), ("q8_0", 0.6 / 127), ("int8", 0.6 / 127)]
 )
-def test_what_is_packed_comes_back_rounded(name: str, step: float) -> None:
+def test_packed_floats_are_rounded_to_the_format(name: str, step: float) -> None:
     weight = torch.randn(37, 70)
     error = (torch.from_numpy(pack(name, weight).unpack(0, 37)) - weight).abs()
     assert (error <= step * weight.abs().amax(1, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_values_of_a_format_come_back_as_they_are(name: str) -> None:
-    """Packed in pieces, taken out in others, looked up by id: the same rows."""
+def test_values_of_a_format_are_packed_exactly(name: str) -> None:
+    """Rows are equal if packed in pieces, unpacked in other pieces, or gathered by id."""
     once = pack(name, torch.randn(37, 70)).unpack(0, 37)
     again = NATIVE.PackedMatrix(name, 37, 70)
     for first, end in ((20, 37), (0, 1), (1, 20)):
@@ -225,23 +225,35 @@ def test_values_of_a_format_come_back_as_they_are(name: str) -> None:
         (lambda: NATIVE.PackedMatrix("f32", 0, 4), "at least one row and one column"),
         (
             lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(2, np.zeros((3, 4), np.float32)),
-            "outside of the matrix",
+            "rows 2 to 4 are outside the matrix, which has 4 rows",
         ),
-        (lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(0, np.zeros((1, 5), np.float32)), "in_features values"),
-        (lambda: NATIVE.PackedMatrix("q8_0", 4, 32).pack_blocks(0, np.zeros((1, 33), np.uint8)), "number of bytes"),
-        (lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)), "number of bytes"),
-        (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "outside of the matrix"),
-        (lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), None, "gelu"), "prologue must be one of none, "),
         (
-            lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), np.zeros(3, np.float32)),
+            lambda: NATIVE.PackedMatrix("f32", 4, 4).pack_floats(0, np.zeros((1, 5), np.float32)),
+            "in_features=4 .* got 5",
+        ),
+        (
+            lambda: NATIVE.PackedMatrix("q8_0", 4, 32).pack_blocks(0, np.zeros((1, 33), np.uint8)),
+            "row_bytes=34 .* got 33",
+        ),
+        (
+            lambda: NATIVE.PackedMatrix("int8", 4, 4).pack_blocks(0, np.zeros((1, 4), np.uint8)),
+            "int8 .* use pack_floats",
+        ),
+        (lambda: NATIVE.PackedMatrix("f32", 4, 4).unpack(-1, 2), "rows -1 to 0 are outside the matrix"),
+        (
+            lambda: NATIVE.FusedLinear(NATIVE.PackedMatrix("f32", 4, 4), None, "gelu"),
+            "prologue must be one of none, .* got 'gelu'",
+        ),
+        (
+            lambda: NATIVE.FusedLinear(NATIVE.PackedMatrix("f32", 4, 4), np.zeros(3, np.float32)),
             "bias must have out_features",
         ),
         (
-            lambda: NATIVE.Linear(NATIVE.PackedMatrix("f32", 4, 4), None, "rms_norm"),
+            lambda: NATIVE.FusedLinear(NATIVE.PackedMatrix("f32", 4, 4), None, "rms_norm"),
             "norm_weight must have in_features",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:
+def test_arguments_out_of_range_are_rejected(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

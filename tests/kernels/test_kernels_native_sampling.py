@@ -27,11 +27,11 @@ FloatArray = npt.NDArray[np.float32]
 VOCAB_SIZES = st.sampled_from([1, 2, 3, 7, 15, 16, 17, 63, 500, 1023, 1025, 2049, 5003])
 TEMPERATURES = st.sampled_from([1e-20, 1e-6, 0.3, 1.0, 1.7, 100.0])
 ROUNDING = 1e-5
-"""How far a uniform number may lie from the border between two tokens for both to be right."""
+"""The distance of a uniform number from the boundary between two tokens within which both are correct."""
 
 
 def parameters(num_rows: int, **values: Any) -> SamplingParameters:
-    """Each given value is for all rows, or one for each."""
+    """Sampling parameters; each argument is one value for all rows, or one value per row."""
     neutral = SamplingParameters(
         is_random=np.ones(num_rows, np.uint8),
         temperature=np.ones(num_rows, np.float32),
@@ -52,7 +52,7 @@ def sample(sampling: Any, logits: torch.Tensor, given: SamplingParameters) -> li
 
 
 def kept_weights(logits: torch.Tensor, given: SamplingParameters) -> npt.NDArray[np.float64]:
-    """What torch would draw from."""
+    """The probabilities from which torch draws."""
     weights = sampling_ops.weights_(logits.clone(), torch.from_numpy(given.temperature))
     sampling_ops.filter_(
         weights,
@@ -76,7 +76,7 @@ def assert_drawn_from(weights: npt.NDArray[np.float64], given: SamplingParameter
 
 @st.composite
 def _logits(draw: st.DrawFn, num_rows: int, vocab_size: int, specials: tuple[float, ...] = ()) -> torch.Tensor:
-    """Random rows, some with many equals, some with masked tokens or other special values."""
+    """Random rows, some with many ties, some with masked tokens or other special values."""
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     spread = draw(st.sampled_from([0.01, 1.0, 4.0, 30.0]))
     values = (rng.standard_normal((num_rows, vocab_size)) * spread).astype(np.float32)
@@ -90,14 +90,14 @@ def _logits(draw: st.DrawFn, num_rows: int, vocab_size: int, specials: tuple[flo
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), VOCAB_SIZES)
-def test_argmax_is_torchs(data: st.DataObject, vocab_size: int) -> None:
+def test_argmax_equals_torch(data: st.DataObject, vocab_size: int) -> None:
     logits = data.draw(_logits(4, vocab_size, (np.nan, np.inf, -np.inf)))
     greedy = parameters(4, is_random=0)
     assert sample(NativeSampling(), logits, greedy) == logits.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 33, 4099])
-def test_argmax_of_equals_is_the_first(vocab_size: int) -> None:
+def test_argmax_of_a_tie_is_the_first(vocab_size: int) -> None:
     masked = torch.full((1, vocab_size), -torch.inf)
     assert sample(NativeSampling(), masked, parameters(1, is_random=0)) == [0]
     assert sample(NativeSampling(), torch.full((1, vocab_size), 2.5), parameters(1, is_random=0)) == [0]
@@ -105,7 +105,7 @@ def test_argmax_of_equals_is_the_first(vocab_size: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), VOCAB_SIZES)
-def test_draws_from_what_torch_keeps(data: st.DataObject, vocab_size: int) -> None:
+def test_draws_are_from_the_tokens_that_torch_keeps(data: st.DataObject, vocab_size: int) -> None:
     num_rows = data.draw(st.integers(1, 5))
     each = {"min_size": num_rows, "max_size": num_rows}
     top_k = st.sampled_from([0, 0, 1, 2, 5, 40, 700, vocab_size - 1]).map(lambda k: k if k < vocab_size else 0)
@@ -139,7 +139,7 @@ def test_rows_without_a_distribution_end_as_in_torch(
 
 
 @pytest.mark.parametrize("uniform_is", ["lowest", "highest"])
-def test_the_ends_of_the_distribution(uniform_is: str) -> None:
+def test_the_first_and_the_last_token_of_a_distribution_are_drawn(uniform_is: str) -> None:
     """The smallest and the largest uniform number of many positions fall on tokens that have weight."""
     vocab_size = 300
     logits = torch.full((1, vocab_size), -torch.inf)
@@ -170,7 +170,7 @@ def _row(given: SamplingParameters, row: int) -> SamplingParameters:
     )
 
 
-def test_a_token_does_not_depend_on_company_threads_or_order() -> None:
+def test_a_token_does_not_depend_on_batch_threads_or_order() -> None:
     num_rows, vocab_size = 48, 4999
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(5)) * 3
     given_here = _mixed(num_rows)
@@ -185,7 +185,7 @@ def test_a_token_does_not_depend_on_company_threads_or_order() -> None:
     assert tokens.tolist() == [alone[row] for row in shuffled]
 
 
-def test_parameters_are_read_when_sampling_and_logits_are_left_alone() -> None:
+def test_parameters_are_read_at_each_call_and_logits_do_not_change() -> None:
     logits = torch.randn(1, 100, generator=torch.Generator().manual_seed(1))
     before, given_here = logits.clone(), parameters(1)
     sampler = NativeSampling().make_sampler(given_here)
@@ -197,7 +197,7 @@ def test_parameters_are_read_when_sampling_and_logits_are_left_alone() -> None:
     assert torch.equal(logits, before)
 
 
-def test_rows_out_of_range_are_refused() -> None:
+def test_rows_out_of_range_are_rejected() -> None:
     sampler = NativeSampling().make_sampler(parameters(2))
     for row in (-1, 2):
         with pytest.raises(IndexError, match="row"):
@@ -208,16 +208,16 @@ def test_rows_out_of_range_are_refused() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data(), VOCAB_SIZES, st.sampled_from([0, 1, 5, 20, 1000]))
-def test_logprobs_are_torchs(data: st.DataObject, vocab_size: int, num_top: int) -> None:
+def test_logprobs_equal_torch(data: st.DataObject, vocab_size: int, num_top: int) -> None:
     logits = data.draw(_logits(3, vocab_size, (-np.inf, 1e30)))
-    asked = torch.tensor(data.draw(st.lists(st.integers(0, vocab_size - 1), min_size=3, max_size=3)))
-    ids, logprobs, ranks = NativeSampling().logprobs(logits, asked, num_top)
-    twin_ids, twin_logprobs, twin_ranks = TorchSampling().logprobs(logits, asked, num_top)
-    assert ids.shape == twin_ids.shape
-    assert ids[:, 0].equal(asked)
-    torch.testing.assert_close(logprobs, twin_logprobs, rtol=1e-6, atol=1e-5, equal_nan=True)
-    assert logits.gather(1, ids).equal(logits.gather(1, twin_ids)), "the same values; which of equals is torch's choice"
-    assert ranks.equal(twin_ranks)
+    given = torch.tensor(data.draw(st.lists(st.integers(0, vocab_size - 1), min_size=3, max_size=3)))
+    ids, logprobs, ranks = NativeSampling().logprobs(logits, given, num_top)
+    torch_ids, torch_logprobs, torch_ranks = TorchSampling().logprobs(logits, given, num_top)
+    assert ids.shape == torch_ids.shape
+    assert ids[:, 0].equal(given)
+    torch.testing.assert_close(logprobs, torch_logprobs, rtol=1e-6, atol=1e-5, equal_nan=True)
+    assert logits.gather(1, ids).equal(logits.gather(1, torch_ids)), "the same values; ties may differ"
+    assert ranks.equal(torch_ranks)
     order = [sorted(range(vocab_size), key=lambda i, row=row: (-row[i], i)) for row in logits.tolist()]
     assert ids[:, 1:].tolist() == [ranking[: ids.shape[1] - 1] for ranking in order]
 

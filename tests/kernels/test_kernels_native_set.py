@@ -1,4 +1,4 @@
-"""The native kernel set: formats, repacking, fused parts, shared tables, kept memory."""
+"""The native kernel set: formats, repacking, fused parts, shared tables, result buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chairlift.kernels import choice
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format, matrix_bytes, native_format
-from chairlift.kernels.cpu.repacking import Repacked, describe, measure, pack
+from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
 from chairlift.kernels.linear import NO_PROLOGUE, SILU_AND_MUL, Prologue
 from chairlift.kernels.registry import REFERENCE, Kernels, get_kernels
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, packed_tensor
@@ -48,7 +48,7 @@ class Matrices:
 
 
 def blocks(kind: gguf.GGMLQuantizationType, rows: int, in_features: int, seed: int = 0) -> PackedRows:
-    """Random rows of ggml blocks; those that the package cannot write are random bytes with sane scales."""
+    """Random rows of ggml blocks; types that the package cannot write are random bytes with scales of normal size."""
     rng = np.random.default_rng(seed)
     if kind in (Q.Q4_0, Q.Q4_1, Q.Q8_0):
         raw = gguf.quantize(rng.standard_normal((rows, in_features), dtype=np.float32), kind)
@@ -96,7 +96,7 @@ def test_every_format_of_ggml_has_a_native_one() -> None:
 
 @needs_native
 @given(st.sampled_from(sorted(BYTES_PER_INPUT)), st.integers(1, 70), st.integers(1, 200))
-def test_bytes_are_those_of_the_extension(name: str, out_features: int, in_features: int) -> None:
+def test_planned_bytes_equal_those_of_the_extension(name: str, out_features: int, in_features: int) -> None:
     assert load().PackedMatrix(name, out_features, in_features).num_bytes == matrix_bytes(
         name, out_features, in_features
     )
@@ -118,36 +118,36 @@ def test_bytes_are_those_of_the_extension(name: str, out_features: int, in_featu
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
-def test_what_repacking_loses(kind: gguf.GGMLQuantizationType, target: str, bound: float) -> None:
+def test_the_error_of_repacking(kind: gguf.GGMLQuantizationType, target: str, bound: float) -> None:
     part = blocks(kind, 37, 512)
     matrix = load().PackedMatrix(target, 50, 512)
     pack(matrix, 5, part)
     ours, expected = matrix.unpack(5, 37), part.to_floats(part.rows)
     error = float(np.sqrt(np.square(ours - expected).mean() / np.square(expected).mean()))
     assert error <= bound
-    repacked = Repacked()
-    measure(repacked, matrix, 5, part)
-    assert repacked.relative_error == pytest.approx(error, rel=1e-4, abs=1e-9), "37 rows are all measured"
-    assert describe([(("a", "b"), repacked)]) == [
-        f"1 matrices repacked from a to b: error {error:.2%} of their root mean square"
+    loss = RepackingLoss()
+    loss.add(matrix, 5, part)
+    assert loss.relative_error == pytest.approx(error, rel=1e-4, abs=1e-9), "37 rows are all measured"
+    assert repacking_notes([(("a", "b"), loss)]) == [
+        f"1 matrices repacked from a to b: the error is {error:.2%} of the root mean square of the values"
     ]
 
 
 @needs_native
-def test_a_model_says_once_what_it_repacked() -> None:
+def test_repacking_is_logged_once_per_model() -> None:
     kernels = get_kernels("native")
     weights = Matrices(q=blocks(Q.Q4_0, 16, 64), k=blocks(Q.Q8_0, 16, 64, seed=1), o=blocks(Q.Q8_0, 16, 64))
     kernels.load_matrix(weights, [("q", 16), ("k", 16)], 64)
     kernels.load_matrix(weights, [("o", 16)], 64)
     (note,) = kernels.notes()
-    assert note.startswith("1 matrices repacked from q4_0 to q8_0: error 0.")
+    assert note.startswith("1 matrices repacked from q4_0 to q8_0: the error is 0.")
 
 
 # -- the set ---------------------------------------------------------------------------------------------------------
 
 
 @needs_native
-def test_fused_parts_are_those_parts_side_by_side(native: Kernels) -> None:
+def test_a_fused_product_is_the_concatenation_of_its_parts(native: Kernels) -> None:
     weights = Matrices(q=blocks(Q.Q4_1, 24, 64), k=blocks(Q.Q4_1, 8, 64, 1), v=blocks(Q.Q4_1, 9, 64, 2))
     x = torch.randn(5, 64)
     fused = Linear(native, weights, [("q", 24), ("k", 8), ("v", 9)], 64)(x).clone()
@@ -159,7 +159,7 @@ def test_fused_parts_are_those_parts_side_by_side(native: Kernels) -> None:
 
 @needs_native
 @pytest.mark.parametrize("kind", ["f32", "int8"])
-def test_a_tied_head_multiplies_what_the_embedding_looks_up(kind: str) -> None:
+def test_a_tied_head_multiplies_by_the_embedding_table(kind: str) -> None:
     native = get_kernels("native", None if kind == "f32" else kind)
     weights = Matrices(embed=packed_tensor(torch.randn(40, 24)))
     embedding = Embedding(native, weights, "embed", 40, 24)
@@ -172,8 +172,8 @@ def test_a_tied_head_multiplies_what_the_embedding_looks_up(kind: str) -> None:
 
 
 @needs_native
-def test_a_tied_head_as_wide_as_its_rows_writes_beside_them(native: Kernels) -> None:
-    """Threads read a row while others write what it gives."""
+def test_a_tied_head_of_the_same_width_does_not_overwrite_its_input(native: Kernels) -> None:
+    """Some threads read a row while other threads write its logits."""
     embedding = Embedding(native, Matrices(embed=packed_tensor(torch.randn(24, 24))), "embed", 24, 24)
     head = LMHead(native, Matrices(), "lm_head", 24, 24, tied_to=embedding)
     hidden = embedding(torch.tensor([5, 3]))
@@ -184,15 +184,15 @@ def test_a_tied_head_as_wide_as_its_rows_writes_beside_them(native: Kernels) -> 
 
 
 @needs_native
-def test_a_sum_is_not_computed_where_its_own_input_is(native: Kernels) -> None:
+def test_a_residual_must_not_share_memory_with_the_input(native: Kernels) -> None:
     layer = Linear(native, Matrices(up=packed_tensor(torch.randn(8, 8))), [("up", 8)], 8)
     x = torch.randn(3, 8)
-    with pytest.raises(AssertionError, match="rows are written while others are read"):
+    with pytest.raises(AssertionError, match="x and the result must not share memory"):
         layer(x, residual=x[:])
 
 
 @needs_native
-def test_sums_are_in_the_residual_and_other_rows_in_memory_that_is_kept(native: Kernels) -> None:
+def test_sums_use_the_memory_of_the_residual_and_other_results_a_shared_buffer(native: Kernels) -> None:
     weights = Matrices(**{"0.up": packed_tensor(torch.randn(8, 8)), "1.up": packed_tensor(torch.randn(8, 8))})
     first, second = (Linear(native, weights, [(f"{i}.up", 8)], 8) for i in range(2))
     x, residual = torch.randn(3, 8), torch.randn(3, 8)
@@ -208,19 +208,19 @@ def test_sums_are_in_the_residual_and_other_rows_in_memory_that_is_kept(native: 
 
 
 @needs_native
-def test_rows_may_lie_apart(native: Kernels) -> None:
+def test_rows_may_have_a_stride(native: Kernels) -> None:
     weights = Matrices(down=packed_tensor(torch.randn(6, 10)))
     wide, norm = torch.randn(4, 50), Prologue("rms_norm", torch.rand(10), eps=1e-5)
     for prologue, x in ((SILU_AND_MUL, wide[:, 5:25]), (norm, wide[:, 20:30])):
         ours = Linear(native, weights, [("down", 6)], 10, prologue=prologue)(x)
-        twin = REFERENCE.make_linear(weights.tensor("down.weight", (6, 10)), None, prologue)
-        torch.testing.assert_close(ours, twin(x), rtol=1e-4, atol=1e-4)
+        expected = REFERENCE.make_linear(weights.tensor("down.weight", (6, 10)), None, prologue)
+        torch.testing.assert_close(ours, expected(x), rtol=1e-4, atol=1e-4)
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------
 
 
-def test_what_options_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "load", lambda: object())
 
     def chosen(**options: object) -> tuple[str, str, str, str | None]:
@@ -232,23 +232,23 @@ def test_what_options_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(dtype="bfloat16") == ("torch", "bfloat16", "bfloat16", None)
     assert chosen(device="cuda") == ("torch", "bfloat16", "bfloat16", None)
     assert chosen(device="cuda", dtype="float16") == ("torch", "float16", "float16", None)
-    assert chosen(attention_backend="torch") == ("torch", "float32", "float32", None)
-    assert chosen(attention_backend="reference", kv_cache_dtype="int8") == ("reference", "float32", "int8", None)
+    assert chosen(kernels="torch") == ("torch", "float32", "float32", None)
+    assert chosen(kernels="reference", kv_cache_dtype="int8") == ("reference", "float32", "int8", None)
 
 
-def test_without_the_extension_torch_serves_and_says_so_once(
+def test_without_the_extension_torch_is_used_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise NativeUnavailableError("the native kernels are not compiled: install a C++ compiler")
 
     monkeypatch.setattr(choice, "load", fail)
-    choice._warn.cache_clear()
+    choice._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="chairlift"):
         assert choose_kernels(EngineConfig(), "float32").kernels == "torch"
         assert choose_kernels(EngineConfig(), "float32").kernels == "torch"
-    (said,) = caplog.messages
-    assert "not compiled: install a C++ compiler" in said
+    (message,) = caplog.messages
+    assert "not compiled: install a C++ compiler" in message
     for options in ({"quantization": "q8_0"}, {"kv_cache_dtype": "int8"}):
         with pytest.raises(NativeUnavailableError, match="not compiled"):
             choose_kernels(EngineConfig(**options), "float32")  # type: ignore[arg-type]
@@ -257,16 +257,16 @@ def test_without_the_extension_torch_serves_and_says_so_once(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention_backend": "native", "device": "cuda"}, "attention_backend=native cannot be .* device=cuda"),
-        ({"attention_backend": "native", "dtype": "bfloat16"}, "attention_backend=native cannot be .* dtype=bfloat16"),
-        ({"quantization": "q8_0", "attention_backend": "torch"}, "quantization=q8_0 is for native kernels, not for"),
+        ({"kernels": "native", "device": "cuda"}, "kernels=native cannot be .* device=cuda"),
+        ({"kernels": "native", "dtype": "bfloat16"}, "kernels=native cannot be .* dtype=bfloat16"),
+        ({"quantization": "q8_0", "kernels": "torch"}, "quantization=q8_0 is for native kernels, not for"),
         ({"quantization": "q8_0", "device": "cuda"}, "quantization=q8_0 is for native kernels, not for device=cuda"),
         ({"quantization": "q5_0"}, "quantization must be one of int8, q8_0, q4_0, q4_1, got 'q5_0'"),
-        ({"kv_cache_dtype": "int8", "attention_backend": "torch"}, "kv_cache_dtype=int8 is for native kernels"),
+        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype=int8 is for native kernels"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of auto, bfloat16, float32, int8, got 'fp8'"),
     ],
 )
-def test_combinations_that_nobody_can_honour(options: dict[str, str], message: str) -> None:
+def test_contradictory_options_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**options)  # type: ignore[arg-type]
 
@@ -278,7 +278,7 @@ def test_combinations_that_nobody_can_honour(options: dict[str, str], message: s
         (ImportError("libgomp is missing"), "cannot be loaded: libgomp is missing"),
     ],
 )
-def test_the_reason_why_it_cannot_be_loaded_is_told(error: ImportError, message: str) -> None:
+def test_the_error_names_why_the_extension_cannot_be_loaded(error: ImportError, message: str) -> None:
     load.cache_clear()
     with (
         patch.object(importlib, "import_module", side_effect=error),

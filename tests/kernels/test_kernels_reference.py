@@ -1,4 +1,4 @@
-"""The twins against the plainest formulation there is."""
+"""The reference kernels equal plain formulas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shape(num_heads: int = 4, num_kv_heads: int = 2, head_dim: int = 8) -> Atten
 def naive_attention(
     query: list[list[float]], keys: list[list[float]], values: list[list[float]], first: int, window: int | None
 ) -> list[list[float]]:
-    """One head, in plain Python floats: query row j stands at position first + j."""
+    """Attention of one head in plain Python floats; query row j is at position first + j."""
     out = []
     for j, row in enumerate(query):
         position = first + j
@@ -43,7 +43,7 @@ def naive_attention(
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 100])
-def test_paged_attention_is_attention(window: int | None) -> None:
+def test_paged_attention_equals_plain_attention(window: int | None) -> None:
     torch.manual_seed(0)
     attention, tables = shape(), Tables(num_blocks=16, block_size=4)
     cache = allocate_kv_cache(attention, 16, 4)
@@ -71,7 +71,7 @@ def test_rows_before_the_sequence_are_zero() -> None:
 
 @given(st.lists(st.integers(-1, 23), max_size=12, unique_by=lambda slot: slot if slot >= 0 else object()))
 def test_write_kv_touches_its_slots_only(slots: list[int]) -> None:
-    """Slot s of head h is cache[s // block_size, h, s % block_size]; everything else stays as it was."""
+    """Slot s of head h is cache[s // block_size, h, s % block_size]; everything else is unchanged."""
     cache = KVCache(torch.randn(7, 2, 4, 8), torch.randn(7, 2, 4, 8))
     expected = [cache.key.clone(), cache.value.clone()]
     new = torch.randn(2, len(slots), 2, 8)
@@ -85,7 +85,7 @@ def test_write_kv_touches_its_slots_only(slots: list[int]) -> None:
     assert torch.equal(cache.value, expected[1])
 
 
-def test_rotation_turns_pairs_by_their_angle() -> None:
+def test_rotary_embedding_rotates_pairs_by_their_angle() -> None:
     rotary = RotaryEmbedding(rope_frequencies(8, 100.0), 32, CPU)
     x, positions = torch.randn(3, 2, 8), torch.tensor([0, 5, 31])
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), dim=-1))
@@ -96,7 +96,7 @@ def test_rotation_turns_pairs_by_their_angle() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_memory_of_every_type_gives_back_what_was_written(dtype: torch.dtype) -> None:
+def test_memory_of_every_type_returns_the_written_values(dtype: torch.dtype) -> None:
     """bfloat16 rounds to 8 bits, int8 to a step of the largest value in a head over 127; a head of zeros stays zero."""
     torch.manual_seed(0)
     attention = replace(shape(num_heads=2), kv_cache_dtype=dtype)

@@ -1,4 +1,4 @@
-"""The fast torch kernels against their twins."""
+"""The fast torch kernels equal the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def assert_close(actual: Any, expected: Any, dtype: torch.dtype = torch.float32)
 
 
 def random_cache(backend: TorchAttention, num_blocks: int, block_size: int) -> KVCache:
-    """Memory full of other sequences' values, so that a wrong read shows."""
+    """Memory full of values of other sequences, so that a wrong read changes the result."""
     cache = backend.allocate(num_blocks, block_size)
     cache.key.normal_()
     cache.value.normal_()
@@ -47,11 +47,11 @@ def attend_both(
     with_rotary: bool = True,
     with_norm: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step by both backends over the same memory; compares the memory, returns (fast, twin)."""
+    """Compute one step with both implementations, compare their memory, and return both results: (fast, expected)."""
     step = pack(tables, work, num_padding)
-    fast, twin = TorchAttention(shape), ReferenceAttention(shape)
+    fast, slow = TorchAttention(shape), ReferenceAttention(shape)
     cache = random_cache(fast, tables.num_blocks, tables.block_size)
-    twin_cache = KVCache(cache.key.clone(), cache.value.clone())
+    slow_cache = KVCache(cache.key.clone(), cache.value.clone())
     tokens = len(step.positions)
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
     qkv = torch.randn(tokens, width, dtype=shape.dtype)
@@ -60,9 +60,9 @@ def attend_both(
     if with_rotary:
         rotary = RotaryEmbedding(rope_frequencies(shape.head_dim, 1e4), 512, CPU).at(step.positions)
     out = fast.forward(qkv.clone(), rotary, cache, fast.plan(step.metadata), window, norm)
-    expected = twin.forward(qkv, rotary, twin_cache, twin.plan(step.metadata), window, norm)
-    for half, twin_half in ((cache.key, twin_cache.key), (cache.value, twin_cache.value)):
-        assert_close(half[: tables.num_blocks], twin_half[: tables.num_blocks], shape.dtype)
+    expected = slow.forward(qkv, rotary, slow_cache, slow.plan(step.metadata), window, norm)
+    for half, slow_half in ((cache.key, slow_cache.key), (cache.value, slow_cache.value)):
+        assert_close(half[: tables.num_blocks], slow_half[: tables.num_blocks], shape.dtype)
     return out, expected
 
 
@@ -102,7 +102,7 @@ def test_attention_in_bfloat16() -> None:
 
 @given(data=st.data(), block_size=st.sampled_from((1, 3, 8)), window=st.sampled_from((None, 1, 6)))
 def test_any_step(data: st.DataObject, block_size: int, window: int | None) -> None:
-    """Any mix of rows and any padding in front; memory outside of the written slots stays as it was."""
+    """Any mix of rows and any padding in front; memory outside the written slots does not change."""
     spans = st.tuples(st.integers(0, 20), st.integers(1, 12))
     drawn = data.draw(st.lists(spans, min_size=1, max_size=6))
     work = [(i, start, start + count) for i, (start, count) in enumerate(drawn)]
@@ -113,8 +113,8 @@ def test_any_step(data: st.DataObject, block_size: int, window: int | None) -> N
 
 
 @pytest.mark.parametrize("num_padding", [0, 1])
-def test_padding_of_a_sequence_that_has_not_begun(num_padding: int) -> None:
-    """Only rows with slot -1: nothing is written, nothing is seen."""
+def test_padding_before_a_sequence(num_padding: int) -> None:
+    """A step of rows with slot -1 only reads and writes nothing."""
     shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU)
     tables = Tables(8, 4)
     tables.grow(0, 1)
@@ -124,22 +124,22 @@ def test_padding_of_a_sequence_that_has_not_begun(num_padding: int) -> None:
 
 
 def test_a_plan_serves_layers_of_several_windows() -> None:
-    """Scratch memory is shared by all gathers of a plan: layers in turn must not disturb one another."""
+    """All gathers of a plan share scratch memory; alternating layers must not change the result."""
     torch.manual_seed(0)
     shape = AttentionShape(2, 1, 8, 0.35, torch.float32, CPU)
     step = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4), (2, 10, 30)])
-    fast, twin = TorchAttention(shape), ReferenceAttention(shape)
+    fast, slow = TorchAttention(shape), ReferenceAttention(shape)
     plan = fast.plan(step.metadata)
     for window in (4, None, 4, 9, None):
         cache = random_cache(fast, 64, 4)
         qkv = torch.randn(22, 4 * 8)
         out = fast.forward(qkv.clone(), None, cache, plan, window, None)
-        expected = twin.forward(qkv, None, cache, step.metadata, window, None)
+        expected = slow.forward(qkv, None, cache, step.metadata, window, None)
         assert_close(out, expected)
 
 
 @given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 1 << 16), st.integers(1, 1 << 22))
-def test_tiles_follow_one_another(num_blocks: list[int], block_bytes: int, tile_bytes: int) -> None:
+def test_tiles_are_consecutive(num_blocks: list[int], block_bytes: int, tile_bytes: int) -> None:
     num_blocks.sort(reverse=True)
     tiles = cut_tiles(num_blocks, block_bytes, tile_bytes)
     assert [row for start, stop in tiles for row in range(start, stop)] == list(range(len(num_blocks)))
@@ -150,7 +150,7 @@ def test_tiles_follow_one_another(num_blocks: list[int], block_bytes: int, tile_
         assert padding * block_bytes <= torch_plan.TILE_OVERHEAD_BYTES
 
 
-def test_a_tile_ends_where_it_would_pad_too_much_or_outgrow_the_cache() -> None:
+def test_a_tile_ends_at_too_much_padding_or_at_the_size_of_the_cache() -> None:
     block = torch_plan.TILE_OVERHEAD_BYTES
     assert cut_tiles([9, 9, 8, 8], block, 100 * block) == [(0, 3), (3, 4)]
     assert cut_tiles([9, 9, 8, 8], block // 2, 100 * block) == [(0, 4)]
@@ -165,9 +165,9 @@ def test_a_window_at_the_end_of_the_longest_table() -> None:
     assert_close(out, expected)
 
 
-def test_memory_of_another_type_is_refused() -> None:
+def test_memory_of_another_type_is_rejected() -> None:
     shape = AttentionShape(4, 2, 8, 0.35, torch.float32, CPU, kv_cache_dtype=torch.int8)
-    with pytest.raises(ConfigError, match="kv_cache_dtype=int8: the torch kernels keep K and V as"):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype must be float32 with torch kernels, .* got int8"):
         TorchAttention(shape)
 
 
@@ -187,10 +187,10 @@ def test_linear(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
     for prologue in prologues(24, dtype):
         x = torch.randn(rows, 48 if prologue is SILU_AND_MUL else 24, dtype=dtype)
         before = x.clone()
-        fast, twin = (kernels.make_linear(weight, bias, prologue) for kernels in (TORCH, REFERENCE))
+        fast, slow = (kernels.make_linear(weight, bias, prologue) for kernels in (TORCH, REFERENCE))
         assert fast(x).dtype == dtype
-        assert_close(fast(x), twin(x), dtype)
-        assert_close(fast(x, residual.clone()), twin(x, residual.clone()), dtype)
+        assert_close(fast(x), slow(x), dtype)
+        assert_close(fast(x, residual.clone()), slow(x, residual.clone()), dtype)
         assert torch.equal(x, before), "the input is left alone"
 
 
@@ -216,6 +216,6 @@ def test_rotation(dtype: torch.dtype) -> None:
     assert_close(torch_ops.rotate(x, *step.rows), expected, dtype)
 
 
-def test_an_unknown_kernel_set_is_refused() -> None:
-    with pytest.raises(ConfigError, match="attention_backend must be one of native, reference, torch, got 'flash'"):
+def test_an_unknown_kernel_set_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="kernels must be one of native, reference, torch, got 'flash'"):
         get_kernels("flash")

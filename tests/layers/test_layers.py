@@ -1,4 +1,4 @@
-"""Layers from named weights, against transformers and plain torch."""
+"""Layers with named weights equal transformers and plain torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.registry import KERNELS, Kernels
+from chairlift.kernels.registry import PORTABLE_KERNELS, Kernels
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
 from chairlift.layers.norm import layer_norm, rms_norm
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Parameters:
-    """A `Weights` that makes each parameter up when it is first asked for, and remembers it."""
+    """A `Weights` with random parameters, each drawn on first use and then kept."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.made: dict[str, torch.Tensor] = {}
@@ -37,13 +37,13 @@ class Parameters:
         return True
 
 
-@pytest.fixture(params=sorted(KERNELS))
+@pytest.fixture(params=sorted(PORTABLE_KERNELS))
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return KERNELS[request.param]
+    return PORTABLE_KERNELS[request.param]
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_fused_linear_is_its_parts_side_by_side(kernels: Kernels, bias: bool) -> None:
+def test_a_fused_linear_is_the_concatenation_of_its_parts(kernels: Kernels, bias: bool) -> None:
     weights, x = Parameters(), torch.randn(3, 6)
     fused = Linear(kernels, weights, [("q", 8), ("k", 4), ("v", 4)], 6, bias=bias)
     made = weights.made
@@ -56,7 +56,7 @@ def test_a_fused_linear_is_its_parts_side_by_side(kernels: Kernels, bias: bool) 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_float32_whatever_the_weights(kernels: Kernels, tied: bool, dtype: torch.dtype) -> None:
+def test_logits_are_float32_for_weights_of_any_type(kernels: Kernels, tied: bool, dtype: torch.dtype) -> None:
     weights, hidden = Parameters(dtype), torch.randn(2, 6, dtype=dtype)
     embedding = Embedding(kernels, weights, "embed_tokens", 10, 6)
     head = LMHead(kernels, weights, "lm_head", 10, 6, tied_to=embedding if tied else None)
@@ -68,7 +68,7 @@ def test_logits_are_float32_whatever_the_weights(kernels: Kernels, tied: bool, d
     assert torch.equal(embedding(torch.tensor([3, 9])), weights.made["embed_tokens.weight"][[3, 9]])
 
 
-def test_norms_stand_before_a_product(kernels: Kernels) -> None:
+def test_norms_are_prologues_of_products(kernels: Kernels) -> None:
     weights, x = Parameters(), torch.randn(3, 6)
     rms, layer = rms_norm(weights, "rms", 6, 0.1), layer_norm(weights, "layer", 6, 0.1)
     made = weights.made
@@ -91,7 +91,7 @@ LLAMA3: dict[str, Any] = {
 
 @pytest.mark.parametrize(("scaling", "parameters"), [("none", {}), ("linear", {"factor": 4.0}), ("llama3", LLAMA3)])
 @pytest.mark.parametrize("head_dim", [64, 80])
-def test_rotary_tables_are_those_of_transformers(scaling: str, parameters: dict[str, Any], head_dim: int) -> None:
+def test_rotary_tables_equal_those_of_transformers(scaling: str, parameters: dict[str, Any], head_dim: int) -> None:
     rope_type = {"none": "default"}.get(scaling, scaling)
     config = LlamaConfig(
         head_dim=head_dim,
@@ -113,6 +113,6 @@ def test_frequency_factors_divide_the_frequencies() -> None:
     torch.testing.assert_close(rotary.cos_sin_cache[3, 4:], torch.tensor(angles).sin())
 
 
-def test_an_unknown_scaling_is_refused() -> None:
+def test_an_unknown_scaling_is_rejected() -> None:
     with pytest.raises(ModelLoadError, match="rope scaling must be none, linear, llama3 or factors, got 'yarn'"):
         make_rotary(RopeConfig(scaling="yarn"), 8, 4, CPU)

@@ -257,7 +257,7 @@ def make_prompts() -> list[list[int]]:
 @pytest.mark.parametrize("backend", ["reference", "torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("budget", [512, 11])
 def test_it_generates_the_tokens_of_its_twin(folder: Path, backend: str, budget: int) -> None:
-    config = engine_config(folder, attention_backend=backend, max_num_batched_tokens=budget, max_num_seqs=6)
+    config = engine_config(folder, kernels=backend, max_num_batched_tokens=budget, max_num_seqs=6)
     llm = LLM(engine=build_engine(config))
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
     answers = [output.outputs[0].token_ids for output in llm.generate(make_prompts(), params, progress=False)]
@@ -274,7 +274,7 @@ def test_it_generates_the_tokens_of_its_twin(folder: Path, backend: str, budget:
 def test_its_weights_are_planned_to_the_byte(folder: Path, backend: str, quantization: str | None) -> None:
     if backend == "torch" and quantization is not None:
         pytest.skip("only native kernels quantize")
-    loaded = load_model(engine_config(folder, attention_backend=backend, quantization=quantization))
+    loaded = load_model(engine_config(folder, kernels=backend, quantization=quantization))
     assert held_bytes(loaded.model) == total(loaded.planned_weights)
 
 
@@ -287,20 +287,20 @@ def make_made_up_plan(folder: Path, **options: Any) -> Plan:
 
 @needs_native
 def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    plan = make_made_up_plan(folder, attention_backend="native")
+    plan = make_made_up_plan(folder, kernels="native")
     (note,) = [note for note in plan.notes if note.startswith("native kernels have no function for")]
     for operation in ("activation squared_relu_and_mul", "norms of what a branch adds", "residual multipliers"):
         assert operation in note
     assert [amount.num_bytes > 0 for amount in plan.memory.activations if "torch" in amount.what] == [True]
     with caplog.at_level(logging.INFO, logger="chairlift"):
-        load_model(engine_config(folder, attention_backend="native"))
+        load_model(engine_config(folder, kernels="native"))
     assert note in caplog.messages
-    torch_plan = make_made_up_plan(folder, attention_backend="torch")
+    torch_plan = make_made_up_plan(folder, kernels="torch")
     assert not any("native kernels" in note for note in torch_plan.notes)
 
 
 def test_a_slot_is_the_sum_of_its_layers(folder: Path) -> None:
-    plan = make_made_up_plan(folder, attention_backend="torch")
+    plan = make_made_up_plan(folder, kernels="torch")
     assert plan.memory.slot_bytes == LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
     assert plan.fit.num_fit == 120 // 8
 
@@ -377,4 +377,4 @@ def test_properties_of_training_and_provenance_keep_it_loading(changed: Any) -> 
 def test_a_tensor_that_is_not_declared_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, CONFIG, make_parameters() | {"blocks.0.q_norm.weight": torch.ones(HEAD_DIM)})
     with pytest.raises(ModelLoadError, match=r"not declared by the made-up architecture .*: blocks\.0\.q_norm\.weight"):
-        load_model(engine_config(tmp_path, attention_backend="torch"))
+        load_model(engine_config(tmp_path, kernels="torch"))

@@ -72,8 +72,8 @@ def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelCon
     weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
     options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "kv_cache_dtype": kv_cache_dtype}
     quantization = name if name in QUANTIZATIONS else None
-    native = build_model(config, weights, attention_backend="native", quantization=quantization, **options)
-    return config, native, build_model(config, weights, attention_backend="reference", **options)
+    native = build_model(config, weights, kernels="native", quantization=quantization, **options)
+    return config, native, build_model(config, weights, kernels="reference", **options)
 
 
 @torch.inference_mode()
@@ -114,7 +114,7 @@ def test_quantized_matrices(case: str, name: str, tiny_model_dir: Callable[..., 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])
 @pytest.mark.parametrize("case", ARCHITECTURES)
-def test_memory_of_few_bits(
+def test_kv_memory_of_few_bits(
     case: str, kv_cache_dtype: torch.dtype, bound: float, tiny_model_dir: Callable[..., Path]
 ) -> None:
     """Both round alike, up to the last bit of what is rounded."""

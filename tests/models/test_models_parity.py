@@ -19,7 +19,7 @@ from chairlift.models.registry import build_model
 from native import needs_native
 from packed_steps import Tables, pack
 
-BACKENDS = ("reference", "torch", pytest.param("native", marks=needs_native))
+KERNEL_SETS = ("reference", "torch", pytest.param("native", marks=needs_native))
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -57,10 +57,10 @@ def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) 
     return tiny_model_dir(arch, **overrides)
 
 
-def load(folder: Path, backend: str) -> Model:
+def load(folder: Path, kernels: str) -> Model:
     config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()), source="config.json")
     weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
-    model = build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend=backend)
+    model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []
     return model
 
@@ -89,19 +89,19 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_whole_prompts_at_once(folder: Path, backend: str) -> None:
-    model, expected = load(folder, backend), expected_logits(folder)
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_whole_prompts_at_once(folder: Path, kernels: str) -> None:
+    model, expected = load(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=4)
     logits = run(model, Tables(64, 4), [(sequence, 0, length) for sequence, length in PROMPTS])
     for sequence, rows in logits.items():
         assert_close(rows, expected[sequence])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_chunks_decodes_and_prefills_mixed(folder: Path, backend: str) -> None:
+@pytest.mark.parametrize("kernels", KERNEL_SETS)
+def test_chunks_decodes_and_prefills_mixed(folder: Path, kernels: str) -> None:
     """Sequences start one after the other and advance by random amounts, 1 more often than not."""
-    model, expected = load(folder, backend), expected_logits(folder)
+    model, expected = load(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=8)
     tables, draw, done = Tables(64, 8), random.Random(1), dict.fromkeys(expected, 0)
     lengths = dict(PROMPTS)

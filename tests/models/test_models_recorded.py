@@ -44,7 +44,7 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> Decoder:
     model = build_model(
         config,
         weights,
-        attention_backend="native",
+        kernels="native",
         dtype=torch.float32,
         device="cpu",
         kv_cache_dtype=kv_cache_dtype,
@@ -94,7 +94,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3", "opt"])
-def test_a_tape_gives_the_bits_of_calls(
+def test_a_tape_computes_the_same_bits_as_calls(
     arch: str,
     kv_cache_dtype: torch.dtype,
     tiny_model_dir: Callable[..., Path],

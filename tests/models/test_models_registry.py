@@ -43,9 +43,9 @@ OPT = OPTSizes(
 )
 
 
-def build(config: ModelConfig, backend: str = "torch") -> Model:
+def build(config: ModelConfig, kernels: str = "torch") -> Model:
     weights = RandomWeights(config, torch.float32, CPU)
-    return build_model(config, weights, dtype=torch.float32, device="cpu", attention_backend=backend)
+    return build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
 
 
 def test_every_architecture_builds() -> None:
@@ -74,7 +74,7 @@ def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> Non
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ChairliftError, match="attention_backend must be one of"):
+    with pytest.raises(ChairliftError, match="kernels must be one of"):
         build(LLAMA.declare(), "flash")
 
 

@@ -259,17 +259,15 @@ def test_the_engine_has_the_planned_blocks_and_requests(
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("kernels", ["torch", "reference"])
 @pytest.mark.parametrize("arch", ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"])
-def test_weights_are_planned_to_the_byte(arch: str, backend: str, tiny_model_dir: Callable[..., Path]) -> None:
-    config = EngineConfig(
-        model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, attention_backend=backend
-    )
+def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
+    config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels=kernels)
     loaded = load_model(config)
-    amounts = plan_weights(loaded.config, "float32", "cpu", backend)
+    amounts = plan_weights(loaded.config, "float32", "cpu", kernels)
     assert held_bytes(loaded.model) == total(amounts)
     has_copy = any("packed copy" in amount.what for amount in amounts)
-    assert has_copy == (loaded.config.tie_word_embeddings and backend == "torch")
+    assert has_copy == (loaded.config.tie_word_embeddings and kernels == "torch")
 
 
 @needs_native
@@ -306,7 +304,7 @@ def test_an_engine_says_what_was_planned_and_what_it_holds(
     tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, events = tiny_model_dir("opt"), EventList()
-    config = config_of(folder, "exact", "buddy", num_kv_blocks=64, attention_backend="torch")
+    config = config_of(folder, "exact", "buddy", num_kv_blocks=64, kernels="torch")
     with caplog.at_level(logging.INFO, logger="chairlift"):
         build_engine(config, events=events)
     said = "\n".join(caplog.messages)
@@ -337,11 +335,11 @@ FLAT = SamplingParams(temperature=90, top_p=0.9999, logprobs=3, frequency_penalt
 OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignore_eos=True)
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
 @pytest.mark.parametrize("arch", ["llama", "mistral", "opt"])
 def test_a_step_stays_below_the_planned_activations(
-    arch: str, params: SamplingParams, backend: str, tiny_model_dir: Callable[..., Path]
+    arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     """The bound without its smallest tile, which would hide everything else of so small a model. What native kernels
     take besides tensors does not show."""
@@ -353,7 +351,7 @@ def test_a_step_stays_below_the_planned_activations(
         max_num_seqs=16,
         max_num_batched_tokens=240,
         max_model_len=200,
-        attention_backend=backend,
+        kernels=kernels,
     )
     engine = build_engine(config)
     limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.model_config.dtype)
@@ -363,4 +361,4 @@ def test_a_step_stays_below_the_planned_activations(
     for index, length in enumerate([15] * 12 + [198] * 3):
         prompt = [rng.randrange(3, 256) for _ in range(length)]
         engine.core.add(Request(str(index), prompt, params, params.max_tokens or 1, seed=index))
-    assert (0.2 if backend == "torch" else 0.05) * bound < peak_bytes(engine.core) < bound
+    assert (0.2 if kernels == "torch" else 0.05) * bound < peak_bytes(engine.core) < bound

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 
+from chairlift.kernels.cpu.native_extension import NativeExtension
+
 READ_BYTES: Final = 256 << 20
 """Of the buffer that is read: more than a cache holds."""
 
@@ -102,7 +104,7 @@ class CeilingMeter:
         read_bytes: of the buffer that is read.
     """
 
-    def __init__(self, native: Any, seconds: float = 0.2, *, read_bytes: int = READ_BYTES) -> None:
+    def __init__(self, native: NativeExtension, seconds: float = 0.2, *, read_bytes: int = READ_BYTES) -> None:
         self._native = native
         self._seconds = seconds
         self._buffer = native.ReadBuffer(read_bytes)
@@ -121,9 +123,15 @@ class CeilingMeter:
         return self._own(0.0)
 
     def _own(self, seconds: float) -> Ceilings:
-        units = {unit: getattr(self._native, f"measure_{unit}")(seconds) for unit in UNITS}
-        threads = self._native.num_threads()
-        return Ceilings(self._native.isa(), threads, read=self._buffer.measure(seconds), **units)
+        native = self._native
+        return Ceilings(
+            isa=native.isa(),
+            num_threads=native.num_threads(),
+            dot_u8s8=native.measure_dot_u8s8(seconds),
+            dot_u4s8=native.measure_dot_u4s8(seconds),
+            fma=native.measure_fma(seconds),
+            read=self._buffer.measure(seconds),
+        )
 
 
 def _gemm_speed(

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -24,14 +24,18 @@ from chairlift.kernels.backend import AttentionShape
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
-from chairlift.kernels.cpu.tape import MAX_ROWS, recorded
+from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.linear import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
 from chairlift.models.decoder import shape_of
 from chairlift.models.model import make_rotary
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 VALUES_AT_ONCE: Final = 1 << 20
 """Weights that are drawn; a larger matrix holds them several times."""
@@ -64,7 +68,13 @@ class LinearPass:
         max_rows: rows of activations at most.
     """
 
-    def __init__(self, native: Any, config: ModelConfig, format_of: Callable[[MatrixSpec], str], max_rows: int) -> None:
+    def __init__(
+        self,
+        native: NativeExtension,
+        config: ModelConfig,
+        format_of: Callable[[MatrixSpec], str],
+        max_rows: int,
+    ) -> None:
         self._native, self._kernels = native, native_kernels()
         self._generator = torch.Generator().manual_seed(0)
         self._drawn: dict[int, torch.Tensor] = {}
@@ -72,7 +82,7 @@ class LinearPass:
         self._residual = torch.zeros(max_rows, config.hidden_size)
         self._max_rows = max_rows
         self._calls: list[tuple[ProductSpec, LinearKernel]] = []
-        self._tapes: dict[int, Any] = {}
+        self._tapes: dict[int, _native.Tape] = {}
         self._row_work: defaultdict[str, Work] = defaultdict(Work)
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
         products = [product for layer in config.layers for product in layer.products]
@@ -116,7 +126,7 @@ class LinearPass:
     def _time_tape(self, rows: int) -> float:
         if rows not in self._tapes:
             tape = self._native.Tape()
-            with recorded(tape):
+            with record_calls(tape):
                 for product, kernel in self._calls:
                     if product.matrix.kernel != LM_HEAD:
                         self._multiply(product, kernel, rows)

@@ -23,6 +23,7 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import close_files, load_config, resolve_model
 from chairlift.models.config import ModelConfig
@@ -169,7 +170,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     _check_contexts(options, model)
     found = matrix_formats(None if config.random_weights else files, model)
     close_files()
-    kv_cache_dtype = choose_kernels(replace(config, attention_backend="native"), model.dtype).kv_cache_dtype
+    kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
     meter = CeilingMeter(native, options.ceiling_seconds)
     best = meter.measure()
     linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats, meter)
@@ -251,7 +252,7 @@ def _spread(samples: list[float]) -> Spread:
 
 
 def _linear_probes(
-    native: Any, model: ModelConfig, found: Callable[[str], str], options: KernelOptions
+    native: NativeExtension, model: ModelConfig, found: Callable[[str], str], options: KernelOptions
 ) -> Iterator[_Probe]:
     """All formats are held at once, so that a machine that drifts is the same for all of them."""
     for name in options.formats or (None,):

@@ -253,7 +253,7 @@ def _reference(config: EngineConfig, options: PerplexityOptions, vocab_size: int
         model=config.model if options.against == FLOAT32 else options.against,
         device=config.device,
         dtype="float32",
-        attention_backend="torch",
+        kernels="torch",
         random_weights=config.random_weights,
         skip_tokenizer_init=True,
         num_threads=config.num_threads,

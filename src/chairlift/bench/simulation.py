@@ -166,7 +166,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     model_config = model.config
     memory = plan_memory(
         PlannedModel(model.name, model.name, model_config, matrix_formats(None, model_config)),
-        replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], attention_backend="torch"),
+        replace(config, device=kind, dtype=DTYPE_OF_BYTES[device.bytes_per_value], kernels="torch"),
         None if is_pool_given else device.memory_bytes * num_devices,
         FREE_MEMORY_SHARE[kind],
     )

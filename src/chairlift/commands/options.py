@@ -12,9 +12,9 @@ import typer
 
 from chairlift.commands.option_groups import Command, OptionValues, options_from_fields, pop_options, with_options
 from chairlift.config import (
-    ATTENTION_BACKENDS,
     BATCHINGS,
     DTYPES,
+    KERNEL_SETS,
     KV_ARENAS,
     KV_CACHE_DTYPES,
     KV_POLICIES,
@@ -28,7 +28,7 @@ from chairlift.memory_limits import check_address_space
 HELP = {
     "device": "cpu or cuda.",
     "dtype": f"Of weights and activations: {', '.join(DTYPES)}; auto is float32 on the CPU.",
-    "attention_backend": f"The kernels: {', '.join(ATTENTION_BACKENDS)}; auto is native on the CPU if compiled.",
+    "kernels": f"Kernel set: {', '.join(KERNEL_SETS)}; auto is native on the CPU if it is compiled, else torch.",
     "quantization": f"Bring all matrices to {', '.join(QUANTIZATIONS)} (native kernels); as in the file if not given.",
     "kv_cache_dtype": f"Of K and V: {', '.join(KV_CACHE_DTYPES)}; auto is bfloat16 with native kernels, else --dtype.",
     "max_model_len": "Prompt and output tokens of one request; the smaller of context and pool if not given.",

@@ -22,7 +22,7 @@ CPU, CUDA = "cpu", "cuda"
 
 PLAN_OPTIONS = (
     "dtype",
-    "attention_backend",
+    "kernels",
     "quantization",
     "kv_cache_dtype",
     "max_model_len",

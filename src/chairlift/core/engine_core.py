@@ -14,10 +14,7 @@ from chairlift.request import FinishReason, Request
 
 
 class Executor(Protocol):
-    """Executes steps in the order of submission: a model on a device, a cost model, or a recording.
-
-    The type of a handle is private to the executor.
-    """
+    """Executes steps in order: a model on a device, a cost model, a recording. A handle is private to the executor."""
 
     def submit(self, output: SchedulerOutput) -> Any:
         """Start a step, and return a handle; may return before the step is done."""

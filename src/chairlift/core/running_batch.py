@@ -124,8 +124,10 @@ class RunningBatch:
 
     def schedule_tokens(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
         """Schedule the tokens `start` to `start + count - 1`, whose slots are allocated."""
-        end = start + count
-        plan.num_recomputed += request.advance(count, plan.scheduled_time)
+        end = request.num_computed_tokens = start + count
+        request.write_moment += count * plan.scheduled_time
+        if start < request.recompute_until:
+            plan.num_recomputed += request.count_recomputed(start, end)
         plan.output.num_scheduled_tokens[request.request_id] = count
         plan.num_computed.append(start)
         if start < request.num_prompt_tokens:

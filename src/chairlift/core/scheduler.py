@@ -226,7 +226,7 @@ class Scheduler:
                 outputs.append(self._fail(request, result.errors[request.request_id], now))
             else:
                 outputs.append(self._append_tokens(request, result, now))
-            if request.is_finished:
+            if request.finish_reason is not None and request.is_finished:
                 finished.append(request.request_id)
         if result.prompt_logprobs:
             known = self._requests.keys() | set(finished)
@@ -258,12 +258,11 @@ class Scheduler:
             request.first_token_time = now
             output = output._replace(num_cached_tokens=request.num_cached_tokens, times=request.times())
         if request.stop_token_id is not None:
-            reason = FinishReason.STOP
+            self._finish(request, FinishReason.STOP, now)
         elif len(request.token_ids) == request.end_total_tokens:
-            reason = FinishReason.LENGTH
+            self._finish(request, FinishReason.LENGTH, now)
         else:
             return output
-        self._finish(request, reason, now)
         return request.last_output(output, now)
 
 

@@ -36,7 +36,7 @@ LOADING_OPTIONS: Final = (
     "model",
     "device",
     "dtype",
-    "attention_backend",
+    "kernels",
     "quantization",
     "kv_cache_dtype",
     "random_weights",
@@ -148,7 +148,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
     Raises:
         ModelLoadError: the model cannot be had, read or run; says what would work.
-        ConfigError: a device, dtype or backend that this machine does not have; a log that cannot be written.
+        ConfigError: a device, dtype or kernel set that this machine does not have; a log that cannot be written.
     """
     config.check_files()
     device = _device(config.device)
@@ -163,7 +163,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         weights,
         dtype=dtype,
         device=device,
-        attention_backend=choice.kernels,
+        kernels=choice.kernels,
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
     )

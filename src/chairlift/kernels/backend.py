@@ -1,6 +1,6 @@
-"""The seam of attention: what a layer asks for, and the twin's answer.
+"""The interface of attention, and its reference implementation.
 
-Once a step, `plan` turns the metadata into whatever the backend can prepare; every layer then calls `forward` with it.
+Once per step, `plan` prepares everything that does not depend on the layer; each layer then calls `forward` with it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ CACHE_LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the attention layers of one backend have in common.
+    """The parameters that all attention layers of one backend share.
 
     Attributes:
-        scale: multiplies the dot products.
-        dtype: of activations.
-        kv_cache_dtype: of K and V in memory; None: `dtype`. torch.int8 keeps a scale for each token and head.
+        scale: the factor of the dot products.
+        dtype: the type of activations.
+        kv_cache_dtype: the type of K and V in memory; None for `dtype`. torch.int8 has a scale for each token and head.
     """
 
     num_heads: int
@@ -39,25 +39,28 @@ class AttentionShape:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Of K and V in memory."""
+        """The type of K and V in memory."""
         return self.kv_cache_dtype or self.dtype
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one kv head."""
+        """The number of query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
     def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A fused [T, (num_heads + 2 * num_kv_heads) * head_dim] as query [T, num_heads, head_dim], key and value
-        [T, num_kv_heads, head_dim]: views."""
+        """Views of query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim] of a fused tensor
+        [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
         sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         query, key, value = torch.split_with_sizes(qkv.view(len(qkv), -1, self.head_dim), sizes, dim=1)
         return query, key, value
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU in pages that the system hands out (and clears) when they are first written, and from the start
-    of a cache line on, so that rows of 64 bytes or more do not share lines."""
+    """Zeroed memory.
+
+    On the CPU the system allocates and clears its pages when they are first written. It starts at a cache line, so that
+    rows of 64 bytes or more do not share cache lines.
+    """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     num_bytes = math.prod(size) * dtype.itemsize
@@ -67,7 +70,7 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def allocate_kv_cache(shape: AttentionShape, num_blocks: int, block_size: int) -> KVCache:
-    """KV memory for one layer, zeroed: what is masked must still be finite."""
+    """KV memory for one layer. It is zeroed, because masked values must still be finite."""
     slots = (num_blocks + 1, shape.num_kv_heads, block_size)
     key, value = (_zeros((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
     if shape.kv_dtype != torch.int8:
@@ -77,7 +80,7 @@ def allocate_kv_cache(shape: AttentionShape, num_blocks: int, block_size: int) -
 
 
 class RotaryStep:
-    """Rotary embedding at the positions of one step, for all layers.
+    """The rotary embedding at the positions of one step, for all layers.
 
     Args:
         positions: int64 [T].
@@ -90,8 +93,10 @@ class RotaryStep:
 
     @cached_property
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two float32 [T, 1, head_dim]: cosines in each half; minus the sines, then the sines. Gathered when a layer
-        first asks."""
+        """Cosines and signed sines, float32 [T, 1, head_dim] each, gathered on first use.
+
+        The cosines are the same in both halves; the sines are negative in the first half and positive in the second.
+        """
         cos, sin = self.cos_sin_cache[self.positions][:, None, :].chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
@@ -114,16 +119,16 @@ PlanT = TypeVar("PlanT")
 
 
 class AttentionBackend(Protocol[PlanT]):
-    """One way to run rotary embedding, KV writes and attention."""
+    """The attention of a kernel set: query/key norm, rotary embedding, KV writes and attention."""
 
     shape: AttentionShape
 
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
-        """KV memory for one layer."""
+        """Allocate the KV memory of one layer."""
         ...
 
     def plan(self, metadata: AttentionMetadata) -> PlanT:
-        """All that depends on the step alone and not on the layer."""
+        """Everything that depends on the step but not on the layer."""
         ...
 
     def forward(
@@ -135,11 +140,11 @@ class AttentionBackend(Protocol[PlanT]):
         sliding_window: int | None,
         qk_norm: QKNorm | None,
     ) -> torch.Tensor:
-        """Norm query and key, rotate them, write K and V into their slots, attend.
+        """Normalize and rotate query and key, write K and V into their slots, and compute attention.
 
         Args:
-            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key and value of each token. The
-                caller gives it up: it may be overwritten.
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key and value of each token. It may
+                be overwritten.
             rotary: None leaves query and key as they are.
             sliding_window: see `reference.paged_attention`.
             qk_norm: None leaves query and key as they are.
@@ -151,7 +156,7 @@ class AttentionBackend(Protocol[PlanT]):
 
 
 class ReferenceAttention:
-    """The twin: plans nothing."""
+    """The reference implementation of `AttentionBackend`, which prepares nothing."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self.shape = shape

@@ -1,4 +1,4 @@
-"""Which kernel set an engine runs on, and in which types. No tensors: planners ask as well."""
+"""The choice of kernel set and number formats of an engine, without torch, so that planning does not need it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ logger = logging.getLogger("chairlift")
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """What the options of an engine come to.
+    """The kernel set and number formats that the options of an engine resolve to.
 
     Attributes:
         kernels: "native", "torch" or "reference".
-        dtype: of activations; and of weights, but for native kernels.
-        kv_cache_dtype: of K and V in memory.
-        quantization: the format of all matrices; None: as in the file.
+        dtype: the type of activations, and of weights except with native kernels.
+        kv_cache_dtype: the type of K and V in memory.
+        quantization: the format of all matrices; None for those of the file.
     """
 
     kernels: str
@@ -30,13 +30,13 @@ class KernelChoice:
 
 
 def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
-    """Settle `attention_backend`, `dtype` and `kv_cache_dtype`.
+    """Resolve the value "auto" of `kernels`, `dtype` and `kv_cache_dtype`.
 
     Args:
-        file_dtype: of the model's tensors, `ModelConfig.dtype`.
+        file_dtype: the type of the model's tensors, `ModelConfig.dtype`.
 
     Raises:
-        ConfigError: native kernels are asked for, by name or by what only they can, and cannot be loaded.
+        ConfigError: Native kernels cannot be loaded, and `quantization` or `kv_cache_dtype` needs them.
     """
     kernels = _kernel_set(config)
     dtype = config.dtype
@@ -49,8 +49,8 @@ def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
 
 
 def _kernel_set(config: EngineConfig) -> str:
-    if config.attention_backend != "auto":
-        return config.attention_backend
+    if config.kernels != "auto":
+        return config.kernels
     if config.why_not_native is not None:
         return "torch"
     needs_native = config.quantization is not None or config.kv_cache_dtype == "int8"
@@ -59,12 +59,11 @@ def _kernel_set(config: EngineConfig) -> str:
     except NativeUnavailableError as error:
         if needs_native:
             raise
-        _warn(str(error))
+        _warn_once(str(error))
         return "torch"
     return "native"
 
 
 @cache
-def _warn(reason: str) -> None:
-    """Once."""
+def _warn_once(reason: str) -> None:
     logger.warning("%s. The torch kernels are used, which are several times slower and keep weights in float32", reason)

@@ -1,9 +1,9 @@
-"""The seam of linear layers: what is done to a row before the product, and what the product is added to.
+"""The interface of linear layers: the prologue of each row, the product with a matrix, and the sum with a residual.
 
     x [T, in] -> prologue -> product with a matrix [out, in] -> + bias -> + residual -> [T, out]
 
-Norms and activations stand before a product because that is where a kernel reads the row anyway, and where one that
-multiplies integers quantizes it.
+Norms and activation functions belong to the product that follows them: its kernel reads the row there anyway, and a
+kernel that multiplies integers quantizes it there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NativePrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "
 
 NORM_KINDS: Final = ("rms_norm", "layer_norm")
 RowKernel = Callable[[torch.Tensor], torch.Tensor]
-"""[T, n] -> [T, m], every row by itself."""
+"""A function of rows, [T, n] -> [T, m]; the result of a row depends on this row alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,23 +46,23 @@ RELU = Prologue("relu")
 
 
 class LinearKernel(Protocol):
-    """A linear layer with its prologue."""
+    """A linear layer and its prologue."""
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """linear(prologue(x)), plus `residual` [T, out] if there is one.
+        """linear(prologue(x)), plus `residual` [T, out] unless it is None.
 
-        The caller gives `residual` up: the sum may be computed in its memory. The result may be overwritten by the next
-        call of a layer of the same name (`q_proj`, `down_proj`...).
+        The sum may be computed in the memory of `residual`, whose values are lost. The next call of a layer of the same
+        name (`q_proj`, `down_proj`...) may overwrite the result.
         """
         ...
 
 
 class ComposedLinear:
-    """A `LinearKernel` of three kernels, one after the other.
+    """A `LinearKernel` that calls a prologue, a product and a sum one after the other.
 
     Args:
         prologue: None leaves rows as they are.
-        product: with the matrix, plus bias.
+        product: the product with the matrix, plus the bias.
     """
 
     def __init__(self, prologue: RowKernel | None, product: RowKernel) -> None:

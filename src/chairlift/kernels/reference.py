@@ -1,8 +1,8 @@
-"""The plain torch twin of every kernel: obvious, slow, the oracle that fast kernels are compared with.
+"""The reference of every kernel in plain torch: its definition, slow, which tests compare the fast kernels with.
 
 KV memory of one layer is two tensors [num_blocks + 1, num_kv_heads, block_size, head_dim], one of keys and one of
-values. Slot s is row `s % block_size` of block `s // block_size`. The last block belongs to no sequence: a kernel may
-let padding land there (see `chairlift.kernels.attention.KVCache`).
+values. Slot s is row `s % block_size` of block `s // block_size`. The last block belongs to no sequence: kernels may
+write padding there (see `chairlift.kernels.attention.KVCache`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from chairlift.kernels.linear import NORM_KINDS, NativePrologueKind, Prologue
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows of `table` [num_rows, size] for int64 ids [T]: [T, size]."""
+    """The rows of `table` [num_rows, size] with the int64 ids [T]: [T, size]."""
     return table[token_ids]
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [T, in] times weight [out, in] transposed, plus bias [out]: [T, out]."""
+    """The product of x [T, in] with the transposed weight [out, in], plus bias [out]: [T, out]."""
     y = x @ weight.t()
     return y if bias is None else y + bias
 
@@ -34,20 +34,20 @@ OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
     "silu_and_mul": 12,
     "relu": 12,
 }
-"""How many times the mean magnitude of its group an input of a quantized product must exceed to be an outlier, by the
-prologue that made it."""
+"""The threshold of outliers among the inputs of a quantized product, in multiples of the mean magnitude of their group,
+by the prologue that computed them."""
 
 
 def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32) -> torch.Tensor:
-    """What products of integers see of x [T, n]: each value as a multiple of its scale, or as it is.
+    """Quantize the activations x [T, n] as products of integers do.
 
-    A row is cut in groups: of 32 values where weights have groups of 32 too, of 128 where they have a scale an output.
-    The last group may be shorter, by a multiple of 32. What exceeds `outlier_after` times its group's mean magnitude is
-    an outlier, and is multiplied as a float, as in LLM.int8() (Dettmers et al., 2022, section 3.2). The others are
-    rounded to -127..127 scales, of which their largest magnitude is 127.
+    A row is divided into groups: of 32 values where weights have groups of 32 too, of 128 where weights have one scale
+    per output. The last group may be shorter, by a multiple of 32. A value whose magnitude exceeds `outlier_after`
+    times the mean magnitude of its group is an outlier and remains a float, as in LLM.int8() (Dettmers et al., 2022,
+    section 3.2). The other values are rounded to integers from -127 to 127 times a scale; the largest one becomes 127.
 
     Returns:
-        float64 [T, n], so that a product with it rounds nothing more.
+        The quantized values as float64 [T, n], so that a product with them adds no rounding.
     """
     num_rows, size = x.shape
     padded = size + -size % 32
@@ -56,7 +56,7 @@ def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32)
     magnitudes = groups.abs()
     is_outlier = magnitudes > (magnitudes.sum(-1) * (outlier_after / lengths)).unsqueeze(-1)
     top = magnitudes.masked_fill(is_outlier, 0).amax(-1, keepdim=True)
-    inverse = torch.tensor(127.0, device=x.device) / top  # not 127 / top, which is 127 times the rounded 1 / top
+    inverse = torch.tensor(127.0, device=x.device) / top  # 127 / top would be 127 times the rounded 1 / top
     steps = torch.round(groups * torch.where(top > 1e-30, inverse, 0.0))
     seen = torch.where(is_outlier, groups.double(), steps.double() * (top / 127).double())
     return seen.view(num_rows, -1)[:, :size]
@@ -65,21 +65,27 @@ def quantize_activations(x: torch.Tensor, outlier_after: float, group: int = 32)
 def quantized_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, prologue: NativePrologueKind, group: int = 32
 ) -> torch.Tensor:
-    """`linear` over a matrix of integers, after a prologue of that kind: products see activations as
-    `quantize_activations` gives them. `weight` [out, in] are the matrix's values, in floats."""
+    """`linear` with a matrix of integers, after a prologue of the given kind.
+
+    Args:
+        x: [T, in], quantized by `quantize_activations`.
+        weight: [out, in], the values of the matrix as floats.
+        bias: [out] or None.
+        group: inputs that share a scale.
+    """
     y = quantize_activations(x, OUTLIER_AFTER[prologue], group) @ weight.double().t()
     return (y if bias is None else y + bias.double()).float()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm (Zhang and Sennrich, 2019) over the last dimension, computed in fp32; the result has x's dtype."""
+    """RMSNorm (Zhang and Sennrich, 2019) over the last dimension, in float32; the result has the dtype of x."""
     x32 = x.float()
     normed = x32 / torch.sqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
     return (normed * weight.float()).to(x.dtype)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """LayerNorm (Ba et al., 2016) over the last dimension, computed in fp32; the result has x's dtype."""
+    """LayerNorm (Ba et al., 2016) over the last dimension, in float32; the result has the dtype of x."""
     x32 = x.float()
     centered = x32 - x32.mean(-1, keepdim=True)
     normed = centered / torch.sqrt(centered.pow(2).mean(-1, keepdim=True) + eps)
@@ -97,7 +103,7 @@ def activate(x: torch.Tensor, kernel: str) -> torch.Tensor:
 
 
 def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
-    """What a linear layer does to its rows [T, n] first."""
+    """The function of rows [T, n] that precedes the product of a linear layer."""
     if prologue.kind == "none":
         return x
     if prologue.kind not in NORM_KINDS:
@@ -110,7 +116,7 @@ def apply_prologue(x: torch.Tensor, prologue: Prologue) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding (Su et al., 2021): dimensions i and i + head_dim/2 are a pair and turn by positions * freq_i.
+    """Rotary embedding (Su et al., 2021): dimensions i and i + head_dim/2 are a pair, rotated by positions * freq_i.
 
     Args:
         x: [T, heads, head_dim].
@@ -123,8 +129,10 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
 
 
 def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """K or V [T, num_kv_heads, head_dim] in int8, symmetric, with a float32 scale [T, num_kv_heads] for each token and
-    head: the largest magnitude is 127."""
+    """Quantize K or V [T, num_kv_heads, head_dim] to int8 with a float32 scale [T, num_kv_heads] per token and head.
+
+    The quantization is symmetric; the largest magnitude of a head becomes 127.
+    """
     x32 = x.float()
     scale = x32.abs().amax(-1) / 127
     quantized = torch.round(x32 / torch.where(scale > 0, scale, 1.0)[..., None])
@@ -132,8 +140,11 @@ def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slot_mapping: torch.Tensor) -> None:
-    """Put key and value [T, num_kv_heads, head_dim] into their slots, int64 [T], in the type of the memory; slot -1
-    writes nothing."""
+    """Write key and value [T, num_kv_heads, head_dim] into their slots in KV memory, in its type.
+
+    Args:
+        slot_mapping: int64 [T]; -1 writes nothing.
+    """
     _write(key, cache.key, cache.key_scale, slot_mapping)
     _write(value, cache.value, cache.value_scale, slot_mapping)
 
@@ -160,15 +171,16 @@ def paged_attention(
     scale: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """Softmax attention of packed queries over keys and values in blocks (Kwon et al., 2023, section 4.1), in fp32.
+    """Softmax attention of packed queries over keys and values in blocks (Kwon et al., 2023, section 4.1), in float32.
 
     Args:
-        query: [T, num_heads, head_dim]; head h reads kv head `h // (num_heads // num_kv_heads)`.
-        scale: of the dot products.
-        sliding_window: a query at position p sees keys p - sliding_window + 1 to p; None: keys 0 to p.
+        query: [T, num_heads, head_dim]; head h reads KV head `h // (num_heads // num_kv_heads)`.
+        scale: the factor of the dot products.
+        sliding_window: a query at position p sees keys p - sliding_window + 1 to p; None for keys 0 to p.
 
     Returns:
-        [T, num_heads, head_dim] in query's dtype. A row that stands before its sequence (padding) sees no key: zeros.
+        [T, num_heads, head_dim] in the dtype of query. A row before the start of its sequence is padding: it sees no
+        key, and its result is zero.
     """
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     starts = metadata.query_start_loc_host
@@ -184,7 +196,7 @@ def paged_attention(
 
 
 def visible_keys(num_queries: int, seq_len: int, sliding_window: int | None, device: torch.device) -> torch.Tensor:
-    """Which of keys 0..seq_len-1 each of the last `num_queries` tokens sees: bool [num_queries, seq_len]."""
+    """Whether each of the last `num_queries` tokens sees each of keys 0 to seq_len - 1: bool [num_queries, seq_len]."""
     positions = torch.arange(seq_len - num_queries, seq_len, device=device)[:, None]
     keys = torch.arange(seq_len, device=device)[None, :]
     visible = keys <= positions
@@ -194,7 +206,7 @@ def visible_keys(num_queries: int, seq_len: int, sliding_window: int | None, dev
 def _sequence(
     memory: torch.Tensor, memory_scale: torch.Tensor | None, blocks: torch.Tensor, seq_len: int
 ) -> torch.Tensor:
-    """One sequence out of its blocks, in order: float32 [num_kv_heads, seq_len, head_dim]."""
+    """K or V of one sequence, gathered from its blocks: float32 [num_kv_heads, seq_len, head_dim]."""
     values = memory[blocks].float()
     if memory_scale is not None:
         values = values * memory_scale[blocks][..., None]

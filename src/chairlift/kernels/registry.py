@@ -1,4 +1,4 @@
-"""Kernel sets by name. A native set replaces functions here; layers and models stay as they are."""
+"""Kernel sets by name. Layers and models call the functions of a set and do not depend on which set it is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.weights import MatrixParts, Weights, load_tensor
 
 Layer = Callable[[torch.Tensor, StepContext], torch.Tensor]
-"""x [T, hidden_size], given up, and what the layers of a step have in common -> [T, hidden_size]."""
+"""(x [T, hidden_size], the context of the step) -> [T, hidden_size]; x may be overwritten."""
 
 
-def in_turn(layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
-    """x through all layers."""
+def run_in_order(layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
+    """Call the layers one after the other, each with the result of the layer before."""
     for layer in layers:
         x = layer(x, step)
     return x
@@ -30,19 +30,19 @@ def in_turn(layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torc
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Every kernel that a step needs. Shapes and meaning are those of `chairlift.kernels.reference`.
+    """The kernels of a step. Shapes and results are those of `chairlift.kernels.reference`.
 
-    A matrix is what `load_matrix` makes of one or several parts, in whatever form the set multiplies best. Embedding
-    and LM head take the same one where they are tied.
+    `load_matrix` returns a matrix in the form that the set multiplies fastest. Embedding and LM head share one matrix
+    where they are tied.
 
     Attributes:
         load_matrix: (weights, parts, in_features) -> matrix.
         make_embedding: (matrix) -> int64 ids [T] -> rows [T, in].
         make_linear: (matrix, bias [out] or None, prologue) -> x [T, in], residual -> [T, out].
-        make_prologue: a prologue by itself, where no product follows.
-        attention: makes the attention backend of a model.
-        notes: what there is to say once a model is loaded.
-        run_layers: `in_turn`, of layers that only call functions of this set.
+        make_prologue: a prologue without a product after it.
+        attention: (shape) -> the attention backend of a model.
+        notes: lines to log once a model is loaded.
+        run_layers: `run_in_order` for layers that only call functions of this set.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Kernels:
     make_prologue: Callable[[Prologue], RowKernel]
     attention: Callable[[AttentionShape], AttentionBackend[Any]]
     notes: Callable[[], list[str]] = list
-    run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = in_turn
+    run_layers: Callable[[Sequence[Layer], torch.Tensor, StepContext], torch.Tensor] = run_in_order
 
 
 def _reference_embedding(table: torch.Tensor) -> RowKernel:
@@ -95,25 +95,25 @@ TORCH = Kernels(
     attention=TorchAttention,
 )
 
-KERNELS = {kernels.name: kernels for kernels in (REFERENCE, TORCH)}
-"""The sets that run everywhere."""
+PORTABLE_KERNELS = {kernels.name: kernels for kernels in (REFERENCE, TORCH)}
+"""The kernel sets that need no extension module."""
 
 
 def get_kernels(name: str, quantization: str | None = None) -> Kernels:
-    """A kernel set for one model.
+    """The kernel set for one model.
 
     Args:
         name: "native", "torch" or "reference".
-        quantization: see `native_kernels`; the other sets have none.
+        quantization: see `native_kernels`; None with the other sets.
 
     Raises:
-        ConfigError: there is no such set, or it cannot be loaded.
+        ConfigError: The name is unknown, or the set cannot be loaded.
     """
     if name == "native":
         from chairlift.kernels.cpu.kernel_set import native_kernels
 
         return native_kernels(quantization)
-    if name not in KERNELS:
-        raise ConfigError(f"attention_backend must be one of native, {', '.join(KERNELS)}, got {name!r}")
+    if name not in PORTABLE_KERNELS:
+        raise ConfigError(f"kernels must be one of native, {', '.join(PORTABLE_KERNELS)}, got {name!r}")
     assert quantization is None, "only native kernels quantize"
-    return KERNELS[name]
+    return PORTABLE_KERNELS[name]

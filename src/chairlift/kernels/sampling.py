@@ -1,4 +1,4 @@
-"""The seam of sampling: logits of a batch to one token a row, and logprobs of chosen tokens."""
+"""The interface of sampling: one token per row from the logits of a batch, and logprobs of given tokens."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ import torch
 IntArray = npt.NDArray[np.int64]
 
 Bits = npt.NDArray[np.uint32]
-"""One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
+"""One bit per token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 TokenSampler = Callable[[torch.Tensor, IntArray], torch.Tensor]
 """(logits float32 [N, V], contiguous, overwritten; rows int64 [N]) -> token ids int64 [N], on the logits' device.
 
-A row of `SamplingParameters` that is not random gives the likeliest token, the first of equals; every other one a draw
-from exp(logit / temperature) over the tokens that min_p, top_k and top_p leave, in this order."""
+A row of `SamplingParameters` that is not random yields the likeliest token, the first one in a tie. Any other row
+yields a draw with probabilities proportional to exp(logit / temperature), over the tokens that pass the filters min_p,
+top_k and top_p, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How each row is sampled from, as arrays that their owner goes on writing to.
+    """The sampling parameters of each row, as arrays. Their owner may change them between calls of a sampler.
 
     Attributes:
-        is_random: uint8, 0 for argmax.
+        is_random: uint8, 0 for the likeliest token.
         temperature: float32, positive.
         top_k: int64, less than the vocabulary, 0 keeps all.
         top_p: float64 in (0, 1], 1 keeps all.
         min_p: float32 in [0, 1], 0 keeps all.
-        keys: uint64, of the row's random stream.
-        positions: int64, of the token to be drawn in its sequence; with the key it determines the draw.
+        keys: uint64, the random stream of the row.
+        positions: int64, the position of the sampled token in its sequence; with the key it determines the draw.
     """
 
     is_random: npt.NDArray[np.uint8]
@@ -46,10 +47,10 @@ class SamplingParameters:
 
 
 class SamplingKernels(Protocol):
-    """One way to sample."""
+    """The sampling functions of a kernel set."""
 
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
-        """A sampler over these rows."""
+        """A sampler that reads these parameters at every call."""
         ...
 
     def mask(self, logits: torch.Tensor, index: IntArray, masks: Bits) -> None:
@@ -65,15 +66,15 @@ class SamplingKernels(Protocol):
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """log_softmax of the logits, at the tokens asked for and at the likeliest ones.
+        """The log_softmax of the logits, at one given token per row and at the likeliest tokens.
 
         Args:
             logits: float32 [N, V], contiguous.
-            token_ids: int64 [N].
-            num_top: likeliest tokens wanted; K = min(num_top, V) are given.
+            token_ids: int64 [N], the given tokens.
+            num_top: the number of likeliest tokens; at most V are returned, K = min(num_top, V).
 
         Returns:
-            Token ids int64, logprobs float32 and ranks int64, [N, 1 + K] each: the token asked for, then the likeliest
-            in order. A rank is 1 + the number of likelier tokens, so equals share one.
+            Token ids int64, logprobs float32 and ranks int64, [N, 1 + K] each: the given token, then the likeliest
+            tokens in order. A rank is 1 + the number of likelier tokens, so ties share a rank.
         """
         ...

@@ -1,6 +1,6 @@
 """Paged attention in torch, on every device: gather, then scaled dot product attention.
 
-Query heads that share a kv head are rows of one small product, so no key or value is repeated.
+Query heads that share a KV head are rows of one product, so keys and values are not copied for each query head.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from chairlift.errors import ConfigError
 from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
 from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
 from chairlift.kernels.torch_ops import rms_norm, rotate
-from chairlift.kernels.torch_plan import Chunk, Cut, Planner, TorchPlan
+from chairlift.kernels.torch_plan import AttentionPlanner, PrefillChunk, TorchPlan, WindowPlan
 
 
 class TorchAttention:
-    """Implements `AttentionBackend`. Loops over tiles and prompts, never over tokens.
+    """Implements `AttentionBackend` with loops over tiles and prompts, but not over tokens.
 
     Raises:
-        ConfigError: K and V are to be kept in another type than that of activations.
+        ConfigError: The type of K and V in memory differs from the type of activations.
     """
 
     def __init__(self, shape: AttentionShape) -> None:
         if shape.kv_dtype != shape.dtype:
             kept, computed = (str(dtype).removeprefix("torch.") for dtype in (shape.kv_dtype, shape.dtype))
             raise ConfigError(
-                f"kv_cache_dtype={kept}: the torch kernels keep K and V as they compute, in {computed}: leave it out, "
-                f"or choose dtype={kept} or another attention_backend"
+                f"kv_cache_dtype must be {computed} with torch kernels, like the activations, got {kept}: leave it "
+                f"out, set dtype={kept}, or choose another kernel set with kernels"
             )
         self.shape = shape
-        self._planner = Planner(shape)
+        self._planner = AttentionPlanner(shape)
 
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
         return allocate_kv_cache(self.shape, num_blocks, block_size)
@@ -54,22 +54,22 @@ class TorchAttention:
             query, key = rotate(query, *rotary.rows), rotate(key, *rotary.rows)
         cache.key.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), key)
         cache.value.view(-1, self.shape.head_dim).index_put_((plan.write_rows,), value)
-        cut = plan.cuts.get(sliding_window)
-        if cut is None:
-            cut = plan.cuts[sliding_window] = self._planner.cut(plan.metadata, sliding_window)
-        make = torch.zeros if plan.has_blind_rows else torch.empty
+        window = plan.windows.get(sliding_window)
+        if window is None:
+            window = plan.windows[sliding_window] = self._planner.plan_window(plan.metadata, sliding_window)
+        make = torch.zeros if plan.has_padding_rows else torch.empty
         out = make(query.shape, dtype=query.dtype, device=query.device)
-        if cut.tiles:
-            self._decode(query, cache, cut, out)
-        for chunk in cut.chunks:
+        if window.tiles:
+            self._decode(query, cache, window, out)
+        for chunk in window.chunks:
             self._prefill(query, key, value, cache, chunk, out)
         return out.flatten(1)
 
-    def _decode(self, query: torch.Tensor, cache: KVCache, cut: Cut, out: torch.Tensor) -> None:
-        rows, scale = cut.decode_rows, self.shape.scale
+    def _decode(self, query: torch.Tensor, cache: KVCache, window: WindowPlan, out: torch.Tensor) -> None:
+        rows, scale = window.decode_rows, self.shape.scale
         tile_query = query if rows is None else query.index_select(0, rows)
         tile_out = out if rows is None else torch.empty_like(tile_query)
-        for tile in cut.tiles:
+        for tile in window.tiles:
             batch, kv_heads, _, head_dim = tile.gather.shape
             grouped = (batch, kv_heads, self.shape.group_size, head_dim)
             keys, values = tile.gather(cache)
@@ -85,7 +85,7 @@ class TorchAttention:
         key: torch.Tensor,
         value: torch.Tensor,
         cache: KVCache,
-        chunk: Chunk,
+        chunk: PrefillChunk,
         out: torch.Tensor,
     ) -> None:
         shape, rows = self.shape, slice(chunk.start, chunk.stop)

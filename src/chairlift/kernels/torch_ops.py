@@ -1,4 +1,4 @@
-"""Fast torch kernels, on every device: each function has its twin in `chairlift.kernels.reference`."""
+"""Fast torch kernels for every device; `chairlift.kernels.reference` defines the results of each function."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from chairlift.kernels.activations import find_activation
 from chairlift.kernels.linear import NORM_KINDS, Prologue, RowKernel
 
 PACK_ROWS = 16
-"""Rows that oneDNN lays packed weights out for. 16 serves 1 to 256 rows; 1 costs up to twice the time."""
+"""The number of rows that oneDNN optimizes the layout of packed weights for.
+
+16 is fast for 1 to 256 rows; 1 takes up to twice the time."""
 
 
 class PackedLinear:
-    """A linear layer on the CPU whose weight oneDNN keeps in its own blocked order; the plain copy can go.
+    """A linear layer on the CPU whose weight is a copy in the blocked layout of oneDNN; the original can be freed.
 
     Args:
         weight: [out, in], float32 or bfloat16.
@@ -33,6 +35,7 @@ class PackedLinear:
 
     @staticmethod
     def supports(weight: torch.Tensor) -> bool:
+        """Whether oneDNN has a packed layout for the device and type of the weight."""
         if weight.device.type != "cpu" or not torch._C._has_mkldnn:
             return False
         if weight.dtype == torch.bfloat16:
@@ -54,7 +57,7 @@ def activate_and_multiply(gate_up: torch.Tensor, activation: RowKernel) -> torch
 
 
 def make_prologue(prologue: Prologue) -> RowKernel:
-    """`reference.apply_prologue` of one prologue."""
+    """The function of rows that computes `reference.apply_prologue` for the given prologue."""
     if prologue.kind not in NORM_KINDS:
         activation, is_gated = find_activation(prologue.kind)
         function = activation.fast or activation.definition
@@ -67,7 +70,7 @@ def make_prologue(prologue: Prologue) -> RowKernel:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """`reference.rotate` with `RotaryStep.rows`: x * cos + (x with its halves swapped) * signed_sin."""
+    """Compute `reference.rotate` from `RotaryStep.rows`, as x * cos + (x with swapped halves) * signed_sin."""
     x32 = x.float()
     swapped = x32.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x32 * cos, swapped, signed_sin).to(x.dtype)

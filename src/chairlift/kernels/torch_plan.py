@@ -1,8 +1,8 @@
-"""One step of attention, cut once for all layers.
+"""The plan of one attention step, computed once for all layers with the same sliding window.
 
-one query row a sequence (decode)  -> sorted by length, cut into tiles of like length
-a prompt from its first token      -> a chunk that needs no gather: this step's own K and V are all it sees
-any other chunk                    -> a chunk with a gather and a mask
+one query row per sequence (decode)  -> sorted by length, in tiles of similar length
+a prompt from its first token        -> a chunk without a gather: it sees only K and V of this step
+any other chunk                      -> a chunk with a gather and a mask
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from chairlift.kernels.attention import AttentionMetadata, KVCache
 from chairlift.kernels.backend import AttentionShape
 
 CPU_TILE_BYTES = 1 << 22
-"""Gathered K and V of a tile: small enough to be still in the cache when they are multiplied."""
+"""The maximum size of the gathered K and V of a tile on the CPU, so that the product finds them in the cache."""
 
 GPU_TILE_BYTES = 1 << 29
+"""The maximum size of the gathered K and V of a tile on a GPU."""
 
 TILE_OVERHEAD_BYTES = 1 << 18
-"""Padding that costs as much time as the calls of one more tile."""
+"""The amount of padding that takes as much time as the calls for one more tile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """Which pieces of KV memory one product reads. A piece is what one head keeps in one block.
+class KVGather:
+    """The pieces of KV memory that one product reads. A piece is K or V of one head in one block.
 
     Attributes:
-        pieces: int64 [batch * num_kv_heads * num_blocks], rows of the cache seen as [-1, block_size * head_dim].
-        shape: once gathered: (batch, num_kv_heads, num_blocks * block_size, head_dim).
-        key, value: scratch memory, shared by all gathers.
+        pieces: int64 [batch * num_kv_heads * num_blocks], rows of the cache viewed as [-1, block_size * head_dim].
+        shape: (batch, num_kv_heads, num_blocks * block_size, head_dim) of the gathered keys and values.
+        key, value: scratch memory that all gathers share.
     """
 
     pieces: torch.Tensor
@@ -40,7 +41,7 @@ class Gather:
     value: torch.Tensor
 
     def __call__(self, cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `shape`, valid until the next gather."""
+        """Copy keys and values to scratch memory; the result has `shape` and is valid until the next gather."""
         size = self.key.shape[1]
         torch.index_select(cache.key.view(-1, size), 0, self.pieces, out=self.key)
         torch.index_select(cache.value.view(-1, size), 0, self.pieces, out=self.value)
@@ -48,57 +49,60 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Rows `start:stop` of the sorted decode rows; `bias` [batch, 1, 1, keys] is 0 where visible, else -inf."""
+class DecodeTile:
+    """Rows `start:stop` of the sorted decode rows. `bias` [batch, 1, 1, keys] is 0 for visible keys, else -inf."""
 
     start: int
     stop: int
-    gather: Gather
+    gather: KVGather
     bias: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Query rows `start:stop` of one sequence; `bias` [rows, keys] as in `Tile`. No gather: causal over own K and V."""
+class PrefillChunk:
+    """Query rows `start:stop` of one sequence. `bias` [rows, keys] is 0 for visible keys, else -inf.
+
+    Without a gather, attention is causal over K and V of the same rows.
+    """
 
     start: int
     stop: int
-    gather: Gather | None = None
+    gather: KVGather | None = None
     bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A step as layers of one sliding window see it.
+class WindowPlan:
+    """The plan of a step for layers with one sliding window.
 
     Attributes:
-        decode_rows: int64, the row of each sorted decode row; None: they are rows 0, 1, 2...
+        decode_rows: int64, the query row of each sorted decode row; None if these are rows 0, 1, 2...
     """
 
     decode_rows: torch.Tensor | None
-    tiles: list[Tile]
-    chunks: list[Chunk]
+    tiles: list[DecodeTile]
+    chunks: list[PrefillChunk]
 
 
 @dataclass(slots=True)
 class TorchPlan:
-    """One step, prepared.
+    """The plan of one step.
 
     Attributes:
-        write_rows: int64 [T, num_kv_heads], rows of the cache seen as [-1, head_dim].
-        has_blind_rows: some rows stand before their sequence (padding) and see nothing.
-        cuts: by sliding window, made when a layer first asks.
+        write_rows: int64 [T, num_kv_heads], rows of the cache viewed as [-1, head_dim].
+        has_padding_rows: some rows are before the start of their sequence, and see no key.
+        windows: the plan for each sliding window, computed on first use.
     """
 
     metadata: AttentionMetadata
     write_rows: torch.Tensor
-    has_blind_rows: bool
-    cuts: dict[int | None, Cut] = field(default_factory=dict)
+    has_padding_rows: bool
+    windows: dict[int | None, WindowPlan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """The query rows of one sequence that see something, and what they read: columns of its block table."""
+class QuerySpan:
+    """The query rows of one sequence that see keys, and the columns of its block table that they read."""
 
     sequence: int
     start: int
@@ -116,8 +120,8 @@ class Span:
         return self.end_block - self.first_block
 
 
-class Planner:
-    """Cuts steps. Owns the scratch memory of gathers, which grows to the largest of them."""
+class AttentionPlanner:
+    """Plans the attention of steps, and owns the scratch memory of gathers, which grows to the largest gather."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -127,26 +131,31 @@ class Planner:
 
     def plan(self, metadata: AttentionMetadata) -> TorchPlan:
         starts, seq_lens = metadata.query_start_loc_host, metadata.seq_lens_host
-        blind = any(starts[i + 1] - starts[i] > seq_len for i, seq_len in enumerate(seq_lens))
-        return TorchPlan(metadata, self._write_rows(metadata), blind)
+        has_padding = any(starts[i + 1] - starts[i] > seq_len for i, seq_len in enumerate(seq_lens))
+        return TorchPlan(metadata, self._write_rows(metadata), has_padding)
 
-    def cut(self, metadata: AttentionMetadata, sliding_window: int | None) -> Cut:
+    def plan_window(self, metadata: AttentionMetadata, sliding_window: int | None) -> WindowPlan:
         spans = make_spans(metadata, sliding_window)
         decodes = sorted((span for span in spans if span.num_queries == 1), key=lambda span: -span.num_blocks)
         rows = [span.start for span in decodes]
-        return Cut(
+        return WindowPlan(
             decode_rows=None if rows == list(range(len(rows))) else self._tensor(rows),
             tiles=self._tiles(decodes, metadata, sliding_window),
             chunks=[self._chunk(span, metadata, sliding_window) for span in spans if span.num_queries > 1],
         )
 
     def _write_rows(self, metadata: AttentionMetadata) -> torch.Tensor:
-        """Slot -1 is the last row of block -1 in floor division: counted from the end, in the block of nobody."""
+        """The rows of the cache that K and V are written to.
+
+        Floor division turns slot -1 into the last row of block -1, which is the last block and belongs to no sequence.
+        """
         slots, block_size = metadata.slot_mapping[:, None], metadata.block_size
         blocks = torch.div(slots, block_size, rounding_mode="floor")
         return (blocks * self._shape.num_kv_heads + self._heads) * block_size + torch.remainder(slots, block_size)
 
-    def _tiles(self, spans: list[Span], metadata: AttentionMetadata, sliding_window: int | None) -> list[Tile]:
+    def _tiles(
+        self, spans: list[QuerySpan], metadata: AttentionMetadata, sliding_window: int | None
+    ) -> list[DecodeTile]:
         sequences = self._tensor([span.sequence for span in spans])
         first_blocks = self._tensor([span.first_block for span in spans])
         positions = self._tensor([span.seq_len - 1 for span in spans])
@@ -158,22 +167,22 @@ class Planner:
             gather = self._gather(metadata, sequences[part], first_blocks[part], spans[start].num_blocks)
             first_keys = first_blocks[part] * metadata.block_size
             bias = self._bias(first_keys, gather.shape[2], positions[part, None], sliding_window)
-            tiles.append(Tile(start, stop, gather, bias[:, None]))
+            tiles.append(DecodeTile(start, stop, gather, bias[:, None]))
         return tiles
 
-    def _chunk(self, span: Span, metadata: AttentionMetadata, sliding_window: int | None) -> Chunk:
+    def _chunk(self, span: QuerySpan, metadata: AttentionMetadata, sliding_window: int | None) -> PrefillChunk:
         if span.num_queries == span.seq_len and (sliding_window is None or span.seq_len <= sliding_window):
-            return Chunk(span.start, span.stop)
+            return PrefillChunk(span.start, span.stop)
         first_block = self._tensor([span.first_block])
         gather = self._gather(metadata, self._tensor([span.sequence]), first_block, span.num_blocks)
         positions = torch.arange(span.seq_len - span.num_queries, span.seq_len, device=self._shape.device)
         bias = self._bias(first_block * metadata.block_size, gather.shape[2], positions[None], sliding_window)
-        return Chunk(span.start, span.stop, gather, bias[0])
+        return PrefillChunk(span.start, span.stop, gather, bias[0])
 
     def _gather(
         self, metadata: AttentionMetadata, sequences: torch.Tensor, first_blocks: torch.Tensor, num_blocks: int
-    ) -> Gather:
-        """The blocks of each sequence from `first_blocks` on; columns past the table repeat its last, to be masked."""
+    ) -> KVGather:
+        """The blocks of each sequence from `first_blocks` on; columns past the table repeat its last one, masked."""
         columns = first_blocks[:, None] + torch.arange(num_blocks, device=self._shape.device)
         columns.clamp_(max=metadata.block_tables.shape[1] - 1)
         blocks = metadata.block_tables[sequences[:, None], columns].long()
@@ -181,7 +190,7 @@ class Planner:
         pieces = (blocks[:, None, :] * kv_heads + self._heads[None, :, None]).flatten()
         shape = (len(sequences), kv_heads, num_blocks * metadata.block_size, head_dim)
         key, value = self._scratch_for(len(pieces), metadata.block_size * head_dim)
-        return Gather(pieces, shape, key, value)
+        return KVGather(pieces, shape, key, value)
 
     def _scratch_for(self, rows: int, columns: int) -> torch.Tensor:
         size = rows * columns
@@ -192,7 +201,7 @@ class Planner:
     def _bias(
         self, first_keys: torch.Tensor, num_keys: int, positions: torch.Tensor, sliding_window: int | None
     ) -> torch.Tensor:
-        """0 where the query at `positions` [batch, queries] sees a key, else -inf: [batch, queries, num_keys]."""
+        """The mask [batch, queries, num_keys] for `positions` [batch, queries]: 0 for visible keys, else -inf."""
         keys = (first_keys[:, None] + torch.arange(num_keys, device=self._shape.device))[:, None, :]
         hidden = keys > positions[:, :, None]
         if sliding_window is not None:
@@ -204,8 +213,8 @@ class Planner:
         return torch.tensor(values, dtype=torch.int64, device=self._shape.device)
 
 
-def make_spans(metadata: AttentionMetadata, sliding_window: int | None) -> list[Span]:
-    """One for every sequence that has query rows which see something."""
+def make_spans(metadata: AttentionMetadata, sliding_window: int | None) -> list[QuerySpan]:
+    """The spans of all sequences with query rows that see a key."""
     starts, block_size = metadata.query_start_loc_host, metadata.block_size
     spans = []
     for i, seq_len in enumerate(metadata.seq_lens_host):
@@ -214,29 +223,32 @@ def make_spans(metadata: AttentionMetadata, sliding_window: int | None) -> list[
             continue
         first_key = 0 if sliding_window is None else max(0, seq_len - num_queries - sliding_window + 1)
         end_block = -(-seq_len // block_size)
-        spans.append(Span(i, starts[i + 1] - num_queries, starts[i + 1], seq_len, first_key // block_size, end_block))
+        spans.append(
+            QuerySpan(i, starts[i + 1] - num_queries, starts[i + 1], seq_len, first_key // block_size, end_block)
+        )
     return spans
 
 
 def cut_tiles(num_blocks: Sequence[int], block_bytes: int, tile_bytes: int) -> list[tuple[int, int]]:
-    """Cut sequences into tiles, each padded to its longest.
+    """Divide sequences into tiles, each padded to its longest sequence.
 
-    A tile ends where its padding would cost more than another tile, or where it would outgrow `tile_bytes`.
+    A tile ends where its padding would take more time than another tile, or where it would exceed `tile_bytes`.
 
     Args:
-        num_blocks: of each sequence, descending.
-        block_bytes: K and V of one block.
+        num_blocks: the number of blocks of each sequence, descending.
+        block_bytes: the bytes of K and V of one block.
+        tile_bytes: the maximum size of a tile.
 
     Returns:
-        Ranges [start, stop) that follow one another.
+        Consecutive ranges [start, stop) of sequences.
     """
     tiles: list[tuple[int, int]] = []
     start = padding = 0
     for i, blocks in enumerate(num_blocks):
         longest = num_blocks[start]
         padding += longest - blocks
-        outgrown = (i + 1 - start) * longest * block_bytes > tile_bytes
-        if i > start and (outgrown or padding * block_bytes > TILE_OVERHEAD_BYTES):
+        too_large = (i + 1 - start) * longest * block_bytes > tile_bytes
+        if i > start and (too_large or padding * block_bytes > TILE_OVERHEAD_BYTES):
             tiles.append((start, i))
             start, padding = i, 0
     if num_blocks:

@@ -1,4 +1,4 @@
-"""Where parameters come from, as kernels, layers and models see it."""
+"""The interface of parameters that kernels, layers and models load."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRows:
-    """A matrix [out, in] as its file holds it.
+    """A matrix [out, in] in the format of its file.
 
     Attributes:
-        format: of the rows: "f32", "f16", "bf16", or what ggml calls the blocks, in lower case ("q4_1", "q6_k").
-        rows: uint8 [out, bytes a row], in Hugging Face's order; read-only.
-        in_features: values a row.
-        to_floats: rows like these (uint8 [n, bytes a row]) -> float32 [n, in].
+        format: the format of the rows: "f32", "f16", "bf16", or the name of a block type of ggml in lower case ("q4_1",
+            "q6_k").
+        rows: uint8 [out, bytes per row], in the order of Hugging Face; read-only.
+        in_features: the number of values per row.
+        to_floats: rows of this format, uint8 [n, bytes per row] -> float32 [n, in].
     """
 
     format: str
@@ -34,42 +35,42 @@ class PackedRows:
 class Weights(Protocol):
     """A source of named parameters: a safetensors folder, a GGUF file, or random numbers.
 
-    Names are Hugging Face's (`model.layers.0.self_attn.q_proj.weight`), whatever the file calls them.
+    Names are those of Hugging Face (`model.layers.0.self_attn.q_proj.weight`), also where the file uses other names.
     """
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The parameter, in the compute dtype, on the compute device, contiguous.
 
         Raises:
-            ModelLoadError: it is missing, damaged or of another shape; says which file and key.
+            ModelLoadError: The parameter is missing, damaged or of another shape; names the file and the key.
         """
         ...
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        """The matrix as the file holds it, whatever the compute dtype, in the memory of the host.
+        """The matrix in the format of the file, regardless of the compute dtype, in host memory.
 
         Raises:
-            ModelLoadError: as `tensor`.
+            ModelLoadError: The parameter is missing, damaged or of another shape; names the file and the key.
         """
         ...
 
     def has(self, name: str) -> bool:
-        """Whether the source holds the parameter (a random source holds everything)."""
+        """Whether the source has the parameter. A random source has every parameter."""
         ...
 
 
 MatrixParts = Sequence[tuple[str, int]]
-"""(name, out_features) of matrices over the same input that are multiplied as one, in the order of the output."""
+"""(name, out_features) of matrices with the same input that are multiplied as one, in the order of their outputs."""
 
 
 def load_tensor(weights: Weights, parts: MatrixParts, in_features: int) -> torch.Tensor:
-    """The `<name>.weight` of all parts, one below the other: [sum of outs, in], in the compute dtype."""
+    """The `<name>.weight` of all parts, concatenated: [sum of out_features, in], in the compute dtype."""
     tensors = [weights.tensor(f"{name}.weight", (out, in_features)) for name, out in parts]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def packed_tensor(tensor: torch.Tensor) -> PackedRows:
-    """A matrix [out, in] of floats on the CPU; its memory is shared unless its type has no format."""
+    """A matrix [out, in] of floats on the CPU as `PackedRows`. They share its memory if its type has a format."""
     if tensor.dtype not in _FORMATS:
         tensor = tensor.float()
     tensor = tensor.contiguous()
@@ -88,4 +89,4 @@ FLOAT_READERS: dict[str, Callable[[ByteArray], FloatArray]] = {
     "f16": lambda rows: rows.view(np.float16).astype(np.float32),
     "bf16": _read_bfloat16,
 }
-"""`PackedRows.to_floats` of rows that are plain values."""
+"""`PackedRows.to_floats` for the formats of plain values."""

@@ -1,4 +1,4 @@
-"""One layer of attention: projections around a backend, and the layer's KV memory."""
+"""The attention layer: projections, a call of the attention backend, and the KV memory of the layer."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Attention:
         self._kv_cache: KVCache | None = None
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Fresh KV memory; what was there is dropped first."""
+        """Allocate zeroed KV memory; the earlier memory is freed first."""
         self._kv_cache = None
         self._kv_cache = self._backend.allocate(num_blocks, block_size)
 
     def __call__(self, x: torch.Tensor, step: StepContext, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Plus `residual` if there is one, which the caller gives up."""
-        assert self._kv_cache is not None, "allocate_kv_cache comes before forward"
+        assert self._kv_cache is not None, "call allocate_kv_cache first"
         attended = self._backend.forward(
             self._qkv(x),
             None if self._rotation is None else step.rotations[self._rotation],

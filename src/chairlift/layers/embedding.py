@@ -1,4 +1,4 @@
-"""From token ids to vectors and back."""
+"""Token embedding and LM head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chairlift.kernels.weights import Weights
 
 
 class Embedding:
-    """A table [num_rows, size], looked up by int64 ids: [T] -> [T, size]."""
+    """Rows of a table [num_rows, size] by int64 id: [T] -> [T, size]."""
 
     def __init__(self, kernels: Kernels, weights: Weights, name: str, num_rows: int, size: int) -> None:
         self.matrix = kernels.load_matrix(weights, [(name, num_rows)], size)
@@ -21,7 +21,7 @@ class Embedding:
 
 
 class LMHead:
-    """Logits over the vocabulary: [N, size] -> float32 [N, vocab_size]. Tied: its matrix is the embedding's table."""
+    """Logits over the vocabulary: [N, size] -> float32 [N, vocab_size]. A tied head uses the table of the embedding."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Linear layers, fused where several read the same input."""
+"""Linear layers; those with the same input are fused into one product."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from chairlift.kernels.weights import MatrixParts, Weights
 
 
 class Linear:
-    """One or several linear layers over the same input as one product: [T, in] -> [T, sum of outs].
+    """One or several linear layers with the same input, as one product: [T, in] -> [T, sum of out_features].
 
     Args:
-        parts: `<name>.weight` of each is [out, in].
+        parts: (name, out_features) of each; its `<name>.weight` is [out, in].
         bias: whether each part has a `<name>.bias` [out].
-        prologue: what is done to the input first.
+        prologue: the function of the input before the product.
     """
 
     def __init__(
@@ -33,5 +33,5 @@ class Linear:
         self._apply = kernels.make_linear(matrix, biases, prologue)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """linear(prologue(x)), plus `residual` if there is one, which the caller gives up."""
+        """linear(prologue(x)), plus `residual` unless it is None; the sum may be computed in its memory."""
         return self._apply(x, residual)

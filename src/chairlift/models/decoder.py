@@ -10,7 +10,7 @@ import torch
 from chairlift.kernels.attention import QKNorm
 from chairlift.kernels.backend import AttentionBackend, AttentionShape, StepContext
 from chairlift.kernels.linear import NO_PROLOGUE, Prologue
-from chairlift.kernels.registry import Kernels, in_turn
+from chairlift.kernels.registry import Kernels, run_in_order
 from chairlift.kernels.weights import Weights
 from chairlift.layers.attention import Attention
 from chairlift.layers.embedding import Embedding, LMHead
@@ -29,7 +29,6 @@ class LayerBuilder:
 
     Args:
         backends: by the shape of the attention that they compute, in the order of `StepContext.plans`.
-        ropes: rotary embeddings of the model, in the order of `StepContext.rotations`.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class Decoder(Model):
         ((name, vocab_size),) = config.head.parts
         width = config.head.in_features
         self.lm_head = LMHead(kernels, weights, name, vocab_size, width, tied_to=tied_to, prologue=norm)
-        self._run_layers = in_turn if torch_operations(config) else kernels.run_layers
+        self._run_layers = run_in_order if torch_operations(config) else kernels.run_layers
 
     @property
     def attention_layers(self) -> Sequence[Attention]:

@@ -25,7 +25,7 @@ def build_model(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    attention_backend: str = "torch",
+    kernels: str = "torch",
     quantization: str | None = None,
     kv_cache_dtype: torch.dtype | None = None,
 ) -> Model:
@@ -33,7 +33,7 @@ def build_model(
 
     Args:
         dtype, device: of activations; `weights` must yield the same.
-        attention_backend: name of the kernel set ("native", "torch", or "reference" for the slow twin of everything).
+        kernels: the name of the kernel set: "native", "torch" or "reference".
         quantization: the format of all matrices, with native kernels; None: as in the file.
         kv_cache_dtype: of K and V in memory; None: `dtype`.
 
@@ -43,12 +43,12 @@ def build_model(
     """
     architecture_of(config)
     _check_activations(config)
-    kernels = get_kernels(attention_backend, quantization)
+    kernel_set = get_kernels(kernels, quantization)
     on = torch.device(device)
     shapes = (shape_of(layer.attention, dtype, on, kv_cache_dtype) for layer in config.layers)
-    backends = {shape: kernels.attention(shape) for shape in dict.fromkeys(shapes)}
-    model = Decoder(config, weights, kernels, backends)
-    for note in (*kernels.notes(), *_fallback_notes(config, kernels)):
+    backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
+    model = Decoder(config, weights, kernel_set, backends)
+    for note in (*kernel_set.notes(), *_fallback_notes(config, kernel_set)):
         logger.info("%s", note)
     return model
 

@@ -63,7 +63,7 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend: str = "torch") -> list[Amount]:
+def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "torch") -> list[Amount]:
     """What a loaded model holds, in bytes: every parameter in the compute type, whatever type its file has.
 
     On the CPU the kernels keep matrices packed, and the plain ones are dropped; but a table that is tied to the LM head
@@ -73,7 +73,7 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend
         dtype: of DTYPE_BYTES; device: "cpu" or "cuda".
     """
     size = DTYPE_BYTES[dtype]
-    is_packed = device == "cpu" and attention_backend != "reference" and dtype in PACKED_DTYPES
+    is_packed = device == "cpu" and kernels != "reference" and dtype in PACKED_DTYPES
     groups: dict[str, Counter[tuple[int, int]]] = {}
     for matrix in config.matrices:
         groups.setdefault(matrix.group, Counter())[matrix.out_features, matrix.in_features] += 1
@@ -86,7 +86,10 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, attention_backend
 
 def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> Amount:
     count = sum(number * out * inputs for (out, inputs), number in shapes.items())
-    terms = (f"{number} x {out:,} x {inputs:,}" for (out, inputs), number in shapes.items())
+    terms = (
+        f"{out:,} x {inputs:,}" if number == 1 else f"{number} x {out:,} x {inputs:,}"
+        for (out, inputs), number in shapes.items()
+    )
     return values(what, joined(terms), count, size)
 
 

@@ -331,7 +331,7 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
     options: dict[str, object] = {
         "device": config.device,
         "dtype": memory.choice.dtype,
-        "attention-backend": memory.choice.kernels,
+        "kernels": memory.choice.kernels,
         "kv-cache-dtype": memory.choice.kv_cache_dtype,
         "max-model-len": memory.max_model_len,
         "block-size": config.block_size,

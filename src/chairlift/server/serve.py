@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from chairlift.config import EngineConfig
 from chairlift.engine.process_client import ProcessClient
 from chairlift.errors import ConfigError
+from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
@@ -73,8 +74,9 @@ def run(
     from chairlift.server.http.application import create_app
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.preparation.preparation import PreparationWorkers
-    from chairlift.server.preparation.process import WorkerSetup
+    from chairlift.server.preparation.process import WorkerSetup, tokenizer_fingerprint
 
+    fingerprint = tokenizer_fingerprint(resolve_model(config.model))
     client.wait_until_ready()
     llm = AsyncLLM(client=client)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
@@ -89,7 +91,14 @@ def run(
         observability=observability,
         cors=access.cors,
         workers=PreparationWorkers(
-            WorkerSetup(config.model, config.skip_tokenizer_init, client.engine.facts, api, limits.max_json_depth)
+            WorkerSetup(
+                config.model,
+                config.skip_tokenizer_init,
+                client.engine.facts,
+                api,
+                limits.max_json_depth,
+                fingerprint,
+            )
         ),
         allowed_hosts=allowed_hosts,
     )

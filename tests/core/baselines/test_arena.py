@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from chairlift.core.baselines.arena import ARENAS, Arena, BuddyArena, FirstFitArena, Piece, power_of_two_above
+from chairlift.core.baselines.arena import ARENAS, Arena, BlockRange, BuddyArena, FirstFitArena, power_of_two_above
 
 
 @pytest.mark.parametrize(("count", "power"), [(1, 1), (2, 2), (3, 4), (128, 128), (129, 256)])
@@ -30,7 +30,7 @@ def test_buddies_merge_again() -> None:
         assert piece is not None
         arena.release(piece)
     assert arena.largest_free == 8
-    assert arena.allocate(8) == Piece(0, 8)
+    assert arena.allocate(8) == BlockRange(0, 8)
 
 
 def test_free_neighbours_that_are_not_buddies_do_not_merge() -> None:
@@ -42,18 +42,18 @@ def test_free_neighbours_that_are_not_buddies_do_not_merge() -> None:
     arena.release(third)
     assert arena.num_free == 2
     assert arena.allocate(2) is None
-    assert first == Piece(0, 1)
-    assert fourth == Piece(3, 1)
+    assert first == BlockRange(0, 1)
+    assert fourth == BlockRange(3, 1)
 
 
 def test_first_fit_takes_the_lowest_gap_that_is_large_enough() -> None:
     arena = FirstFitArena(10)
     first, second = arena.allocate(3), arena.allocate(2)
-    assert (first, second) == (Piece(0, 3), Piece(3, 2))
+    assert (first, second) == (BlockRange(0, 3), BlockRange(3, 2))
     assert first is not None
     arena.release(first)
-    assert arena.allocate(4) == Piece(5, 4)
-    assert arena.allocate(2) == Piece(0, 2)
+    assert arena.allocate(4) == BlockRange(5, 4)
+    assert arena.allocate(2) == BlockRange(0, 2)
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -64,11 +64,11 @@ class ArenaMachine(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(sorted(ARENAS)), num_blocks=st.integers(1, 40))
     def start(self, kind: str, num_blocks: int) -> None:
         self.arena: Arena = ARENAS[kind](num_blocks)
-        self.held: set[Piece] = set()
+        self.held: set[BlockRange] = set()
         assert self.arena.largest_free == self.arena.largest_piece
 
     @rule(target=pieces, count=st.integers(1, 40))
-    def allocate(self, count: int) -> Piece | None:
+    def allocate(self, count: int) -> BlockRange | None:
         possible = self.arena.rounded_size(count) <= self.arena.largest_free
         before = self.arena.num_free
         piece = self.arena.allocate(count)
@@ -81,7 +81,7 @@ class ArenaMachine(RuleBasedStateMachine):
         return piece
 
     @rule(piece=consumes(pieces))
-    def release(self, piece: Piece | None) -> None:
+    def release(self, piece: BlockRange | None) -> None:
         if piece is not None:
             self.arena.release(piece)
             self.held.remove(piece)

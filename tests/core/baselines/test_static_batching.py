@@ -169,6 +169,19 @@ def test_outputs_are_returned_when_the_last_unfinished_member_is_aborted() -> No
     assert not core.has_work
 
 
+def test_a_batch_that_an_abort_completed_is_returned_once() -> None:
+    core, _, events = static(static_batch_size=2)
+    core.add(make_request("done", [1], 1))
+    core.add(make_request("gone", [2], 9))
+    core.add(make_request("waiting", [3], 9))
+    core.step()
+    assert core.abort("gone")
+    assert core.abort("waiting")
+    assert [output.request_id for output in core.step()] == ["done"]
+    assert not core.has_work
+    assert [e.request_id for e in events.events if isinstance(e, RequestFinished)] == ["done", "gone", "waiting"]
+
+
 def test_an_aborted_member_is_reported_when_its_batch_is_complete() -> None:
     core, _, events = static(static_batch_size=2)
     core.add(make_request("a", [1], 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,3 +77,9 @@ def test_trailers_and_extensions_of_chunks_are_counted_and_the_content_is_not() 
     assert body.num_field_bytes == 4
     assert body.find_end(b"\r\n\r\nGET", 0) == 4
     assert body.num_field_bytes == 8
+
+
+@pytest.mark.parametrize("size", [b"-6", b"+5", b"0x5", b"1_0", b"", b"-0", b"g", b"1" * 17])
+def test_sizes_of_chunks_are_hexadecimal_digits_alone(size: bytes) -> None:
+    body = ChunkedBody()
+    assert body.find_end(size + b"\r\n" + b"x" * 40, 0) is None, "the parser gets all of it, and rejects it"

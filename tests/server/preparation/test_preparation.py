@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from hypothesis import strategies as st
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.engine.wire import EngineFacts
-from chairlift.errors import RequestError
+from chairlift.errors import OverloadedError, RequestError
+from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.preparation import PreparationJob, PreparationWorkers, TenantQueues
-from chairlift.server.preparation.process import Prepared, WorkerSetup
+from chairlift.server.preparation.process import Prepared, WorkerFailure, WorkerSetup, tokenizer_fingerprint
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -56,7 +58,9 @@ def setup(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
         engine.input_processor.limits,
         engine.started,
     )
-    return llm, WorkerSetup(str(folder), False, facts, ApiOptions(), 64)
+    return llm, WorkerSetup(
+        str(folder), False, facts, ApiOptions(), 64, tokenizer_fingerprint(resolve_model(str(folder)))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +162,8 @@ def test_a_worker_that_is_killed_is_started_again(server: RunningServer, workers
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     answer = post(server, "/detokenize", body)
-    if answer.status_code == 400:  # the body went to the process before its end was known
-        assert "the process that read this request ended" in answer.json()["error"]["message"]
+    if answer.status_code == 503:  # the body went to the process before its end was known
+        assert "the process ended" in answer.json()["error"]["message"]
         answer = post(server, "/detokenize", body)
     assert answer.status_code == 200
     assert workers.processes[0].pid != pid
@@ -303,3 +307,65 @@ def test_a_client_that_leaves_ends_the_work_for_it(server: RunningServer, worker
     other.join(timeout=12)  # less than the time that a worker may take
     assert answers, "the stopped worker still holds the queue"
     assert answers[0].status_code == 200
+
+
+def test_a_worker_that_cannot_be_started_is_reported_and_tried_again(
+    setup: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("chairlift.server.preparation.process.subprocess.Popen", fail)
+            with pytest.raises(OverloadedError, match="Too many open files"):
+                await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, Prepared)
+
+    run_alone(setup[1], scenario)
+
+
+def test_a_worker_that_finds_other_files_of_the_model_fails(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        outcome = (await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome
+        assert isinstance(outcome, WorkerFailure)
+        assert "has changed since the server was started" in outcome.message
+
+    run_alone(replace(setup[1], fingerprint="other"), scenario)
+
+
+def test_cpu_time_of_a_call_that_is_cancelled_is_accounted_for(setup: Any) -> None:
+    charged: list[tuple[str, float]] = []
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        workers.on_cpu_seconds = lambda tenant, seconds: charged.append((tenant, seconds))
+        body = json.dumps({"prompt": [[3]] * 1_000_000}).encode()
+        call = asyncio.ensure_future(workers.run("b", "completions", body))
+        await asyncio.sleep(0.3)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    run_alone(setup[1], scenario)
+    assert sum(seconds for tenant, seconds in charged if tenant == "b") > 0.01
+
+
+def test_a_worker_that_does_not_read_is_ended_after_the_limit(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        pid = workers.processes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RequestError, match="took more than"):
+            await workers.run("a", "detokenize", b" " * 1_000_000)  # more than a pipe holds
+
+    run_alone(setup[1], scenario, max_seconds=0.3)
+
+
+def test_large_bodies_need_the_content_type_of_json(server: RunningServer) -> None:
+    for headers in ({"Content-Type": "text/plain"}, {}):
+        headers["Authorization"] = "Bearer ops-secret"
+        answer = httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000, headers=headers, verify=NO_TLS)
+        assert answer.status_code == 400
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from typing import NamedTuple, Protocol
 
 
-class Piece(NamedTuple):
+class BlockRange(NamedTuple):
     """The blocks `start` to `start + size - 1`."""
 
     start: int
@@ -34,10 +34,10 @@ class Arena(Protocol):
     def rounded_size(self, count: int) -> int:
         """Size of the piece that an allocation of `count` blocks takes."""
 
-    def allocate(self, count: int) -> Piece | None:
+    def allocate(self, count: int) -> BlockRange | None:
         """Allocate a piece of `rounded_size(count)` blocks; None, with nothing changed, if there is no such piece."""
 
-    def release(self, piece: Piece) -> None:
+    def release(self, piece: BlockRange) -> None:
         """Free an allocated piece."""
 
 
@@ -84,7 +84,7 @@ class BuddyArena:
     def rounded_size(self, count: int) -> int:
         return power_of_two_above(count)
 
-    def allocate(self, count: int) -> Piece | None:
+    def allocate(self, count: int) -> BlockRange | None:
         wanted = self.rounded_size(count)
         size = next((size for size, starts in self._free.items() if size >= wanted and starts), None)
         if size is None:
@@ -94,9 +94,9 @@ class BuddyArena:
             size //= 2
             insort(self._free[size], start + size)
         self._num_free -= wanted
-        return Piece(start, wanted)
+        return BlockRange(start, wanted)
 
-    def release(self, piece: Piece) -> None:
+    def release(self, piece: BlockRange) -> None:
         start, size = piece
         self._num_free += size
         while self._take_free(size, start ^ size):
@@ -120,7 +120,7 @@ class FirstFitArena:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self._gaps = [Piece(0, num_blocks)]
+        self._gaps = [BlockRange(0, num_blocks)]
         self._num_free = num_blocks
 
     @property
@@ -138,16 +138,16 @@ class FirstFitArena:
     def rounded_size(self, count: int) -> int:
         return count
 
-    def allocate(self, count: int) -> Piece | None:
+    def allocate(self, count: int) -> BlockRange | None:
         index = next((i for i, gap in enumerate(self._gaps) if gap.size >= count), None)
         if index is None:
             return None
         start, size = self._gaps[index]
-        self._gaps[index : index + 1] = [Piece(start + count, size - count)] if size > count else []
+        self._gaps[index : index + 1] = [BlockRange(start + count, size - count)] if size > count else []
         self._num_free -= count
-        return Piece(start, count)
+        return BlockRange(start, count)
 
-    def release(self, piece: Piece) -> None:
+    def release(self, piece: BlockRange) -> None:
         self._num_free += piece.size
         index = bisect_left(self._gaps, piece)
         start, end = piece.start, piece.start + piece.size
@@ -156,7 +156,7 @@ class FirstFitArena:
             low, start = index - 1, self._gaps[index - 1].start
         if index < len(self._gaps) and self._gaps[index].start == end:
             high, end = index + 1, sum(self._gaps[index])
-        self._gaps[low:high] = [Piece(start, end - start)]
+        self._gaps[low:high] = [BlockRange(start, end - start)]
 
 
 ARENAS: dict[str, type[BuddyArena] | type[FirstFitArena]] = {"buddy": BuddyArena, "first-fit": FirstFitArena}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from chairlift.core.baselines.arena import Arena, Piece, power_of_two_above
+from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
 from chairlift.core.kv.kv_cache_manager import MemoryDemand
 from chairlift.errors import RequestError
 from chairlift.request import Request
@@ -60,7 +60,7 @@ RESERVATIONS: dict[str, Reservation] = {
 
 @dataclass(frozen=True, slots=True)
 class _ReservedTable:
-    piece: Piece
+    piece: BlockRange
     block_ids: list[int]
 
 

@@ -1,40 +1,41 @@
-"""Native kernels for the CPU: a compiled extension, loaded when it is first needed."""
+"""Native kernels for the CPU: a compiled extension module, imported on first use."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from functools import cache
-from typing import Any, Final
+from typing import Final, cast
 
 from chairlift.errors import ConfigError
+from chairlift.kernels.cpu.native_extension import NativeExtension
 
 EXTENSION: Final = f"{__name__}._native"
 
 
 class NativeUnavailableError(ConfigError):
-    """The extension cannot be loaded; says why and what to do."""
+    """The extension cannot be imported; the message gives the reason and the remedy."""
 
 
 @cache
-def load() -> Any:
-    """The extension.
+def load() -> NativeExtension:
+    """Import the extension module, once per process.
 
     Raises:
-        NativeUnavailableError: it was not compiled, or this machine cannot load it.
+        NativeUnavailableError: The extension was not compiled, or this machine cannot load it.
         ConfigError: CHAIRLIFT_CPU_ISA names no instruction set of this CPU.
     """
     native = _import()
     try:
         native.isa()
     except RuntimeError as error:
-        raise ConfigError(f"{error}; without it the best one is used") from None
+        raise ConfigError(f"{error}; unset it to use the best one") from None
     return native
 
 
-def _import() -> Any:
+def _import() -> NativeExtension:
     try:
-        return importlib.import_module(EXTENSION)
+        return cast(NativeExtension, importlib.import_module(EXTENSION))
     except ModuleNotFoundError:
         raise NativeUnavailableError(
             "the native kernels are not compiled: install a C++ compiler and install chairlift again, or run "
@@ -44,6 +45,6 @@ def _import() -> Any:
         raise NativeUnavailableError(f"the native kernels cannot be loaded: {error}") from error
 
 
-def loaded() -> Any | None:
-    """The extension, if this process has it already."""
-    return sys.modules.get(EXTENSION)
+def loaded() -> NativeExtension | None:
+    """The extension module if this process has imported it, else None."""
+    return cast(NativeExtension | None, sys.modules.get(EXTENSION))

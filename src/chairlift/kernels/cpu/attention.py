@@ -1,13 +1,13 @@
-"""Paged attention by the native kernels: one call a layer does norm, rotation, KV writes and attention.
+"""Paged attention by the native kernels: one call per layer for norm, rotary embedding, KV writes and attention.
 
-The kernels read K and V from KV memory in the order of positions, so a token's output is the same to the bit whatever
-else is in the batch, however its prompt was cut into chunks, and however many threads there are.
+The kernels read K and V from KV memory in the order of positions. The output of a token therefore has the same bits for
+any batch composition, any division of its prompt into chunks, and any number of threads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +17,9 @@ from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_ca
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
+
 KV_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 MAX_HEAD_DIM = 512
@@ -24,40 +27,40 @@ MAX_HEAD_DIM = 512
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """One step, prepared.
+    """The plan of one step.
 
     Attributes:
-        step: the extension's `AttentionStep`, which cuts the work when a layer of a new window first asks.
+        step: the sequences of the step, whose work is divided among threads once for each sliding window.
         num_tokens: T.
-        out: float32 [T, num_heads * head_dim], the same memory for all layers.
-        moves: how often the backend had allocated KV memory.
+        out: float32 [T, num_heads * head_dim], the output of any layer.
+        kv_allocations: how often KV memory had been allocated, which changes when its address may change.
     """
 
-    step: Any
+    step: _native.AttentionStep
     num_tokens: int
     out: torch.Tensor
-    moves: int
+    kv_allocations: int
 
 
 class NativeAttention:
-    """Implements `AttentionBackend` for float32 activations on the CPU, over float32, bfloat16 or int8 KV memory.
+    """Implements `AttentionBackend` for float32 activations on the CPU, with float32, bfloat16 or int8 KV memory.
 
     Raises:
-        ConfigError: the kernels do not have this shape or these types.
+        ConfigError: The kernels do not support the shape or the types.
     """
 
     def __init__(self, shape: AttentionShape) -> None:
         _check(shape)
         self.shape = shape
         self._native = load()
-        self._attention = self._native.Attention(
+        self._attention = self._native.PagedAttention(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, KV_DTYPES[shape.kv_dtype]
         )
         self._buffers = RowBuffers()
-        self._moves = 0
+        self._kv_allocations = 0
 
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
-        self._moves += 1
+        self._kv_allocations += 1
         return allocate_kv_cache(self.shape, num_blocks, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> NativePlan:
@@ -70,7 +73,7 @@ class NativeAttention:
         )
         num_tokens = len(metadata.slot_mapping)
         width = self.shape.num_heads * self.shape.head_dim
-        return NativePlan(step, num_tokens, self._buffers.rows(("attention", width), num_tokens), self._moves)
+        return NativePlan(step, num_tokens, self._buffers.rows(("attention", width), num_tokens), self._kv_allocations)
 
     def forward(
         self,
@@ -82,8 +85,8 @@ class NativeAttention:
         qk_norm: QKNorm | None,
     ) -> torch.Tensor:
         assert qkv.dtype == torch.float32, "native kernels compute in float32"
-        assert qkv.is_contiguous(), "tokens stand one after the other"
-        assert len(qkv) == plan.num_tokens, "the plan is of this step"
+        assert qkv.is_contiguous(), "tokens must be contiguous"
+        assert len(qkv) == plan.num_tokens, "the plan must belong to this step"
         self._attention.forward(
             qkv.data_ptr(),
             plan.step,
@@ -102,14 +105,13 @@ class NativeAttention:
 def _check(shape: AttentionShape) -> None:
     if shape.device.type != "cpu" or shape.dtype != torch.float32:
         raise ConfigError(
-            f"native attention computes in float32 on the CPU, got {shape.dtype} on {shape.device}: "
-            "choose attention_backend torch"
+            f"native kernels compute in float32 on the CPU, got {shape.dtype} on {shape.device}: choose kernels=torch"
         )
     if shape.kv_dtype not in KV_DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in KV_DTYPES)
-        raise ConfigError(f"kv_cache_dtype must be one of {known} with native attention, got {shape.kv_dtype}")
+        raise ConfigError(f"kv_cache_dtype must be one of {known} with native kernels, got {shape.kv_dtype}")
     if shape.head_dim % 4 != 0 or shape.head_dim > MAX_HEAD_DIM:
         raise ConfigError(
-            f"native attention needs a head_dim that is a multiple of 4 and at most {MAX_HEAD_DIM}, got "
-            f"{shape.head_dim}: choose attention_backend torch"
+            f"head_dim must be a multiple of 4 and at most {MAX_HEAD_DIM} with native kernels, got {shape.head_dim}: "
+            "choose kernels=torch"
         )

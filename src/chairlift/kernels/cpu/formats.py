@@ -1,10 +1,10 @@
-"""The formats that native matrices have, which one a file's matrix gets, and how many bytes it takes.
+"""The storage formats of native matrices, the choice of one for a matrix of a file, and its size in bytes.
 
-| format | values | beside them |
+| format | values | scales |
 |---|---|---|
-| q4_0, q4_1, q8_0 | 4 or 8 bits, in groups of 32 inputs | a float16 scale a group; q4_1: a float16 minimum too |
-| int8 | 8 bits | a float32 scale an output |
-| bf16, f16, f32 | as they are | |
+| q4_0, q4_1, q8_0 | 4 or 8 bits, in groups of 32 inputs | a float16 scale per group, and for q4_1 a float16 minimum |
+| int8 | 8 bits | a float32 scale per output |
+| bf16, f16, f32 | floats of 16 or 32 bits | |
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ GROUPED: Final = ("q4_0", "q4_1", "q8_0")
 FLOATS: Final = ("bf16", "f16", "f32")
 
 NEAREST: Final = {"q4_k": "q4_1"}
-"""Where blocks of ggml go that have no native form; all others go to q8_0, which has more bits than any of them."""
+"""The native formats for block types of ggml without a native form. All others become q8_0, which has more bits."""
 
 STRIPE: Final = 16
-"""Outputs that are kept together; the last stripe is padded."""
+"""The number of outputs whose values are interleaved in memory; the last stripe is padded."""
 
 GROUP: Final = 32
-"""Inputs are padded to a multiple of it."""
+"""The number of inputs is padded to a multiple of this number."""
 
 ALIGNMENT: Final = 64
-"""A stripe starts at a multiple of so many bytes."""
+"""The alignment of stripes, in bytes."""
 
 BYTES_PER_INPUT: Final = {
     "q4_0": 0.5 + 2 / GROUP,
@@ -40,13 +40,15 @@ BYTES_PER_INPUT: Final = {
 
 
 def native_format(found: str) -> str:
-    """The format of a matrix that its file holds as `found` (see `PackedRows.format`)."""
+    """The native format for a matrix in the format `found` of its file (see `PackedRows.format`)."""
     return found if found in BYTES_PER_INPUT else NEAREST.get(found, "q8_0")
 
 
 def common_format(found: Collection[str]) -> str:
-    """The one format for matrices that are multiplied as one: the smallest that holds each of them about as well as
-    its own does."""
+    """The format for matrices that are multiplied as one.
+
+    It is the smallest format that represents each of them about as exactly as its own format.
+    """
     formats = {native_format(name) for name in found}
     if len(formats) == 1:
         return formats.pop()
@@ -57,7 +59,7 @@ def common_format(found: Collection[str]) -> str:
 
 
 def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
-    """A matrix in memory, as the number of its stripes and the bytes of one of them."""
+    """The number of stripes of a matrix, and the bytes of one stripe."""
     inputs = -(-in_features // GROUP) * GROUP
     scales = 4 * STRIPE if name == "int8" else 0
     stripe_bytes = int(STRIPE * inputs * BYTES_PER_INPUT[name]) + scales
@@ -65,5 +67,5 @@ def stripes(name: str, out_features: int, in_features: int) -> tuple[int, int]:
 
 
 def matrix_bytes(name: str, out_features: int, in_features: int) -> int:
-    """What a matrix takes in memory in the format `name`."""
+    """The size of a matrix in memory in the format `name`, in bytes."""
     return math.prod(stripes(name, out_features, in_features))

@@ -1,6 +1,6 @@
-"""The native kernel set: float32 activations over matrices in the formats of `formats.py`.
+"""The native kernel set: float32 activations and matrices in the formats of `formats.py`.
 
-Every call writes into memory that is kept: fresh tensors of a step's size cost more in page faults than the products
+Results are written into buffers that all steps share, because page faults of new tensors take longer than the products
 that fill them.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
@@ -16,22 +16,26 @@ from chairlift.kernels import torch_ops
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import common_format
-from chairlift.kernels.cpu.repacking import Repacked, describe, is_exact, measure, pack
+from chairlift.kernels.cpu.native_extension import NativeExtension
+from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, NativePrologueKind, Prologue, RowKernel
 from chairlift.kernels.registry import Kernels
-from chairlift.kernels.weights import MatrixParts, Weights
+from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
+
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
 
 
 def native_kernels(quantization: str | None = None) -> Kernels:
-    """The set, with buffers of its own: one for each model.
+    """The native kernel set for one model, with its own buffers.
 
     Args:
-        quantization: the format of all matrices; None: of each, that of its file or the nearest.
+        quantization: the format of all matrices; None for the format of the file, or the nearest native format.
 
     Raises:
-        NativeUnavailableError: the extension cannot be loaded.
+        NativeUnavailableError: The extension cannot be loaded.
     """
     native = load()
     loader, buffers = MatrixLoader(native, quantization), RowBuffers()
@@ -59,22 +63,26 @@ def native_kernels(quantization: str | None = None) -> Kernels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeMatrix:
-    """A packed matrix and what it is for: the name of its first part, without the path to it."""
+    """A packed matrix.
 
-    packed: Any
+    Attributes:
+        purpose: the last component of the name of its first part ("q_proj").
+    """
+
+    packed: _native.PackedMatrix
     purpose: str
 
 
 class MatrixLoader:
-    """Packs matrices part by part, so that none is ever in memory twice as a whole."""
+    """Packs matrices part by part, so that no complete matrix is in memory twice."""
 
-    def __init__(self, native: Any, quantization: str | None) -> None:
+    def __init__(self, native: NativeExtension, quantization: str | None) -> None:
         self._native = native
         self._quantization = quantization
-        self._repacked: defaultdict[tuple[str, str], Repacked] = defaultdict(Repacked)
+        self._losses: defaultdict[tuple[str, str], RepackingLoss] = defaultdict(RepackingLoss)
 
     def load(self, weights: Weights, parts: MatrixParts, in_features: int) -> NativeMatrix:
-        """See Kernels.load_matrix."""
+        """Pack matrices with the same input into one; implements `Kernels.load_matrix`."""
         packed = [weights.packed(f"{name}.weight", (out, in_features)) for name, out in parts]
         target = self._quantization or common_format([part.format for part in packed])
         matrix = self._native.PackedMatrix(target, sum(out for _, out in parts), in_features)
@@ -82,21 +90,21 @@ class MatrixLoader:
         for part in packed:
             pack(matrix, first_row, part)
             if not is_exact(part.format, target):
-                measure(self._repacked[part.format, target], matrix, first_row, part)
+                self._losses[part.format, target].add(matrix, first_row, part)
             first_row += len(part.rows)
         return NativeMatrix(matrix, parts[0][0].rpartition(".")[2])
 
     def notes(self) -> list[str]:
-        """What was lost in repacking."""
-        return describe(sorted(self._repacked.items()))
+        """Lines to log about the error of repacking."""
+        return repacking_notes(sorted(self._losses.items()))
 
 
 class NativeEmbedding:
-    """Rows of a matrix by id."""
+    """Copies rows of a matrix by id."""
 
     def __init__(self, matrix: NativeMatrix, buffers: RowBuffers) -> None:
         self._matrix = matrix.packed
-        # A head that shares the matrix reads these rows while it writes its own, which may be as wide.
+        # An LM head that shares the matrix reads these rows while it writes its own, which may have the same width.
         self._key = (f"rows of {matrix.purpose}", matrix.packed.in_features)
         self._buffers = buffers
 
@@ -108,29 +116,38 @@ class NativeEmbedding:
 
 
 class NativeLinear:
-    """A `LinearKernel`. A sum with a residual is computed in the residual's memory.
+    """A `LinearKernel` that computes the sum with a residual in the memory of the residual.
 
     Attributes:
-        num_bytes: of bias and norm, which the extension copies; matrix_bytes: of the matrix.
+        matrix_bytes: the size of the matrix.
+        num_bytes: the size of bias and norm, which the extension copies.
     """
 
     def __init__(
-        self, native: Any, matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue, buffers: RowBuffers
+        self,
+        native: NativeExtension,
+        matrix: NativeMatrix,
+        bias: torch.Tensor | None,
+        prologue: Prologue,
+        buffers: RowBuffers,
     ) -> None:
-        vectors = [None if v is None else v.float().numpy() for v in (bias, prologue.weight, prologue.bias)]
+        vectors = [_float_array(vector) for vector in (bias, prologue.weight, prologue.bias)]
+        bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
-        self._kernel = native.Linear(matrix.packed, vectors[0], prologue.kind, *vectors[1:], prologue.eps)
+        self._kernel = native.FusedLinear(
+            matrix.packed, bias_array, prologue.kind, norm_weight, norm_bias, prologue.eps
+        )
         self._key = (matrix.purpose, matrix.packed.out_features)
         self._buffers = buffers
-        self.matrix_bytes: int = matrix.packed.num_bytes
-        self.num_bytes = sum(v.nbytes for v in vectors if v is not None)
+        self.matrix_bytes = matrix.packed.num_bytes
+        self.num_bytes = sum(vector.nbytes for vector in vectors if vector is not None)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert x.dtype == torch.float32, "native kernels compute in float32"
-        assert x.stride(1) == 1, "a row lies in one piece"
+        assert x.stride(1) == 1, "each row must be contiguous"
         num_rows = x.shape[0]
         out = self._buffers.rows(self._key, num_rows) if residual is None else residual
-        assert out.data_ptr() != x.data_ptr(), "rows are written while others are read"
+        assert out.data_ptr() != x.data_ptr(), "x and the result must not share memory"
         self._kernel(x.data_ptr(), x.stride(0), num_rows, out.data_ptr(), out.stride(0), residual is not None)
         return out
 
@@ -144,3 +161,7 @@ class TorchThenNative:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self._product(self._prologue(x), residual)
+
+
+def _float_array(vector: torch.Tensor | None) -> FloatArray | None:
+    return None if vector is None else vector.float().numpy()

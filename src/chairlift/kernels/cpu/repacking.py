@@ -1,30 +1,33 @@
-"""Matrices of a file into native ones, and what is lost where the formats differ."""
+"""Conversion of the matrices of a file to native formats, and its error."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.weights import ByteArray, PackedRows
 
+if TYPE_CHECKING:
+    from chairlift.kernels.cpu import _native
+
 VALUES_AT_ONCE: Final = 1 << 20
-"""Values that are held in float32 at a time."""
+"""The number of values that are converted to float32 at a time."""
 
 MEASURED_ROWS: Final = 64
-"""Of each matrix, spread over it, that the error is measured on."""
+"""The number of rows of each matrix whose error is measured, at equal distances."""
 
 
 @dataclass(slots=True)
-class Repacked:
-    """Matrices that changed their format, from and to the same ones.
+class RepackingLoss:
+    """The error of all matrices that were converted from one format to another.
 
     Attributes:
-        squared_error, squared: sums over the measured values.
+        squared_error, squared: sums of the squares of errors and of values, over the measured rows.
     """
 
     num_matrices: int = 0
@@ -33,12 +36,21 @@ class Repacked:
 
     @property
     def relative_error(self) -> float:
-        """Root of the mean squared error, over the root of the mean square."""
+        """The root of the mean squared error, divided by the root of the mean square."""
         return math.sqrt(self.squared_error / self.squared) if self.squared else 0.0
 
+    def add(self, matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None:
+        """Measure the error of rows of `part` that are in `matrix` from `first_row` on, and add it to the sums."""
+        chosen = np.unique(np.linspace(0, len(part.rows) - 1, MEASURED_ROWS, dtype=np.int64))
+        expected = part.to_floats(np.ascontiguousarray(part.rows[chosen]))
+        values = np.concatenate([matrix.unpack(first_row + int(row), 1) for row in chosen])
+        self.num_matrices += 1
+        self.squared_error += float(np.square(values - expected, dtype=np.float64).sum())
+        self.squared += float(np.square(expected, dtype=np.float64).sum())
 
-def pack(matrix: Any, first_row: int, part: PackedRows) -> None:
-    """Put rows into a `PackedMatrix` from `first_row` on, in its format."""
+
+def pack(matrix: _native.PackedMatrix, first_row: int, part: PackedRows) -> None:
+    """Write rows to a `PackedMatrix` from `first_row` on, in its format."""
     if part.format == matrix.format:
         matrix.pack_blocks(first_row, np.ascontiguousarray(part.rows))
         return
@@ -53,34 +65,24 @@ def pack(matrix: Any, first_row: int, part: PackedRows) -> None:
 
 
 def is_exact(source: str, target: str) -> bool:
-    """Whether every value of the one format is one of the other."""
+    """Whether the target format represents every value of the source format exactly."""
     return source == target or (source in FLOATS and target == "f32")
 
 
-def measure(repacked: Repacked, matrix: Any, first_row: int, part: PackedRows) -> None:
-    """Compare some rows with what the file holds."""
-    chosen = np.unique(np.linspace(0, len(part.rows) - 1, MEASURED_ROWS, dtype=np.int64))
-    expected = part.to_floats(np.ascontiguousarray(part.rows[chosen]))
-    values = np.concatenate([matrix.unpack(first_row + int(row), 1) for row in chosen])
-    repacked.num_matrices += 1
-    repacked.squared_error += float(np.square(values - expected, dtype=np.float64).sum())
-    repacked.squared += float(np.square(expected, dtype=np.float64).sum())
-
-
-def describe(repacked: Iterable[tuple[tuple[str, str], Repacked]]) -> list[str]:
-    """One line for each pair of formats (from, to)."""
+def repacking_notes(losses: Iterable[tuple[tuple[str, str], RepackingLoss]]) -> list[str]:
+    """One line for each pair of formats (source, target)."""
     return [
-        f"{each.num_matrices} matrices repacked from {source} to {target}: error {each.relative_error:.2%} of their "
-        "root mean square"
-        for (source, target), each in repacked
+        f"{loss.num_matrices} matrices repacked from {source} to {target}: the error is {loss.relative_error:.2%} of "
+        "the root mean square of the values"
+        for (source, target), loss in losses
     ]
 
 
-# -- blocks whose values another format can hold, but for the rounding of scales -------------------------------------
+# -- conversions of blocks that keep all values, except for the rounding of scales -----------------------------------
 
 
 def _q4_0_to_q4_1(rows: ByteArray) -> ByteArray:
-    """scale * (q - 8) is scale * q + minimum with a minimum of -8 scales."""
+    """Convert with scale * (q - 8) = scale * q + minimum, where the minimum is -8 * scale."""
     blocks = rows.reshape(len(rows), -1, 18)
     scale = blocks[..., :2].copy().view(np.float16)
     minimum = (scale * np.float16(-8)).view(np.uint8)
@@ -88,7 +90,9 @@ def _q4_0_to_q4_1(rows: ByteArray) -> ByteArray:
 
 
 def _q4_k_to_q4_1(rows: ByteArray) -> ByteArray:
-    """256 values in 8 groups of 32, each with 6 bits of scale and of minimum that multiply those of the block:
+    """Convert blocks of 256 values in 8 groups of 32, each with a scale and a minimum of 6 bits.
+
+    These are factors of the scale d and the minimum dmin of the block. Its bytes are:
 
     d (f16), dmin (f16) | 12 bytes of scales and minimums | 128 bytes: groups 2j (low) and 2j + 1 (high) in 32 each
     """
@@ -109,4 +113,4 @@ SAME_VALUES: Final[dict[tuple[str, str], Callable[[ByteArray], ByteArray]]] = {
     ("q4_0", "q4_1"): _q4_0_to_q4_1,
     ("q4_k", "q4_1"): _q4_k_to_q4_1,
 }
-"""(from, to) -> rows of blocks to rows of blocks."""
+"""(source, target) -> the conversion of rows of blocks."""

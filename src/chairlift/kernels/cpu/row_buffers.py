@@ -1,4 +1,4 @@
-"""Working memory of native kernels, kept from step to step."""
+"""Buffers for the results of native kernels, which all steps share."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import torch
 
 
 class RowBuffers:
-    """Memory for the rows that kernels put out, one piece a purpose, shared by all layers and steps.
+    """One buffer of rows for each purpose, shared by all layers and steps.
 
     Attributes:
-        moves: how often rows got other memory than before.
+        num_allocations: how often a buffer was allocated, which changes when the address of a buffer changes.
     """
 
     def __init__(self) -> None:
-        self.moves = 0
+        self.num_allocations = 0
         self._whole: dict[tuple[str, int], torch.Tensor] = {}
         self._rows: dict[tuple[str, int], torch.Tensor] = {}
 
     def rows(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
-        """float32 [num_rows, width] for a purpose and width; what was there is lost."""
+        """The buffer for a purpose and width, float32 [num_rows, width]; earlier contents are lost.
+
+        Args:
+            key: (purpose, width).
+            num_rows: the number of rows; the buffer grows if necessary.
+        """
         rows = self._rows.get(key)
         if rows is None or rows.shape[0] != num_rows:
             rows = self._rows[key] = self._cut(key, num_rows)
@@ -28,5 +33,5 @@ class RowBuffers:
         whole = self._whole.get(key)
         if whole is None or whole.shape[0] < num_rows:
             whole = self._whole[key] = torch.empty((num_rows, key[1]))
-            self.moves += 1
+            self.num_allocations += 1
         return whole[:num_rows]

@@ -1,18 +1,17 @@
-"""Sampling by the native kernels: a row is read once or twice, and nothing is sorted.
+"""Sampling by the native kernels, which read each row once or twice and sort nothing.
 
-A row's token depends on its logits, parameters and position alone, whatever else is in the batch and however many
-threads there are. Draws differ from those of `worker/torch_sampling.py` only where a uniform number falls within
-rounding of the border between two tokens.
+The token of a row depends only on its logits, parameters and position, not on the batch or the number of threads. Draws
+differ from those of `worker/torch_sampling.py` only where the uniform number is within rounding of the boundary between
+two tokens.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
 
 from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 
 
@@ -20,7 +19,7 @@ class NativeSampling:
     """Implements `SamplingKernels` for float32 logits on the CPU.
 
     Raises:
-        NativeUnavailableError: the extension cannot be loaded.
+        NativeUnavailableError: The extension cannot be loaded.
     """
 
     def __init__(self) -> None:
@@ -46,9 +45,9 @@ class NativeSampling:
 
 
 class NativeSampler:
-    """A `TokenSampler`; leaves the logits as they are."""
+    """A `TokenSampler` that does not change the logits."""
 
-    def __init__(self, native: Any, parameters: SamplingParameters) -> None:
+    def __init__(self, native: NativeExtension, parameters: SamplingParameters) -> None:
         p = parameters
         self._sample = native.TokenSampler(
             p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions
@@ -62,6 +61,6 @@ class NativeSampler:
 
 
 def _check(logits: torch.Tensor) -> None:
-    assert logits.dtype == torch.float32, "logits are float32"
-    assert logits.device.type == "cpu", "the native kernels read host memory"
-    assert logits.is_contiguous(), "rows follow one another"
+    assert logits.dtype == torch.float32, "logits must be float32"
+    assert logits.device.type == "cpu", "logits must be in host memory"
+    assert logits.is_contiguous(), "logits must be contiguous"

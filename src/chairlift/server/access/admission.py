@@ -62,6 +62,7 @@ class AdmissionController:
         self._keys = keys or KeyRing()
         self._meters: dict[str, KeyMeter] = {}
         self._queues: dict[str, WaitingPrompts] = {}
+        self.stop_preparation: Callable[[str], None] = lambda _message: None
 
     def admit(
         self,
@@ -71,12 +72,15 @@ class AdmissionController:
         *,
         timeout: float | None = None,
         cache_salt: str | None = None,
+        slot: CallSlot | None = None,
     ) -> Permit:
         """Let a call in, whose prompts have these tokens; somebody has to close the permit.
 
         Args:
             timeout: seconds until nobody wants the answer any more.
             cache_salt: as the caller gave it; the permit's also tells keys apart.
+            slot: what the call has held while it was prepared; the permit takes its place. A call with a slot was
+                accepted before the server began to drain, if it drains.
 
         Raises:
             OverloadedError: too much waits, the key has had its share for now, or the server drains.
@@ -87,7 +91,7 @@ class AdmissionController:
         num_tokens = sum(map(len, prompts))
         if timeout is not None and not 0 < timeout < math.inf:
             raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
-        self._check_draining()
+        self._take_over(slot)
         self._check_queue(len(prompts), num_tokens)
         meter = self._meter(key, now)
         meter.check(num_tokens, now)
@@ -103,20 +107,26 @@ class AdmissionController:
         Raises:
             OverloadedError: as `enter`.
         """
-        self.check_call(key)
-        self._meter(key, self.clock()).check(0, self.clock())
+        self._meter(key, self.clock()).check_tokens(0, self.clock())
 
-    def check_call(self, key: KeyInfo) -> None:
-        """Reject a call that could not begin now, whatever it contains; before its body is parsed.
+    def reserve_slot(self, key: KeyInfo) -> CallSlot:
+        """Count a call whose body has arrived, before it is parsed. The caller must release the slot.
 
         Raises:
-            OverloadedError: as `enter`.
+            OverloadedError: the server drains, or the key may make no call now, whatever the body contains.
         """
         self._check_draining()
         now = self.clock()
         meter = self._meter(key, now)
         meter.check_cpu_seconds(now)
         meter.check_call(now)
+        return CallSlot(self, meter)
+
+    def _take_over(self, slot: CallSlot | None) -> None:
+        if slot is None:
+            self._check_draining()
+        else:
+            slot.release()
 
     def record_cpu_seconds(self, tenant: str, seconds: float) -> None:
         """Account for CPU time that a tenant's call took outside of the engine."""
@@ -128,14 +138,14 @@ class AdmissionController:
         return {tenant: meter.total_cpu_seconds for tenant, meter in self._meters.items()}
 
     @contextlib.contextmanager
-    def count_utility_call(self, key: KeyInfo) -> Iterator[None]:
+    def count_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:
         """A call that asks nothing of the engine, such as for token counts: one of the key's requests all the same. A
         key that has no tokens left may make it.
 
         Raises:
             OverloadedError: as `enter`.
         """
-        self._check_draining()
+        self._take_over(slot)
         now = self.clock()
         meter = self._meter(key, now)
         meter.check_call(now)
@@ -237,6 +247,24 @@ class AdmissionController:
         self.service_rate.set_waiting(self.queue.num_requests > 0, self.clock())
 
 
+class CallSlot:
+    """A call that is being prepared: it counts as one of the calls in progress, of its key and of the server."""
+
+    def __init__(self, admission: AdmissionController, meter: KeyMeter) -> None:
+        self._admission = admission
+        self._meter = meter
+        self._is_held = True
+        admission.num_calls += 1
+        meter.num_concurrent += 1
+
+    def release(self) -> None:
+        """End the count; may be called again."""
+        if self._is_held:
+            self._is_held = False
+            self._admission.num_calls -= 1
+            self._meter.end_call()
+
+
 @dataclass(slots=True, eq=False)
 class Permit:
     """A call that was let in: what its generations are started with, and what is counted of them.
@@ -251,12 +279,12 @@ class Permit:
     deadline: float | None
     _meter: KeyMeter
     _is_open: bool = True
-    _entries: list[WaitingPromptsdPrompt] = field(default_factory=list)
+    _entries: list[QueuedPrompt] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
 
-    def track_prompt(self, num_prompt_tokens: int) -> WaitingPromptsdPrompt:
+    def track_prompt(self, num_prompt_tokens: int) -> QueuedPrompt:
         """One of its prompts is given to the engine; its generation tells what comes of it."""
-        entry = WaitingPromptsdPrompt(self._admission, self.tenant, num_prompt_tokens, self._meter)
+        entry = QueuedPrompt(self._admission, self.tenant, num_prompt_tokens, self._meter)
         self._entries.append(entry)
         return entry
 
@@ -279,7 +307,7 @@ class Permit:
                 entry.close()
 
 
-class WaitingPromptsdPrompt:
+class QueuedPrompt:
     """One prompt in the queue, until its first token or its end."""
 
     def __init__(self, admission: AdmissionController, tenant: str, num_prompt_tokens: int, meter: KeyMeter) -> None:

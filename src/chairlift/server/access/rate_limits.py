@@ -54,6 +54,10 @@ class KeyMeter:
             RequestError: it never may: its prompts alone are more than a minute's tokens.
         """
         self.check_call(now)
+        self.check_tokens(num_prompt_tokens, now)
+
+    def check_tokens(self, num_prompt_tokens: int, now: float) -> None:
+        """Raise if prompts with so many tokens may not begin now; as `check`."""
         if self._tokens is not None:
             self._check(self._tokens, num_prompt_tokens, "tokens", now)
 

@@ -10,7 +10,7 @@ from typing import Any
 from chairlift.engine.client import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.loading.chat_template import ChatTemplate
-from chairlift.loading.marked_text import MarkedText, template_text, unmarked
+from chairlift.loading.marked_text import TEMPLATE, MarkedText, mask_of, template_text, unmarked
 from chairlift.loading.template_check import log_template_problems
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.api_options import ApiOptions
@@ -254,8 +254,13 @@ def _rendered(
 
 def _cut_after(text: MarkedText, content: str) -> MarkedText:
     """The prompt up to the end of the last message's content, as the template wrote it."""
+    marks = mask_of(text)
     for written in (content, content.strip()):
-        if (at := text.rfind(written)) >= 0:
+        at = text.rfind(written)
+        # A short content may also be found in what the template writes, such as in the end of a turn.
+        while at >= 0 and TEMPLATE in marks[at : at + len(written)]:
+            at = text.rfind(written, 0, at + len(written) - 1)
+        if at >= 0:
             return text[: at + len(written)]
     raise RequestError(
         "continue_final_message: the model's chat template does not repeat the last message as it is",

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Final
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from chairlift.errors import RequestError
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
 from chairlift.server.http.streaming import unless_disconnected
 from chairlift.server.preparation.preparation import Preparation
 
 AnswerPrepared = Callable[[Any, Any, Request], Awaitable[Response]]
 """Answers a call, given its body without the large fields, its plan and the HTTP request."""
+
+
+NOT_JSON: Final = "the body is not taken for JSON: send it with `Content-Type: application/json`"
+
+
+class LoopTurns:
+    """Lets one small body be parsed in each turn of the event loop: many that arrive together would otherwise be parsed
+    in one turn, and delay everything else by the sum."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def wait(self) -> None:
+        """Return in a turn of the event loop in which no other caller returns."""
+        async with self._lock:
+            await asyncio.sleep(0)
 
 
 class PreparedRoutes:
@@ -27,6 +45,7 @@ class PreparedRoutes:
     def __init__(self, preparation: Preparation, max_json_depth: int) -> None:
         self._preparation = preparation
         self._max_json_depth = max_json_depth
+        self._turns = LoopTurns()
 
     def route_class(
         self, endpoints: Mapping[str, tuple[str, AnswerPrepared]], base: type[APIRoute] = APIRoute
@@ -38,7 +57,7 @@ class PreparedRoutes:
                 after a worker has prepared it.
             base: the route class to extend.
         """
-        preparation, max_json_depth = self._preparation, self._max_json_depth
+        preparation, max_json_depth, turns = self._preparation, self._max_json_depth, self._turns
 
         class PreparedRoute(base):  # type: ignore[misc, valid-type]
             def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -47,18 +66,25 @@ class PreparedRoutes:
 
                 async def handle(request: Request) -> Response:
                     body = await request.body()
-                    if preparation.should_use_worker(body) and _is_json(request):
-                        return await unless_disconnected(request, handle_large(request))
-                    if len(body) < LARGE_BODY:
-                        check_depth(body, max_json_depth)
-                    else:
-                        await preparation.run(request.state.key.tenant, check_depth, body, max_json_depth)
-                    del body
-                    response: Response = await handle_small(request)
-                    return response
+                    slot = request.state.admission.reserve_slot(request.state.key)
+                    request.state.slot = slot
+                    try:
+                        if len(body) < LARGE_BODY:
+                            await turns.wait()
+                            check_depth(body, max_json_depth)
+                        elif not _is_json(request):
+                            raise RequestError(NOT_JSON)
+                        elif preparation.should_use_worker(body):
+                            return await unless_disconnected(request, handle_large(request))
+                        else:
+                            await preparation.run(request.state.key.tenant, check_depth, body, max_json_depth)
+                        del body
+                        response: Response = await handle_small(request)
+                        return response
+                    finally:
+                        slot.release()
 
                 async def handle_large(request: Request) -> Response:
-                    request.state.admission.check_call(request.state.key)
                     body = await request.body()
                     request._body = b""  # It is not read again, and the request lives as long as its stream.
                     prepared = await preparation.prepare(request.state.key.tenant, planner, body)

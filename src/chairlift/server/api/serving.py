@@ -127,7 +127,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         """The writer of the response to a call that streams."""
 
     async def handle(self, body: Fields, request: Request) -> Response:
-        """RequestPlan and answer a call.
+        """Plan and answer a call.
 
         Raises:
             RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
@@ -145,7 +145,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         check_model(body.model, self.model_name)
         with rename_limit_in_errors(body.limit_field):
             if plan.params.structured_outputs is not None:
-                await self.preparation.run(request.state.key.tenant, self._compile_constraint, plan)
+                await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
             call = await self._start(body, plan, request)
         if body.stream:
             return EventStream(self._stream(call), on_close=call.close)
@@ -175,7 +175,14 @@ class Serving(ABC, Generic[Fields, Plans]):
         check_logprobs(plan, self.llm.engine.input_processor.limits)
         admission: AdmissionController = request.state.admission
         token_ids = [ids for _, ids in prompts]
-        permit = admission.admit(request.state.key, token_ids, params, timeout=body.timeout, cache_salt=body.cache_salt)
+        permit = admission.admit(
+            request.state.key,
+            token_ids,
+            params,
+            timeout=body.timeout,
+            cache_salt=body.cache_salt,
+            slot=request.state.slot,
+        )
         call_id = f"{self.id_prefix}{body.request_id or uuid.uuid4().hex}"
         request.state.call_id = call_id
         request.state.usage = usage = CallUsage(sum(map(len, token_ids)))
@@ -228,7 +235,7 @@ class Serving(ABC, Generic[Fields, Plans]):
     async def _write(
         self, call: ApiCall[Fields, Plans], size: int, function: Callable[..., bytes], *arguments: Any
     ) -> bytes:
-        """ApiCall a function that writes output of this size: on a thread if it would block the event loop."""
+        """Call a function that writes output of this size: on a thread if it would block the event loop."""
         if size <= LARGE_OUTPUT:
             return function(*arguments)
         return await self.preparation.run(call.permit.tenant, function, *arguments)
@@ -272,15 +279,14 @@ class UtilityServing(Generic[UtilityFields]):
             RequestError, OverloadedError: before anything is sent.
         """
         check_model(getattr(body, "model", None), self._model_name)
-        request.state.admission.check_call(request.state.key)
-        with request.state.admission.count_utility_call(request.state.key):
+        with request.state.admission.count_utility_call(request.state.key, request.state.slot):
             content = await self._preparation.run(request.state.key.tenant, self._planner.plan, body)
         return Response(content, media_type="application/json")
 
     async def answer(self, body: Any, content: bytes, request: Request) -> Response:
         """Answer a call whose response a preparation worker has computed."""
         check_model(body.model, self._model_name)
-        with request.state.admission.count_utility_call(request.state.key):
+        with request.state.admission.count_utility_call(request.state.key, request.state.slot):
             return Response(content, media_type="application/json")
 
 

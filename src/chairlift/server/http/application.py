@@ -92,6 +92,7 @@ def create_app(
     observer = EngineObserver(llm)
     listeners = [] if observability is None else observability.listeners(observer)
     preparation = Preparation(admission.record_cpu_seconds, workers)
+    admission.stop_preparation = preparation.stop
     planners = make_planners(llm.engine, api or ApiOptions())
     on_start = partial(preparation.start, planners.conversations.check_template)
     on_end = [preparation.close, *(listener.close for listener in listeners)]

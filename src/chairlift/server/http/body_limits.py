@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from itertools import accumulate
 from typing import Final
 
@@ -58,12 +59,13 @@ class BodyLimitMiddleware:
         self._app = app
         self._limits = limits
         self._num_buffered = 0
+        self._num_buffered_by: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in BODILESS_METHODS:
             await self._app(scope, receive, send)
             return
-        share = _BodyReservation(self)
+        share = _BodyReservation(self, _owner(scope))
         try:
             body = await self._read(scope, receive, share)
             if body is None:
@@ -90,19 +92,31 @@ class BodyLimitMiddleware:
 
         await self._app(scope, replay, send)
 
-    def reserve(self, num_bytes: int) -> None:
-        """Account for bytes of a body; raises _RejectedBodyError if all bodies together exceed the limit."""
-        limit = self._limits.max_buffered_body_bytes
-        if self._num_buffered + num_bytes > limit:
-            problem = f"the request bodies that are being read have {self._num_buffered} bytes in all"
-            raise _RejectedBodyError(
-                503, f"{problem}, and max_buffered_body_bytes={limit}: send this again in a second"
-            )
-        self._num_buffered += num_bytes
+    def reserve(self, owner: str, num_bytes: int, is_large: bool) -> None:
+        """Account for bytes of a body.
 
-    def release(self, num_bytes: int) -> None:
+        A large body is rejected if all bodies together exceed the limit, or those of its owner exceed half of it, so
+        that no owner takes it all.
+
+        Raises:
+            _RejectedBodyError: with status 503.
+        """
+        limit = self._limits.max_buffered_body_bytes
+        share = max(limit // 2, self._limits.max_body_bytes)
+        for count, bound in ((self._num_buffered, limit), (self._num_buffered_by[owner], share)):
+            if is_large and count + num_bytes > bound:
+                problem = f"the request bodies that are being read have {count} bytes, and at most {bound} are allowed"
+                way_out = f"(max_buffered_body_bytes={limit}, half of it for one key or address): send this again"
+                raise _RejectedBodyError(503, f"{problem} {way_out} in a second")
+        self._num_buffered += num_bytes
+        self._num_buffered_by[owner] += num_bytes
+
+    def release(self, owner: str, num_bytes: int) -> None:
         """End the accounting of bytes that were reserved."""
         self._num_buffered -= num_bytes
+        self._num_buffered_by[owner] -= num_bytes
+        if not self._num_buffered_by[owner]:
+            del self._num_buffered_by[owner]
 
     async def _read(self, scope: Scope, receive: Receive, share: _BodyReservation) -> bytes | None:
         """The body; None if the client went before its end."""
@@ -137,17 +151,25 @@ class BodyLimitMiddleware:
 class _BodyReservation:
     """The bytes that one body has in the middleware's account."""
 
-    def __init__(self, middleware: BodyLimitMiddleware) -> None:
+    def __init__(self, middleware: BodyLimitMiddleware, owner: str) -> None:
         self._middleware = middleware
+        self._owner = owner
         self._num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        self._middleware.reserve(num_bytes)
+        self._middleware.reserve(self._owner, num_bytes, is_large=self._num_bytes + num_bytes >= LARGE_BODY)
         self._num_bytes += num_bytes
 
     def release(self) -> None:
-        self._middleware.release(self._num_bytes)
+        self._middleware.release(self._owner, self._num_bytes)
         self._num_bytes = 0
+
+
+def _owner(scope: Scope) -> str:
+    """The tenant of a request's key; the address of its client on a server without keys."""
+    key = scope.get("state", {}).get("key")
+    client = scope.get("client")
+    return getattr(key, "tenant", "") or ("" if client is None else str(client[0]))
 
 
 def _answer(refusal: _RejectedBodyError) -> JSONResponse:

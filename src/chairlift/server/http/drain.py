@@ -93,6 +93,7 @@ class DrainingServer(uvicorn.Server):
             is_late = self._gives_up or admission.clock() >= self._deadline
             if is_late and admission.num_calls:
                 logger.warning("%d calls end with an error, because the server stops", admission.num_calls)
+                self._admission.stop_preparation(f"the server stopped before this was read ({self._why_now()})")
                 self._llm.stop(f"the server stopped before this was answered ({self._why_now()}): send it once more")
             self.should_exit = is_late or not admission.num_calls
             if self.should_exit:

@@ -35,9 +35,8 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
     if isinstance(error, EngineDeadError):
         return 503, ErrorBody(error=ErrorInfo(message=str(error), type="service_unavailable_error"))
     if isinstance(error, OverloadedError):
-        status, kind = (
-            (503, "service_unavailable_error") if error.code == "shutting_down" else (429, "rate_limit_error")
-        )
+        is_unavailable = error.code in ("shutting_down", "preparation_failed")
+        status, kind = (503, "service_unavailable_error") if is_unavailable else (429, "rate_limit_error")
         return status, ErrorBody(error=ErrorInfo(message=str(error), type=kind, code=error.code))
     if isinstance(error, DeadlineError):
         info = ErrorInfo(message=str(error), type="timeout_error", param="timeout", code="deadline_exceeded")

@@ -6,12 +6,15 @@ the byte only if the bytes of one part are given to it at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Final, Protocol
 
 EMPTY_LINE: Final = b"\r\n\r\n"
 FRAMING_HEADERS: Final = (b"content-length", b"transfer-encoding")
 _OVERLAP: Final = len(EMPTY_LINE) - 1
+
+_CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,16}")
 
 
 class MessagePart(Protocol):
@@ -101,10 +104,9 @@ class ChunkedBody:
 
 
 def _chunk_size(line: bytes) -> int | None:
-    try:
-        return int(line.partition(b";")[0], 16)
-    except ValueError:
-        return None
+    """The size of a chunk: hexadecimal digits alone (RFC 9112, section 7.1); `int` accepts signs and underscores."""
+    digits = line.partition(b";")[0].strip(b" \t\r")
+    return int(digits, 16) if _CHUNK_SIZE.fullmatch(digits) else None
 
 
 def body_part(headers: Iterable[tuple[bytes, bytes]]) -> MessagePart:

@@ -29,6 +29,7 @@ class LogFile:
 
     def __init__(self, field: str, path: Path | None) -> None:
         self._name = "standard error" if path is None else f"{field}={path}"
+        self._is_closed = False
         self._is_torn = False
         self.num_lost = 0
         """Lines that could not be written since the last one that could."""
@@ -40,7 +41,7 @@ class LogFile:
 
     def write(self, line: str) -> None:
         """Append a line, which has no line end; never raises because of the file."""
-        if self._file is None:
+        if self._file is None or self._is_closed:
             return
         data = line.encode(errors="backslashreplace") + b"\n"
         try:
@@ -53,6 +54,7 @@ class LogFile:
 
     def close(self) -> None:
         """Close the file; never raises because of it."""
+        self._is_closed = True
         self._report_lost_lines("in the end")
         if self._file is not None:
             try:

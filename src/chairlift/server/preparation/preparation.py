@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import OrderedDict, deque
@@ -11,9 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from chairlift.errors import RequestError
+from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.preparation.process import PreparationProcess, Prepared, Rejection, Reply, WorkerSetup
+from chairlift.server.preparation.process import (
+    PreparationProcess,
+    Prepared,
+    Rejection,
+    Reply,
+    WorkerEndedError,
+    WorkerFailure,
+    WorkerSetup,
+)
 
 Result = TypeVar("Result")
 
@@ -84,12 +93,15 @@ class PreparationWorkers:
         self._threads = ThreadPoolExecutor(count, "preparation-worker")
         self._idle_timer: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
+        self._jobs: set[PreparationJob] = set()
+        self.on_cpu_seconds: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
     async def run(self, tenant: str, endpoint: str, body: bytes) -> Reply:
         """Prepare a body. Cancelling this ends the work for it.
 
         Raises:
-            RequestError: it took too long, or the worker ended.
+            RequestError: it took too long.
+            OverloadedError: the worker ended, or could not be started.
         """
         job = PreparationJob(tenant, endpoint, body, asyncio.get_running_loop().create_future())
         self._queues.push(job)
@@ -98,7 +110,17 @@ class PreparationWorkers:
             return await job.reply
         finally:
             if job.reply.cancelled() and job.process is not None:
+                self.on_cpu_seconds(tenant, job.process.cpu_seconds())
                 job.process.kill()
+
+    def stop(self, error: Exception) -> None:
+        """End all jobs, those that wait too, with an error."""
+        jobs = [*self._jobs, *iter(self._queues.pop, None)]
+        for job in jobs:
+            if not job.reply.done():
+                job.reply.set_exception(error)
+        for process in self.processes:
+            process.kill()
 
     def close(self) -> None:
         """End all workers."""
@@ -113,6 +135,7 @@ class PreparationWorkers:
     def _start_jobs(self) -> None:
         while self._free and (job := self._queues.pop()) is not None:
             job.process = self._free.pop()
+            self._jobs.add(job)
             task = asyncio.ensure_future(self._run_job(job, job.process))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -121,22 +144,27 @@ class PreparationWorkers:
         loop = asyncio.get_running_loop()
         try:
             reply = await loop.run_in_executor(self._threads, process.run, job.endpoint, job.body, self._max_seconds)
-            outcome: Reply | RequestError = reply
-        except TimeoutError:
-            outcome = RequestError(
+            self.on_cpu_seconds(job.tenant, 0.0 if job.reply.cancelled() else reply.cpu_seconds)
+            if not job.reply.done():
+                job.reply.set_result(reply)
+        except WorkerEndedError as error:
+            self.on_cpu_seconds(job.tenant, 0.0 if job.reply.cancelled() else error.cpu_seconds)
+            if not job.reply.done():
+                job.reply.set_exception(self._error_of(error))
+        finally:
+            job.process = None
+            self._jobs.discard(job)
+            self._free.append(process)
+            self._start_jobs()
+            self._end_idle_workers_later(loop)
+
+    def _error_of(self, error: WorkerEndedError) -> RequestError | OverloadedError:
+        """The error of a call whose worker gave no reply."""
+        if error.took_too_long:
+            return RequestError(
                 f"reading and tokenizing this request took more than {self._max_seconds:g} s: shorten it"
             )
-        except EOFError:
-            outcome = RequestError("the process that read this request ended, perhaps for want of memory: shorten it")
-        job.process = None
-        if not job.reply.done():
-            if isinstance(outcome, Reply):
-                job.reply.set_result(outcome)
-            else:
-                job.reply.set_exception(outcome)
-        self._free.append(process)
-        self._start_jobs()
-        self._end_idle_workers_later(loop)
+        return preparation_error(str(error))
 
     def _end_idle_workers_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._idle_timer is not None:
@@ -146,6 +174,12 @@ class PreparationWorkers:
     def _end_idle_workers(self) -> None:
         for process in self._free:
             process.close()
+
+
+def preparation_error(reason: str) -> OverloadedError:
+    """The error of a call that could not be prepared for a reason that is not in the request."""
+    message = f"this request could not be read: {reason}; send it again, and shorten it if it fails again"
+    return OverloadedError(message, 1.0, "preparation_failed")
 
 
 class Preparation:
@@ -164,6 +198,9 @@ class Preparation:
         self._workers = workers
         self._on_cpu_seconds = on_cpu_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
+        self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
+        if workers is not None:
+            workers.on_cpu_seconds = on_cpu_seconds
 
     def should_use_worker(self, body: bytes) -> bool:
         """Whether a worker should prepare this body."""
@@ -171,20 +208,28 @@ class Preparation:
 
     async def run(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a function on a thread, at the expense of a tenant. Cancelling this drops a call that has not begun."""
-        seconds = 0.0
+        return await self._run_on(self._threads, tenant, function, *arguments)
+
+    async def run_and_wait(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
+        """As `run`, for a function that mostly waits for another process, such as for a grammar: it has threads of its
+        own, so that it does not delay what only computes."""
+        return await self._run_on(self._waiting_threads, tenant, function, *arguments)
+
+    async def _run_on(
+        self, threads: ThreadPoolExecutor, tenant: str, function: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        loop = asyncio.get_running_loop()
 
         def timed() -> Result:
-            nonlocal seconds
             started = time.thread_time()
             try:
                 return function(*arguments)
             finally:
-                seconds = time.thread_time() - started
+                # Also if the call was cancelled meanwhile: the time was taken all the same.
+                with contextlib.suppress(RuntimeError):  # the loop was closed
+                    loop.call_soon_threadsafe(self._on_cpu_seconds, tenant, time.thread_time() - started)
 
-        try:
-            return await asyncio.wrap_future(self._threads.submit(timed))
-        finally:
-            self._on_cpu_seconds(tenant, seconds)
+        return await asyncio.wrap_future(threads.submit(timed))
 
     def start(self, function: Callable[[], None]) -> None:
         """Call a function on a thread, and wait for nothing."""
@@ -195,16 +240,24 @@ class Preparation:
 
         Raises:
             RequestError: the body is wrong, cannot be honoured, or takes too long.
+            OverloadedError: the worker failed, for a reason that is not in the body.
         """
         assert self._workers is not None, "see `should_use_worker`"
         reply = await self._workers.run(tenant, endpoint, body)
-        self._on_cpu_seconds(tenant, reply.cpu_seconds)
         if isinstance(reply.outcome, Rejection):
             raise RequestError(reply.outcome.message, reply.outcome.param)
+        if isinstance(reply.outcome, WorkerFailure):
+            raise preparation_error(reply.outcome.message)
         return reply.outcome
+
+    def stop(self, message: str) -> None:
+        """End all calls that workers prepare with an error."""
+        if self._workers is not None:
+            self._workers.stop(EngineDeadError(message))
 
     def close(self) -> None:
         """End all workers; threads end after the call that they are in."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._waiting_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._workers is not None:
             self._workers.close()

@@ -14,7 +14,10 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+import psutil
+
 from chairlift.engine.wire import EngineFacts
+from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
 
 FRAME: Final = struct.Struct("<Q")
@@ -36,6 +39,8 @@ class WorkerSetup:
         skip_tokenizer_init: as `EngineConfig.skip_tokenizer_init`.
         facts: what the engine reported when it was ready.
         max_json_depth: as `ServerLimits.max_json_depth`.
+        fingerprint: `tokenizer_fingerprint` of the model's files when the server loaded them. A worker that finds
+            other files fails, because it would tokenize in another way than the server.
     """
 
     model: str | None
@@ -43,6 +48,7 @@ class WorkerSetup:
     facts: EngineFacts
     api: ApiOptions
     max_json_depth: int
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,13 @@ class Rejection:
 
     message: str
     param: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """The worker could not do its work; the body is not the reason."""
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +83,21 @@ class Reply:
         memory: bytes that the worker holds after it.
     """
 
-    outcome: Prepared | Rejection
+    outcome: Prepared | Rejection | WorkerFailure
     cpu_seconds: float
     memory: int
+
+
+def tokenizer_fingerprint(files: ModelFiles) -> str:
+    """Identifies the files of a tokenizer: their names, sizes and times of modification."""
+    path = files.path
+    folder = path if path.is_dir() else path.parent
+    if files.kind == "gguf":
+        found = [path]
+    else:
+        found = sorted(file for pattern in ("*.json", "*.jinja") for file in folder.glob(pattern))
+    stats = [(file.name, file.stat()) for file in found]
+    return ";".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
 
 def write_frame(file: IO[bytes], content: bytes) -> None:
@@ -88,6 +113,20 @@ def read_frame(file: IO[bytes]) -> bytes | None:
     return file.read(FRAME.unpack(header)[0]) if len(header) == FRAME.size else None
 
 
+class WorkerEndedError(Exception):
+    """A worker gave no reply.
+
+    Attributes:
+        took_too_long: it was ended for this; otherwise it ended, could not be started, or could not do its work.
+        cpu_seconds: CPU time that it took for the body.
+    """
+
+    def __init__(self, message: str, *, took_too_long: bool = False, cpu_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.took_too_long = took_too_long
+        self.cpu_seconds = cpu_seconds
+
+
 class PreparationProcess:
     """A worker process, started for the first body and again after it has ended. For one thread at a time; `kill` is
     for any thread.
@@ -98,6 +137,7 @@ class PreparationProcess:
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
+        self._cpu_seconds_before = 0.0
         self._lock = threading.Lock()
 
     @property
@@ -116,31 +156,47 @@ class PreparationProcess:
         """Prepare a body for an endpoint, which is an attribute of `EndpointPlanners`.
 
         Raises:
-            TimeoutError: the worker gave no reply within `seconds`, and was ended.
-            EOFError: the worker ended without a reply.
+            WorkerEndedError: there was no reply within `seconds`, or at all.
         """
+        try:
+            return self._run(endpoint, body, seconds)
+        except TimeoutError:
+            error = WorkerEndedError(f"it took more than {seconds:g} s", took_too_long=True)
+        except EOFError:
+            error = WorkerEndedError("the process ended")
+        except Exception as cause:
+            error = WorkerEndedError(f"the process could not be used ({cause})")
+        error.cpu_seconds = self.cpu_seconds()
+        self.close()
+        raise error from None
+
+    def _run(self, endpoint: str, body: bytes, seconds: float) -> Reply:
         process, allowed = self._process, seconds
         if process is None or not self.is_running:
             process, allowed = self._start(), seconds + START_SECONDS
         assert process.stdin is not None
         assert process.stdout is not None
+        self._cpu_seconds_before = self._total_cpu_seconds()
         deadline = time.monotonic() + allowed
-        try:
-            write_frame(process.stdin, pickle.dumps((endpoint, body)))
-            reply = pickle.loads(_receive(process.stdout.fileno(), deadline))
-        except TimeoutError:
-            self.close()
-            raise
-        except OSError:
-            self.close()
-            raise EOFError from None
-        except EOFError:
-            self.close()
-            raise
+        _send(process.stdin.fileno(), pickle.dumps((endpoint, body)), deadline)
+        reply = pickle.loads(_receive(process.stdout.fileno(), deadline))
         assert isinstance(reply, Reply)
-        if reply.memory > MAX_MEMORY:
+        if isinstance(reply.outcome, WorkerFailure) or reply.memory > MAX_MEMORY:
             self.close()
         return reply
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process since the last body was sent to it."""
+        return max(0.0, self._total_cpu_seconds() - self._cpu_seconds_before)
+
+    def _total_cpu_seconds(self) -> float:
+        process = self._process
+        if process is None:
+            return 0.0
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(process.pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
 
     def kill(self) -> None:
         """End the process at once; `run` in another thread then raises EOFError."""
@@ -171,9 +227,25 @@ class PreparationProcess:
         )
         self._process = process
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            write_frame(process.stdin, pickle.dumps(self._setup))
+        os.set_blocking(process.stdin.fileno(), False)
+        _send(process.stdin.fileno(), pickle.dumps(self._setup), time.monotonic() + START_SECONDS)
         return process
+
+
+def _send(descriptor: int, content: bytes, deadline: float) -> None:
+    """Write a frame to a pipe that does not block, so that the deadline holds for all of it."""
+    left = memoryview(FRAME.pack(len(content)) + content)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    while left:
+        if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        try:
+            left = left[os.write(descriptor, left[: 1 << 20]) :]
+        except BlockingIOError:
+            continue
+        except BrokenPipeError:
+            raise EOFError from None
 
 
 def _receive(descriptor: int, deadline: float) -> bytes:

@@ -14,18 +14,28 @@ import os
 import pickle
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from chairlift.errors import RequestError
+from chairlift.errors import ModelLoadError, RequestError
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
 from chairlift.server.preparation.planners import EndpointPlanners, make_planners
-from chairlift.server.preparation.process import Prepared, Rejection, Reply, WorkerSetup, read_frame, write_frame
+from chairlift.server.preparation.process import (
+    Prepared,
+    Rejection,
+    Reply,
+    WorkerFailure,
+    WorkerSetup,
+    read_frame,
+    tokenizer_fingerprint,
+    write_frame,
+)
 from chairlift.server.preparation.request_plan import RequestPlanner
 
 MEMORY_BYTES: Final = 4 << 30
@@ -39,7 +49,7 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
     """Parse and validate a body, and plan it; what is wrong with it becomes a rejection."""
     try:
         check_depth(raw, max_depth)
-        given = json.loads(raw)
+        given = _parse(raw)
         if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
             return Rejection(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
@@ -48,12 +58,17 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
         return Rejection(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
         return Rejection(str(error), error.param)
-    except UnicodeDecodeError as error:
-        return Rejection(f"The request body is not valid JSON: it is not UTF-8 ({error.reason})", None)
-    except ValueError as error:
-        return Rejection(f"The request body is not valid JSON: {error}", None)
     except MemoryError:
         return Rejection(f"The request needs more than {MEMORY_BYTES >> 30} GiB of memory to be read: shorten it", None)
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The request body is not valid JSON: it is not UTF-8 ({error.reason})") from None
+    except ValueError as error:
+        raise RequestError(f"The request body is not valid JSON: {error}") from None
 
 
 def main() -> None:
@@ -66,18 +81,37 @@ def main() -> None:
     if frame is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
-    planners = _planners(setup)
+    planners = _planners_or_failure(setup)
     # A body may become millions of objects: the collector would visit all of them again and again while they are made.
     gc.freeze()
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
         started = time.process_time()
-        outcome = prepare(getattr(planners, endpoint), raw, setup.max_json_depth)
+        outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
         reply = Reply(outcome, time.process_time() - started, _memory())
         write_frame(answers, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()
+
+
+def _planners_or_failure(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
+    try:
+        return _planners(setup)
+    except Exception as error:
+        return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
+
+
+def _outcome(
+    planners: EndpointPlanners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
+) -> Prepared | Rejection | WorkerFailure:
+    if isinstance(planners, WorkerFailure):
+        return planners
+    try:
+        return prepare(getattr(planners, endpoint), raw, max_depth)
+    except Exception as error:
+        traceback.print_exc()
+        return WorkerFailure(f"an unexpected error: {error!r:.200}")
 
 
 def _planners(setup: WorkerSetup) -> EndpointPlanners:
@@ -85,7 +119,10 @@ def _planners(setup: WorkerSetup) -> EndpointPlanners:
     from chairlift.engine.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
-    tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(resolve_model(setup.model))
+    files = resolve_model(setup.model)
+    if tokenizer_fingerprint(files) != setup.fingerprint:
+        raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
+    tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
     processor = InputProcessor(setup.facts.model_config, tokenizer, setup.facts.limits)
     return make_planners(RemoteEngine(setup.facts, tokenizer, processor), setup.api)
 

@@ -12,10 +12,10 @@
 namespace chairlift {
 namespace {
 
-constexpr int kTargetRows = 96;         // of a query block: what makes loading a tile of keys cheap
-constexpr int kItemsPerThread = 6;      // so that threads end together
-constexpr int64_t kTileLoadRows = 8;    // loading a tile costs as much as so many rows over it
-constexpr int64_t kPrepareRows = 16;    // tokens of a prompt that one task puts into their slots
+constexpr int kTargetRows = 96;         // rows of a query block, to amortize loading a tile of keys
+constexpr int kItemsPerThread = 6;      // so that threads finish at about the same time
+constexpr int64_t kTileLoadRows = 8;    // the cost of loading a tile, in rows computed over it
+constexpr int64_t kPrepareRows = 16;    // tokens of a prompt whose K and V one task writes
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("AttentionStep: ") + what);
@@ -31,7 +31,7 @@ int64_t num_rows(const BlockPlan& block, const AttentionShape& attention) {
   return static_cast<int64_t>(block.num_tokens) * block.num_kv_heads * attention.group();
 }
 
-// The part of a query block that says which keys it sees.
+// The part of a query block that determines which keys it sees.
 QueryBlock seen_by(const BlockPlan& block, int64_t window) {
   QueryBlock keys = {};
   keys.num_tokens = block.num_tokens;
@@ -50,7 +50,7 @@ int64_t block_cost(const BlockPlan& block, const AttentionShape& attention, int6
   return cost;
 }
 
-// Splits of one block to items of about `target` each.
+// Divides the splits of one block into items with a cost of about `target` each.
 void cut_items(StepPlan& plan, int32_t index, const AttentionShape& attention, int64_t target) {
   BlockPlan& block = plan.blocks[static_cast<size_t>(index)];
   const QueryBlock keys = seen_by(block, plan.window);
@@ -91,15 +91,15 @@ void cut(StepPlan& plan, const AttentionShape& attention) {
   plan.lanes = std::make_unique<Lane[]>(static_cast<size_t>(plan.num_lanes));
 }
 
-// A layer of a step at work.
-class Layer {
+// The computation of one layer of a step.
+class LayerRun {
  public:
-  Layer(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call, StepPlan& plan)
+  LayerRun(const AttentionShape& shape, const AttentionStep& step, const LayerCall& call, StepPlan& plan)
       : shape_(shape), step_(step), call_(call), plan_(plan),
         tokens_{call.qkv, step.shape().slot_mapping.data(), call.positions, call.cos_sin},
         scratch_bytes_(attention_scratch_bytes(shape, plan.max_rows)) {}
 
-  void keep_prompts() const;
+  void write_prompts() const;
   void attend_all() const;
 
  private:
@@ -117,7 +117,7 @@ class Layer {
   size_t scratch_bytes_;
 };
 
-void Layer::keep_prompts() const {
+void LayerRun::write_prompts() const {
   for (const auto& [first, end] : step_.prompt_rows()) {
     const int64_t begin = first, count = end - first;
     Pool::get().run((count + kPrepareRows - 1) / kPrepareRows, [&](int64_t task, int) {
@@ -127,28 +127,28 @@ void Layer::keep_prompts() const {
   }
 }
 
-void Layer::attend_all() const {
+void LayerRun::attend_all() const {
   for (int64_t lane = 0; lane < plan_.num_lanes; ++lane)
     plan_.lanes[static_cast<size_t>(lane)].next.store(lane, std::memory_order_relaxed);
   const int64_t num_items = static_cast<int64_t>(plan_.items.size());
   Pool::get().run(std::min(num_items, plan_.num_lanes), [&](int64_t lane, int worker) { work_through(lane, worker); });
 }
 
-// The next item of a lane, or -1.
-int64_t Layer::take(int64_t lane) const {
+// Takes the next item of a lane; -1 if none is left.
+int64_t LayerRun::take(int64_t lane) const {
   std::atomic<int64_t>& next = plan_.lanes[static_cast<size_t>(lane)].next;
   const int64_t item = next.fetch_add(plan_.num_lanes, std::memory_order_relaxed);
   return item < static_cast<int64_t>(plan_.items.size()) ? item : -1;
 }
 
-int64_t Layer::take_any(int64_t lane) const {
+int64_t LayerRun::take_any(int64_t lane) const {
   int64_t item = take(lane);
   for (int64_t i = 1; item < 0 && i < plan_.num_lanes; ++i) item = take((lane + i) % plan_.num_lanes);
   return item;
 }
 
-// The item that follows in the lane is what a thread is likely to do next: its first tile is fetched meanwhile.
-void Layer::work_through(int64_t lane, int worker) const {
+// A thread usually continues with the next item of its lane, so the first tile of that item is prefetched.
+void LayerRun::work_through(int64_t lane, int worker) const {
   const AttentionTiles& tiles = isa().attention;
   Pool& pool = Pool::get();
   void* const scratch = pool.scratch(worker, scratch_bytes_);
@@ -157,7 +157,7 @@ void Layer::work_through(int64_t lane, int worker) const {
   for (int64_t item = take_any(lane); item >= 0; item = take_any(lane)) {
     const int64_t place = pool.place_of(item, num_items);
     const SplitRange splits = splits_of(place);
-    if (item != expected) tiles.ask(shape_, call_.kv, splits);
+    if (item != expected) tiles.prefetch(shape_, call_.kv, splits);
     expected = item + plan_.num_lanes;
     const SplitRange next = expected < num_items ? splits_of(pool.place_of(expected, num_items)) : SplitRange{};
     tiles.attend(shape_, call_.kv, tokens_, splits, expected < num_items ? &next : nullptr, scratch);
@@ -165,13 +165,13 @@ void Layer::work_through(int64_t lane, int worker) const {
   }
 }
 
-SplitRange Layer::splits_of(int64_t index) const {
+SplitRange LayerRun::splits_of(int64_t index) const {
   const ItemPlan& item = plan_.items[static_cast<size_t>(index)];
   const BlockPlan& plan = plan_.blocks[static_cast<size_t>(item.block)];
   QueryBlock block = seen_by(plan, plan_.window);
   const int64_t first_head = static_cast<int64_t>(plan.first_kv_head) * shape_.group() * shape_.head_dim;
   block.first_row = plan.first_row;
-  block.keeps = plan.keeps;
+  block.writes_kv = plan.writes_kv;
   block.out = call_.out + plan.first_row * shape_.num_heads * shape_.head_dim + first_head;
   block.block_table = step_.shape().block_tables.data() + plan.sequence * step_.shape().max_blocks;
   float* states = nullptr;
@@ -181,8 +181,8 @@ SplitRange Layer::splits_of(int64_t index) const {
   return {block, item.first_split, item.end_split, states};
 }
 
-// Who finishes a block's last item merges its splits.
-void Layer::merge(int32_t index, const QueryBlock& queries, void* scratch) const {
+// Merges the splits of a block once its last item is finished.
+void LayerRun::merge(int32_t index, const QueryBlock& queries, void* scratch) const {
   const BlockPlan& block = plan_.blocks[static_cast<size_t>(index)];
   std::atomic<int32_t>& unfinished = plan_.unfinished[static_cast<size_t>(index)];
   if (unfinished.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
@@ -201,18 +201,20 @@ size_t attention_scratch_bytes(const AttentionShape& shape, int64_t rows) {
 
 AttentionStep::AttentionStep(StepShape shape) : shape_(std::move(shape)) {
   const size_t count = shape_.seq_lens.size();
-  require(shape_.query_start_loc.size() == count + 1, "query_start_loc has one entry more than seq_lens");
-  require(shape_.block_size > 0, "block_size is positive");
-  require(shape_.block_tables.size() == count * static_cast<size_t>(shape_.max_blocks), "one block table a sequence");
+  require(shape_.query_start_loc.size() == count + 1, "query_start_loc must have one entry more than seq_lens");
+  require(shape_.block_size > 0, "block_size must be positive");
+  require(shape_.block_tables.size() == count * static_cast<size_t>(shape_.max_blocks),
+          "block_tables must have one row for each of seq_lens");
   require(shape_.query_start_loc.front() == 0 && shape_.query_start_loc.back() == num_tokens(),
-          "query_start_loc goes from 0 to the number of slots");
+          "query_start_loc must go from 0 to the number of slots");
   for (size_t i = 0; i < count; ++i) {
     const int64_t first = shape_.query_start_loc[i], end = shape_.query_start_loc[i + 1];
     const int64_t seq_len = shape_.seq_lens[i];
-    require(first <= end, "query_start_loc ascends");
-    require(seq_len >= 0 && seq_len <= shape_.max_blocks * shape_.block_size, "a sequence fits its block table");
+    require(first <= end, "query_start_loc must be ascending");
+    require(seq_len >= 0 && seq_len <= shape_.max_blocks * shape_.block_size,
+            "seq_lens must fit into the block tables");
     longest_ = std::max(longest_, seq_len);
-    if (end - first > seq_len) blind_rows_.emplace_back(first, end - seq_len);
+    if (end - first > seq_len) padding_rows_.emplace_back(first, end - seq_len);
     if (end == first || is_decode(i)) continue;
     if (prompt_rows_.empty() || prompt_rows_.back().second < first) prompt_rows_.emplace_back(first, end);
     prompt_rows_.back().second = end;
@@ -228,34 +230,34 @@ bool AttentionStep::is_decode(size_t sequence) const {
   return shape_.query_start_loc[sequence + 1] - shape_.query_start_loc[sequence] == 1 && num_queries(sequence) == 1;
 }
 
-// Kv heads that a block of one token has: more than one where enough blocks are left for all threads. What heads keep
-// of a block of KV memory lies side by side.
-int AttentionStep::heads_a_block(const AttentionShape& attention, int64_t window) const {
+// The number of KV heads in a block of one token: more than one where enough blocks remain for all threads, because the
+// memory of the heads of one KV block is contiguous.
+int AttentionStep::heads_per_block(const AttentionShape& attention, int64_t window) const {
   int64_t num_splits = 0;
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
     if (num_queries(i) == 0) continue;
     const int64_t seen = window == 0 ? shape_.seq_lens[i] : std::min<int64_t>(window, shape_.seq_lens[i]);
     num_splits += (seen + kSplit - 1) / kSplit;
   }
-  const int64_t wanted = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
+  const int64_t min_blocks = static_cast<int64_t>(Pool::get().num_threads()) * kItemsPerThread;
   for (int heads = attention.num_kv_heads; heads > 1; --heads)
-    if (attention.num_kv_heads % heads == 0 && num_splits * (attention.num_kv_heads / heads) >= wanted) return heads;
+    if (attention.num_kv_heads % heads == 0 && num_splits * (attention.num_kv_heads / heads) >= min_blocks) return heads;
   return 1;
 }
 
 void AttentionStep::cut_blocks(const AttentionShape& attention, StepPlan& plan) const {
-  const int a_block = std::max(1, kTargetRows / attention.group());
-  const int many_heads = heads_a_block(attention, plan.window);
+  const int tokens_per_block = std::max(1, kTargetRows / attention.group());
+  const int many_heads = heads_per_block(attention, plan.window);
   for (size_t i = 0; i < shape_.seq_lens.size(); ++i) {
     const int64_t end = shape_.query_start_loc[i + 1], seq_len = shape_.seq_lens[i], count = num_queries(i);
-    for (int64_t t = 0; t < count; t += a_block) {
+    for (int64_t t = 0; t < count; t += tokens_per_block) {
       BlockPlan block = {};
       block.sequence = static_cast<int32_t>(i);
       block.first_row = end - count + t;
       block.first_position = seq_len - count + t;
-      block.num_tokens = static_cast<int32_t>(std::min<int64_t>(a_block, count - t));
+      block.num_tokens = static_cast<int32_t>(std::min<int64_t>(tokens_per_block, count - t));
       block.num_kv_heads = count == 1 ? many_heads : 1;
-      block.keeps = is_decode(i);
+      block.writes_kv = is_decode(i);
       for (int head = 0; head < attention.num_kv_heads; head += block.num_kv_heads) {
         block.first_kv_head = head;
         plan.blocks.push_back(block);
@@ -279,11 +281,11 @@ StepPlan& AttentionStep::plan(const AttentionShape& attention, int64_t window) {
 void attention_forward(const AttentionShape& shape, AttentionStep& step, const LayerCall& call) {
   StepPlan& plan = step.plan(shape, call.window);
   const int64_t out_width = static_cast<int64_t>(shape.num_heads) * shape.head_dim;
-  for (const auto& [first, end] : step.blind_rows())
+  for (const auto& [first, end] : step.padding_rows())
     std::memset(call.out + first * out_width, 0, static_cast<size_t>((end - first) * out_width) * sizeof(float));
-  const Layer layer(shape, step, call, plan);
-  layer.keep_prompts();
-  layer.attend_all();
+  const LayerRun run(shape, step, call, plan);
+  run.write_prompts();
+  run.attend_all();
 }
 
 }  // namespace chairlift

@@ -1,4 +1,4 @@
-// Attention over paged KV memory, cut into work for the pool.
+// Attention over paged KV memory: the division of a step into tasks of the pool.
 #pragma once
 
 #include <atomic>
@@ -21,20 +21,20 @@ struct StepShape {
   int block_size = 0;
 };
 
-// A query block of a step, its pointers left out: they change from layer to layer.
+// A query block of a step, without the pointers, which differ between layers.
 struct BlockPlan {
-  int64_t first_row;  // of its first token in the packed step
+  int64_t first_row;  // the row of its first token in the packed step
   int64_t first_position;
   int32_t sequence;
   int32_t num_tokens;
-  bool keeps;
+  bool writes_kv;
   int32_t first_kv_head;
   int32_t num_kv_heads;
   int32_t num_items;
-  int64_t states;  // where its splits leave their states, in floats; used if it has several items
+  int64_t states;  // the offset of the states of its splits, in floats; used if it has several items
 };
 
-// What one task computes: some splits of a block.
+// The work of one task: some splits of a block.
 struct ItemPlan {
   int32_t block;
   int32_t first_split;
@@ -42,51 +42,52 @@ struct ItemPlan {
   int64_t cost;
 };
 
-// Items that one thread begins with: each num_lanes-th. Who is done with its own takes from the others'.
+// The items that one thread starts with: every num_lanes-th. A thread that has finished its lane takes items of others.
 struct alignas(64) Lane {
   std::atomic<int64_t> next{0};
 };
 
-// How a step is cut for layers of one window. What is cut where never changes a result.
+// The division of a step for layers with one sliding window. It never changes a result.
 struct StepPlan {
   int64_t window;
   int64_t max_rows;
   std::vector<BlockPlan> blocks;
   std::vector<ItemPlan> items;  // the most expensive first
   std::vector<float> states;
-  std::unique_ptr<std::atomic<int32_t>[]> unfinished;  // items of each block; full again once a layer is done
+  std::unique_ptr<std::atomic<int32_t>[]> unfinished;  // the unfinished items of each block, reset after each layer
   int64_t num_lanes = 1;
   std::unique_ptr<Lane[]> lanes;
 };
 
+// The sequences of one step, and their division into tasks for each sliding window.
 class AttentionStep {
  public:
-  // Throws std::invalid_argument if the parts do not fit together.
+  // Throws std::invalid_argument if the arrays do not fit together.
   explicit AttentionStep(StepShape shape);
   AttentionStep(const AttentionStep&) = delete;
 
   const StepShape& shape() const { return shape_; }
   int64_t num_tokens() const { return static_cast<int64_t>(shape_.slot_mapping.size()); }
-  // Rows that stand before their sequence and see nothing: pairs of first row and end.
-  const std::vector<std::pair<int64_t, int64_t>>& blind_rows() const { return blind_rows_; }
-  // Rows whose K and V are kept before anything is attended, since other rows of the step may see them: likewise.
+  // Rows before the start of their sequence, which see no key: pairs of first row and end.
+  const std::vector<std::pair<int64_t, int64_t>>& padding_rows() const { return padding_rows_; }
+  // Rows whose K and V are written before attention, because other rows of the step may see them: the same pairs.
   const std::vector<std::pair<int64_t, int64_t>>& prompt_rows() const { return prompt_rows_; }
   StepPlan& plan(const AttentionShape& attention, int64_t window);
 
  private:
   void cut_blocks(const AttentionShape& attention, StepPlan& plan) const;
-  int heads_a_block(const AttentionShape& attention, int64_t window) const;
+  int heads_per_block(const AttentionShape& attention, int64_t window) const;
   int64_t num_queries(size_t sequence) const;
   bool is_decode(size_t sequence) const;
 
   StepShape shape_;
   int64_t longest_ = 0;
-  std::vector<std::pair<int64_t, int64_t>> blind_rows_;
+  std::vector<std::pair<int64_t, int64_t>> padding_rows_;
   std::vector<std::pair<int64_t, int64_t>> prompt_rows_;
   std::vector<std::unique_ptr<StepPlan>> plans_;
 };
 
-// What a layer brings.
+// The arguments of one layer.
 struct LayerCall {
   PagedKV kv;
   const float* qkv;

@@ -37,9 +37,10 @@ T* pointer(uintptr_t address) {
 
 AttentionShape make_shape(int num_heads, int num_kv_heads, int head_dim, float scale, const std::string& kv_dtype) {
   if (num_kv_heads < 1 || num_heads < num_kv_heads || num_heads % num_kv_heads != 0)
-    throw nb::value_error("num_heads must be a multiple of num_kv_heads");
+    throw nb::value_error(("num_heads must be a multiple of num_kv_heads=" + std::to_string(num_kv_heads) + ", got " +
+                           std::to_string(num_heads)).c_str());
   if (head_dim < 4 || head_dim > kMaxHeadDim || head_dim % 4 != 0)
-    throw nb::value_error("head_dim must be a multiple of 4, at most 512");
+    throw nb::value_error(("head_dim must be a multiple of 4 from 4 to 512, got " + std::to_string(head_dim)).c_str());
   return {num_heads, num_kv_heads, head_dim, scale, kv_type_of(kv_dtype), nullptr, nullptr, 0.0f};
 }
 
@@ -66,7 +67,20 @@ void forward(const AttentionShape& attention, uintptr_t qkv, AttentionStep& step
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  nb::class_<AttentionStep>(m, "AttentionStep", "One step: sequences, block tables and slots; copied.")
+  nb::class_<AttentionStep>(m, "AttentionStep",
+                            R"(The sequences, block tables and slots of one step, copied from its metadata.
+
+The work is divided among threads when a layer first uses the step, once for each sliding window.
+
+Args:
+    query_start_loc: int32 [num_seqs + 1], ascending from 0 to num_tokens.
+    seq_lens: int32 [num_seqs], the keys of each sequence once those of the step are written.
+    block_tables: int32 [num_seqs, max_blocks], block ids.
+    slot_mapping: int64 [num_tokens], the slot of each token's K and V; -1 writes nothing.
+    block_size: Slots per block.
+
+Raises:
+    ValueError: The arrays do not fit together.)")
       .def("__init__",
            [](AttentionStep* self, const Array<int32_t, 1>& query_start_loc, const Array<int32_t, 1>& seq_lens,
               const Array<int32_t, 2>& block_tables, const Array<int64_t, 1>& slot_mapping, int block_size) {
@@ -76,7 +90,18 @@ void bind_attention(nb::module_& m) {
            },
            nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_tables"), nb::arg("slot_mapping"),
            nb::arg("block_size"));
-  nb::class_<AttentionShape>(m, "Attention", "Norm, rotation, KV writes and attention of a layer; pointers: 0 is none.")
+  nb::class_<AttentionShape>(m, "PagedAttention",
+                             R"(Norm, rotary embedding, KV writes and attention of the layers of a model.
+
+Args:
+    num_heads: Query heads, a multiple of num_kv_heads.
+    num_kv_heads: Heads of K and V.
+    head_dim: Values per head: a multiple of 4, at most 512.
+    scale: The factor of the dot products.
+    kv_dtype: The type of K and V in memory: "f32", "bf16" or "int8".
+
+Raises:
+    ValueError: A number is out of range, or the type is unknown.)")
       .def("__init__",
            [](AttentionShape* self, int num_heads, int num_kv_heads, int head_dim, float scale,
               const std::string& kv_dtype) {
@@ -87,7 +112,22 @@ void bind_attention(nb::module_& m) {
            nb::arg("qkv_ptr"), nb::arg("step"), nb::arg("q_norm_ptr"), nb::arg("k_norm_ptr"), nb::arg("norm_eps"),
            nb::arg("positions_ptr"), nb::arg("cos_sin_cache_ptr"), nb::arg("key_ptr"), nb::arg("value_ptr"),
            nb::arg("key_scale_ptr"), nb::arg("value_scale_ptr"), nb::arg("window"), nb::arg("out_ptr"),
-           nb::call_guard<nb::gil_scoped_release>());
+           nb::call_guard<nb::gil_scoped_release>(), R"(Compute one layer for all tokens of a step.
+
+Addresses may be 0 only where stated.
+
+Args:
+    qkv_ptr: float32 [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], overwritten.
+    step: The step; its tokens are the rows of qkv.
+    q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
+    norm_eps: The constant that RMSNorm adds to the mean square.
+    positions_ptr: int64 [num_tokens]; 0 without rotary embedding.
+    cos_sin_cache_ptr: float32 [max_position, head_dim], the cosines of each position, then its sines; 0 without
+        rotary embedding.
+    key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
+    key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
+    window: Keys that a query sees, including its own; 0 for all up to its own.
+    out_ptr: float32 [num_tokens, num_heads * head_dim], overwritten.)");
 }
 
 }  // namespace chairlift

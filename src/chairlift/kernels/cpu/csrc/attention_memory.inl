@@ -1,14 +1,14 @@
-// A tile of KV memory: where its rows are, and the way from there into registers and scratch memory.
+// Tiles of KV memory: the addresses of their rows, and loads into registers and scratch memory.
 #include "attention_words.inl"
 #include "attention_work.inl"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
-// Where the keys of a tile are in KV memory, at the block's first head. Keys that the block does not see are where the
-// first is that it sees: what comes of them is masked.
+// The addresses of the keys of a tile in KV memory, at the first head of the block. Keys that the block does not see
+// have the address of the first key that it sees; their results are masked.
 struct TileRows {
-  int64_t at[kKeyTile];  // bytes from the first key, or the first value, of the memory
-  int begin, end;        // the keys that the block sees, less the tile's first
+  int64_t at[kKeyTile];  // offset in bytes from the first key, or the first value, of the memory
+  int begin, end;        // the keys that the block sees, relative to the first key of the tile
 };
 
 // A tile at one head.
@@ -20,7 +20,7 @@ struct Tile {
   const uint8_t* value(int k) const { return values + rows->at[k]; }
 };
 
-// The factors of an int8 tile.
+// The scales of an int8 tile.
 struct TileScales {
   alignas(64) float key[kKeyTile];
   alignas(64) float value[kKeyTile];
@@ -28,7 +28,7 @@ struct TileScales {
 
 static inline int within_tile(int64_t key) { return static_cast<int>(key < 0 ? 0 : key < kKeyTile ? key : kKeyTile); }
 
-// Calls visit(key, count, row) for each run of consecutive rows of KV memory, at the block's first head.
+// Calls visit(key, count, row) for each run of consecutive rows of KV memory, at the first head of the block.
 template <typename Visit>
 static CHAIRLIFT_INLINE void each_run(const QueryBlock& block, const AttentionShape& shape, int block_size,
                                       int64_t tile_key, int begin, int end, Visit visit) {
@@ -55,7 +55,7 @@ static inline void find_rows(const QueryBlock& block, const AttentionShape& shap
   for (int k = rows.end; k < kKeyTile; ++k) rows.at[k] = elsewhere;
 }
 
-// Of keys that the block does not see: 0.
+// Keys that the block does not see have the scale 0.
 static inline void find_scales(const Work& work, int64_t tile_key, int head, const TileRows& rows, TileScales& scales) {
   for (int k = 0; k < kKeyTile; ++k) scales.key[k] = scales.value[k] = 0.0f;
   each_run(work.block, work.shape, work.kv.block_size, tile_key, rows.begin, rows.end,
@@ -73,44 +73,44 @@ static inline Tile tile_at(const TileRows& rows, const PagedKV& kv, int64_t head
           static_cast<const uint8_t*>(kv.value) + head * head_bytes};
 }
 
-// Asks for `bytes` from `data` on. Requests are spread over all that is computed: the CPU keeps only so many under way,
-// and stalls on more.
+// Prefetches `bytes` from `data` on. Prefetches are distributed over the computation, because the CPU has few pending
+// loads and stalls on more.
 template <int bytes>
-static CHAIRLIFT_INLINE void ask(const uint8_t* data) {
+static CHAIRLIFT_INLINE void prefetch(const uint8_t* data) {
 #pragma GCC unroll 4
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
 }
-static CHAIRLIFT_INLINE void ask(const uint8_t* data, int64_t bytes) {
+static CHAIRLIFT_INLINE void prefetch(const uint8_t* data, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(data + i);
 }
 
-// Asks for one line of each 16 keys, a whole tile ahead: finding out where a page is takes longer than reading it.
-static CHAIRLIFT_INLINE void ask_pages(const PagedKV& kv, const TileRows& rows) {
+// Prefetches one line of every 16 keys, a whole tile ahead, because translating the address of a page is the slow part.
+static CHAIRLIFT_INLINE void prefetch_pages(const PagedKV& kv, const TileRows& rows) {
   for (int k = rows.begin; k < rows.end; k += 16) {
-    ask<64>(static_cast<const uint8_t*>(kv.key) + rows.at[k]);
-    ask<64>(static_cast<const uint8_t*>(kv.value) + rows.at[k]);
+    prefetch<64>(static_cast<const uint8_t*>(kv.key) + rows.at[k]);
+    prefetch<64>(static_cast<const uint8_t*>(kv.value) + rows.at[k]);
   }
 }
 
-// Asks for the factors of a tile, at all heads of the block.
-static inline void ask_scales(const QueryBlock& block, const AttentionShape& shape, const PagedKV& kv, int64_t tile_key,
-                              const TileRows& rows) {
+// Prefetches the scales of a tile, at all heads of the block.
+static inline void prefetch_scales(const QueryBlock& block, const AttentionShape& shape, const PagedKV& kv,
+                                   int64_t tile_key, const TileRows& rows) {
   const int64_t others = (block.num_kv_heads - 1) * static_cast<int64_t>(kv.block_size);
   each_run(block, shape, kv.block_size, tile_key, rows.begin, rows.end, [&](int, int count, int64_t row) {
-    ask(reinterpret_cast<const uint8_t*>(kv.key_scale + row), (others + count) * 4);
-    ask(reinterpret_cast<const uint8_t*>(kv.value_scale + row), (others + count) * 4);
+    prefetch(reinterpret_cast<const uint8_t*>(kv.key_scale + row), (others + count) * 4);
+    prefetch(reinterpret_cast<const uint8_t*>(kv.value_scale + row), (others + count) * 4);
   });
 }
 
-// Words `word` to `word` + kWords of kLanes keys, transposed. Asks for the same of the next tile meanwhile. Of the last
-// words of a row there may be fewer: then zeros follow.
+// Loads words `word` to `word` + kWords of kLanes keys, transposed, and prefetches the same words of the next tile.
+// Where a row has fewer words left, zeros follow.
 template <bool whole>
 static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int first_key, int word, int num_words,
                                         Words (&m)[kWords]) {
   const int64_t byte = 4 * static_cast<int64_t>(word);
   const int64_t row_bytes = 4 * static_cast<int64_t>(num_words);
   for (int i = kLanes * word / num_words; i < kLanes * (word + kWords) / num_words && i < kLanes; ++i)
-    ask(next.key(first_key + i), row_bytes);
+    prefetch(next.key(first_key + i), row_bytes);
   if (whole) {
     load_transposed([&](int i) CHAIRLIFT_ALWAYS { return tile.key(first_key + i) + byte; }, m);
     return;
@@ -121,10 +121,10 @@ static CHAIRLIFT_INLINE void load_words(const Tile& tile, const Tile& next, int 
   load_transposed([&](int i) CHAIRLIFT_ALWAYS { return static_cast<const uint8_t*>(rows[i]); }, m);
 }
 
-// Words of kLanes keys to columns of kKeyTile.
+// Writes words of kLanes keys to columns of kKeyTile floats.
 template <KVType type, bool whole>
 static void load_columns(const Work& work, const Tile& tile, const Tile& next, int first_key, int word) {
-  constexpr int kParts = values_a_word(type);
+  constexpr int kParts = values_per_word(type);
   const int num_words = work.shape.head_dim / kParts;
   Words m[kWords];
   load_words<whole>(tile, next, first_key, word, num_words, m);
@@ -138,10 +138,10 @@ static void load_columns(const Work& work, const Tile& tile, const Tile& next, i
   }
 }
 
-// Keys of a tile to [head_dim][kKeyTile]. Asks for those of the next one meanwhile.
+// Writes the keys of a tile to [head_dim][kKeyTile], and prefetches those of the next tile.
 template <KVType type>
 static void load_keys(const Work& work, const Tile& tile, const Tile& next) {
-  const int num_words = work.shape.head_dim / values_a_word(type);
+  const int num_words = work.shape.head_dim / values_per_word(type);
   for (int first = tile.rows->begin / kLanes * kLanes; first < tile.rows->end; first += kLanes) {
     int word = 0;
     for (; word + kWords <= num_words; word += kWords) load_columns<type, true>(work, tile, next, first, word);
@@ -149,7 +149,7 @@ static void load_keys(const Work& work, const Tile& tile, const Tile& next) {
   }
 }
 
-// Dimensions i to i + kLanes of a row of KV memory, or the first n of them; of an int8 without their factor.
+// Loads dimensions i to i + kLanes of a row of KV memory, or the first n of them; int8 values are not scaled.
 template <KVType type>
 static inline F load_values(const uint8_t* row, int i) {
   if (type == KVType::f32) return load(reinterpret_cast<const float*>(row) + i);
@@ -163,12 +163,12 @@ static inline F load_values_n(const uint8_t* row, int i, int n) {
   return load_s8_n(reinterpret_cast<const int8_t*>(row) + i, n);
 }
 
-// Values of the keys that the block sees, to [kKeyTile][stride]. Asks for those of the next tile meanwhile.
+// Writes the values of the keys that the block sees to [kKeyTile][stride], and prefetches those of the next tile.
 template <KVType type>
 static void load_values(const Work& work, const Tile& tile, const Tile& next) {
   const int head_dim = work.shape.head_dim;
   for (int k = tile.rows->begin; k < tile.rows->end; ++k) {
-    ask(next.value(k), static_cast<int64_t>(head_dim) * value_bytes(type));
+    prefetch(next.value(k), static_cast<int64_t>(head_dim) * value_bytes(type));
     const uint8_t* row = tile.value(k);
     float* to = work.values + k * work.stride;
     int i = 0;

@@ -1,11 +1,11 @@
-// What happens to query, key and value before attention: norm, rotation, and the way into KV memory.
+// Query, key and value before attention: norm, rotary embedding, and writes to KV memory.
 #include "attention_tiles.h"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 static inline int lanes_left(int i, int end) { return end - i < kLanes ? end - i : kLanes; }
 
-// The first n lanes. Whole vectors without a mask: what a masked store wrote is not forwarded to a load that follows.
+// Loads and stores of the first n lanes. Whole vectors have no mask, because a masked store is not forwarded to a load.
 static inline F load_some(const float* p, int n) { return n == kLanes ? load(p) : load_n(p, n); }
 static inline void store_some(float* p, F x, int n) {
   if (n == kLanes) store(p, x);
@@ -27,7 +27,7 @@ static inline void norm_head(float* x, int head_dim, const float* weight, float 
   }
 }
 
-// Dimensions i and i + head_dim / 2 are a pair and turn by the angle whose cosine is cos_sin[i] (Su et al., 2021).
+// Dimensions i and i + head_dim / 2 are a pair, rotated by the angle whose cosine is cos_sin[i] (Su et al., 2021).
 static inline void rotate_head(float* x, int head_dim, const float* cos_sin) {
   const int half = head_dim / 2;
   for (int i = 0; i < half; i += kLanes) {
@@ -46,7 +46,7 @@ static inline void scale_head(float* x, int head_dim, float scale) {
   }
 }
 
-// Symmetric, the largest magnitude is 127. Returns what one step of the int8 is worth.
+// Symmetric quantization; the largest magnitude becomes 127. Returns the scale.
 static inline float quantize_head(const float* x, int head_dim, int8_t* out) {
   F largest = zero();
   for (int i = 0; i < head_dim; i += kLanes) largest = max(largest, abs(load_some(x + i, lanes_left(i, head_dim))));
@@ -61,8 +61,8 @@ static inline float quantize_head(const float* x, int head_dim, int8_t* out) {
   return scale;
 }
 
-// One head of one token into `row` of KV memory seen as [rows][head_dim].
-static inline void keep_head(const AttentionShape& shape, const float* x, void* memory, float* scales, int64_t row) {
+// Writes one head of one token to `row` of KV memory, viewed as [rows][head_dim].
+static inline void write_head(const AttentionShape& shape, const float* x, void* memory, float* scales, int64_t row) {
   const int head_dim = shape.head_dim;
   const int64_t first = row * head_dim;
   if (shape.kv_type == KVType::int8) {
@@ -79,8 +79,9 @@ static inline void keep_head(const AttentionShape& shape, const float* x, void* 
   }
 }
 
-// The vectors of a query or key that are compared.
-static inline void turn_head(const AttentionShape& shape, const float* norm, const float* cos_sin, float* x) {
+// Normalizes and rotates one head of query or key.
+static inline void norm_and_rotate_head(const AttentionShape& shape, const float* norm, const float* cos_sin,
+                                        float* x) {
   if (norm) norm_head(x, shape.head_dim, norm, shape.norm_eps);
   if (cos_sin) rotate_head(x, shape.head_dim, cos_sin);
 }
@@ -96,8 +97,8 @@ static inline void copy_head(const float* from, int head_dim, float* to) {
   }
 }
 
-// K and V of one token, at some kv heads.
-static void keep_token(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t token,
+// Writes K and V of one token at the given KV heads.
+static void write_token(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t token,
                        int first_head, int end_head) {
   const int head_dim = shape.head_dim;
   const int64_t slot = tokens.slots[token];
@@ -109,16 +110,16 @@ static void keep_token(const AttentionShape& shape, const PagedKV& kv, const Tok
   for (int h = first_head; h < end_head; ++h) {
     alignas(64) float key[kMaxHeadDim];
     copy_head(keys + h * head_dim, head_dim, key);
-    turn_head(shape, shape.k_norm, cos_sin, key);
+    norm_and_rotate_head(shape, shape.k_norm, cos_sin, key);
     const int64_t row = (block * shape.num_kv_heads + h) * kv.block_size + offset;
-    keep_head(shape, key, kv.key, kv.key_scale, row);
-    keep_head(shape, values + h * head_dim, kv.value, kv.value_scale, row);
+    write_head(shape, key, kv.key, kv.key_scale, row);
+    write_head(shape, values + h * head_dim, kv.value, kv.value_scale, row);
   }
 }
 
 static void prepare(const AttentionShape& shape, const PagedKV& kv, const TokenRows& tokens, int64_t first_token,
                     int64_t end_token) {
-  for (int64_t t = first_token; t < end_token; ++t) keep_token(shape, kv, tokens, t, 0, shape.num_kv_heads);
+  for (int64_t t = first_token; t < end_token; ++t) write_token(shape, kv, tokens, t, 0, shape.num_kv_heads);
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA::attention

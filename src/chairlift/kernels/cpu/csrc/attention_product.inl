@@ -1,10 +1,10 @@
-// Products in registers: scores are queries times keys, outputs are weights times values.
+// Products in registers: scores are queries times keys, and outputs are weights times values.
 #include "attention_memory.inl"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
 // c[row][column] = factor[row] * c[row][column] + the sum over k, ascending, of a[row][k] * b[k][column], one fma each;
-// without factors c starts at zero. What b is, the product is told apart.
+// without factors c starts at zero. b is an argument of the product.
 struct Product {
   const float* a;
   int64_t a_stride;
@@ -19,21 +19,21 @@ struct Scratch {
   const float* b;
   int64_t stride;
   F at(int k, int column) const { return load(b + k * stride + column); }
-  CHAIRLIFT_INLINE void meanwhile(int, int) const {}
+  CHAIRLIFT_INLINE void prefetch_next(int, int) const {}
 };
 
-// b is values where they are in KV memory. Asks for those of the next tile meanwhile.
+// b is the values in KV memory. Prefetches those of the next tile.
 template <KVType type>
 struct Values {
   const Tile& tile;
   const Tile& next;
   F at(int k, int column) const { return load_values<type>(tile.value(k), column); }
-  CHAIRLIFT_INLINE void meanwhile(int k, int column) const {
-    ask<kBlockVectors * kLanes * value_bytes(type)>(next.value(k) + column * value_bytes(type));
+  CHAIRLIFT_INLINE void prefetch_next(int k, int column) const {
+    prefetch<kBlockVectors * kLanes * value_bytes(type)>(next.value(k) + column * value_bytes(type));
   }
 };
 
-// Keeps x in a register: compilers would rather load it again for each row, and loads are what there is least of.
+// Keeps x in a register. Compilers would load it again for each row, and loads are the bottleneck.
 static inline void hold(F& x) {
 #if defined(__AVX512F__)
   __asm__("" : "+v"(x));
@@ -61,7 +61,7 @@ static void multiply(const Product& product, const Source& source, int column) {
     F b[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) hold(b[v] = b_at.at(k, column + v * kLanes));
-    b_at.meanwhile(k, column);
+    b_at.prefetch_next(k, column);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const F a = set1(p.a[r * p.a_stride + k]);
@@ -88,11 +88,11 @@ static void multiply_scratch(const Product& p, const Scratch& b, int num_vectors
   }
 }
 
-// Words `word` and following of kGroups * kLanes keys, times kRows queries: on top of the scores from the words before.
+// Multiplies words `word` and following of kGroups * kLanes keys with kRows queries, and adds to the scores so far.
 template <KVType type, int kRows, int kGroups, bool whole>
 static void multiply_words(const Work& work, const float* query, const Tile& tile, const Tile& next, int first_key,
                            int word, float* scores) {
-  constexpr int kParts = values_a_word(type);
+  constexpr int kParts = values_per_word(type);
   const int num_words = work.shape.head_dim / kParts;
   Words m[kGroups][kWords];
   F c[kGroups][kRows];
@@ -127,12 +127,12 @@ static void multiply_words(const Work& work, const float* query, const Tile& til
   }
 }
 
-// Scores [kRows][kKeyTile], with keys where they are in KV memory. Asks for those of the next tile meanwhile. Two
-// groups of keys at once, since one chain a row would wait for itself.
+// Computes scores [kRows][kKeyTile] from the keys in KV memory, and prefetches those of the next tile. Two groups of
+// keys at once hide the latency of fma, which one chain per row would not.
 template <KVType type, int kRows>
 static void score(const Work& work, const float* query, const Tile& tile, const Tile& next, float* scores) {
   constexpr int kGroups = kLanes == 16 && kRows <= 4 ? 2 : 1, kKeys = kGroups * kLanes;
-  const int num_words = work.shape.head_dim / values_a_word(type), end = tile.rows->end;
+  const int num_words = work.shape.head_dim / values_per_word(type), end = tile.rows->end;
   for (int key = tile.rows->begin / kKeys * kKeys; key < end; key += kKeys) {
     int word = 0;
     for (; word + kWords <= num_words; word += kWords)

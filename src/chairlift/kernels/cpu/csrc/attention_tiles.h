@@ -1,14 +1,14 @@
-// Attention over paged KV memory: what is compiled for each instruction set.
+// Attention over paged KV memory: the functions that are compiled for each instruction set.
 //
-// A sequence's keys are cut at absolute positions into tiles of kKeyTile, and into splits of kSplit. Whoever computes
-// a query row, alone or in a crowd, in a chunk or not, does the same operations in the same order:
+// The keys of a sequence are divided at absolute positions into tiles of kKeyTile, and into splits of kSplit. A query
+// row is computed with the same operations in the same order for any batch, any chunk of its prompt and any thread:
 //
-//   score of a key         one chain of fma over head_dim, ascending; times the factor of an int8 key
+//   score of a key         one chain of fma over head_dim, ascending; times the scale of an int8 key
 //   softmax in a split     online, tile after tile (Milakov and Gimelshein, 2018)
-//   output in a split      one chain of fma over keys, ascending; weights times the factors of int8 values first
+//   output in a split      one chain of fma over keys, ascending; weights times the scales of int8 values first
 //   splits                 merged ascending (as in Flash-Decoding: Dao et al., 2023)
 //
-// What a row must not see has the weight 0 exactly, and a tile without a visible key changes nothing.
+// A hidden key has the weight 0 exactly, and a tile without a visible key changes nothing.
 #pragma once
 
 #include <cstddef>
@@ -33,13 +33,14 @@ struct AttentionShape {
   float norm_eps;
 
   int group() const { return num_heads / num_kv_heads; }
-  // Floats of one token's query, key and value.
+  // The number of floats of query, key and value of one token.
   int64_t qkv_width() const { return static_cast<int64_t>(num_heads + 2 * num_kv_heads) * head_dim; }
-  // Floats from one row of outputs in scratch memory to the next.
+  // The distance between rows of outputs in scratch memory, in floats.
   int row_stride() const { return (head_dim + 15) / 16 * 16; }
 };
 
-// KV memory of one layer: key, value [blocks][num_kv_heads][block_size][head_dim]; scales without the last dimension.
+// The KV memory of one layer: key and value [blocks][num_kv_heads][block_size][head_dim]; scales lack the last
+// dimension.
 struct PagedKV {
   void* key;
   void* value;
@@ -51,19 +52,20 @@ struct PagedKV {
 // The tokens of a step: qkv [tokens][qkv_width()].
 struct TokenRows {
   const float* qkv;
-  const int64_t* slots;      // -1: K and V are not kept
-  const int64_t* positions;  // of the rotation
-  const float* cos_sin;      // [max_position][head_dim]: cosines of the angles, then sines; null: no rotation
+  const int64_t* slots;      // -1: K and V are not written
+  const int64_t* positions;  // for rotary embedding
+  const float* cos_sin;      // [max_position][head_dim]: cosines of the angles, then sines; null: no rotary embedding
 };
 
-// Consecutive tokens of one sequence at consecutive kv heads. Its rows are (kv head, token, head of the group).
+// Consecutive tokens of one sequence at consecutive KV heads. The rows are ordered by KV head, token, head of the
+// group.
 struct QueryBlock {
-  int64_t first_row;  // of its first token in the step
-  float* out;         // of the first token and head; tokens are num_heads * head_dim apart
+  int64_t first_row;  // the row of its first token in the step
+  float* out;         // the output of the first token and head; tokens are num_heads * head_dim apart
   int num_tokens;
-  bool keeps;  // its one token's K and V are put into their slots by who attends the last split
+  bool writes_kv;  // the task of the last split writes K and V of the only token into their slot
   int64_t first_position;
-  int64_t window;  // keys that a token sees, itself included; 0: all up to itself
+  int64_t window;  // keys that a token sees, including its own; 0: all keys up to its own
   int first_kv_head;
   int num_kv_heads;
   const int32_t* block_table;
@@ -77,31 +79,32 @@ struct QueryBlock {
   int end_split() const { return static_cast<int>((end_key(num_tokens - 1) - 1) / kSplit) + 1; }
 };
 
-// What one task computes: some splits of a block. Without `states` these are all of them, and the output is written;
-// else one state a split is.
+// The work of one task: some splits of a block. Without `states` these are all splits, and the task writes the output;
+// otherwise it writes one state per split.
 struct SplitRange {
   QueryBlock block;
   int first_split, end_split;
   float* states;
 };
 
-// Softmax of each row over some keys: the largest score, the sum of exponentials less it, and the output times that
-// sum. In one piece of memory: max [rows], sum [rows], out [rows][row_stride()].
+// The softmax state of each row over some keys: the largest score, the sum of exponentials relative to it, and the
+// output times that sum. They are contiguous: max [rows], sum [rows], out [rows][row_stride()].
 constexpr int64_t state_floats(int64_t rows, int row_stride) { return (2 + row_stride) * ((rows + 15) / 16 * 16); }
 
 struct AttentionTiles {
-  // Norm and rotate keys, put K and V into their slots.
+  // Normalizes and rotates keys, and writes K and V into their slots.
   void (*prepare)(const AttentionShape&, const PagedKV&, const TokenRows&, int64_t first_token, int64_t end_token);
-  // Norm, rotate and scale queries, and attend. Asks for the first tile of `next` at the end; null: there is none.
+  // Normalizes, rotates and scales queries, and computes attention. Prefetches the first tile of `next` unless it is
+  // null.
   void (*attend)(const AttentionShape&, const PagedKV&, const TokenRows&, const SplitRange&, const SplitRange* next,
                  void* scratch);
-  // Asks for the first tile, where nobody has attended a task with this one as its next.
-  void (*ask)(const AttentionShape&, const PagedKV&, const SplitRange&);
-  // The output, from the states of all splits of the block.
+  // Prefetches the first tile, for a task that was not the `next` of an earlier call.
+  void (*prefetch)(const AttentionShape&, const PagedKV&, const SplitRange&);
+  // Computes the output from the states of all splits of the block.
   void (*merge)(const AttentionShape&, const QueryBlock&, const float* states, void* scratch);
 };
 
-// Bytes of scratch for blocks of so many rows; 64-byte aligned.
+// The bytes of scratch memory for blocks with the given number of rows; aligned to 64 bytes.
 size_t attention_scratch_bytes(const AttentionShape& shape, int64_t rows);
 
 }  // namespace chairlift

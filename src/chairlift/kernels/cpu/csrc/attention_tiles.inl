@@ -1,9 +1,9 @@
-// Compiled once for every instruction set: attention of a block of query rows over its keys, tile after tile.
+// Compiled for each instruction set: attention of a block of query rows over its keys, tile after tile.
 #include "attention_product.inl"
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
-// Scores [kKeyTile] of one row: keys outside of begin..end become -inf. Returns the largest.
+// Sets the scores [kKeyTile] of one row to -inf for keys outside begin..end. Returns the largest score.
 static inline float mask_scores(float* scores, int begin, int end, int num_vectors) {
   const F never = set1(-__builtin_inff());
   F largest = never;
@@ -21,7 +21,7 @@ static inline float mask_scores(float* scores, int begin, int end, int num_vecto
   return reduce_max(largest);
 }
 
-// Scores become weights exp(score - reference); their sum is added to the row's, lane by lane.
+// Turns scores into weights exp(score - reference), and adds them to the sums of the row, lane by lane.
 static inline void weigh(float* scores, int num_vectors, float reference, float factor, float* lane_sums) {
   F sum = zero();
   for (int v = 0; v < num_vectors; ++v) {
@@ -32,7 +32,7 @@ static inline void weigh(float* scores, int num_vectors, float reference, float 
   store(lane_sums, fma(load(lane_sums), set1(factor), sum));
 }
 
-// The factors of int8 keys and values are the same in all dimensions: scores and weights take them, not each value.
+// The scale of an int8 key or value is the same in all dimensions, so scores and weights are scaled, not each value.
 template <int kRows>
 static inline void scale_rows(float* scores, const float* scales, int num_vectors) {
   for (int v = 0; v < num_vectors; ++v) {
@@ -44,7 +44,7 @@ static inline void scale_rows(float* scores, const float* scales, int num_vector
   }
 }
 
-// A tile at work: at one head of the block. What the next one needs is asked for meanwhile.
+// One tile at one head of the block. The next tile is prefetched during its computation.
 struct TileWork {
   int64_t first_key;
   int head;
@@ -53,13 +53,13 @@ struct TileWork {
   const TileScales& scales;
 };
 
-// Rows first to first + kRows of a head.
+// Computes rows first to first + kRows of a head.
 template <KVType type, int kRows>
 static void attend_rows(const Work& work, const State& state, const TileWork& tile, int first) {
   const int begin = within_tile(work.first_key[first] - tile.first_key);
   const int end = within_tile(work.end_key[first + kRows - 1] - tile.first_key);
   if (begin >= end) return;
-  const int first_row = tile.head * work.rows_a_head + first;
+  const int first_row = tile.head * work.rows_per_head + first;
   alignas(64) float scores[kRows * kKeyTile];
   const int num_vectors = (end + kLanes - 1) / kLanes;
   const float* query = work.query + first_row * work.stride;
@@ -78,7 +78,7 @@ static void attend_rows(const Work& work, const State& state, const TileWork& ti
     const float known = state.max[first_row + r];
     largest[r] = found > known ? found : known;
   }
-  // A row that has seen nothing yet keeps -inf; the reference stays finite, so that its weights are 0 and not NaN.
+  // A row that has seen no key yet keeps -inf. The reference is finite, so that its weights are 0 and not NaN.
   for (int r = 0; r < kRows; r += kLanes) {
     const int n = lanes_left(r, kRows);
     const F finite = max(load_n(largest + r, n), set1(kLowest));
@@ -107,10 +107,10 @@ static void attend_tile(const Work& work, const State& state, const TileWork& ti
     load_keys<type>(work, tile.tile, tile.next);
     load_values<type>(work, tile.tile, tile.next);
   }
-  const int pieces = (work.rows_a_head + kBlockRows - 1) / kBlockRows;
+  const int pieces = (work.rows_per_head + kBlockRows - 1) / kBlockRows;
   for (int piece = 0; piece < pieces; ++piece) {
-    const int first = work.rows_a_head * piece / pieces;
-    const int end = work.rows_a_head * (piece + 1) / pieces;
+    const int first = work.rows_per_head * piece / pieces;
+    const int end = work.rows_per_head * (piece + 1) / pieces;
     switch (end - first) {
       case 1: attend_rows<type, 1>(work, state, tile, first); break;
       case 2: attend_rows<type, 2>(work, state, tile, first); break;
@@ -122,20 +122,20 @@ static void attend_tile(const Work& work, const State& state, const TileWork& ti
   }
 }
 
-// Asks for what a whole tile has and the one before it has not: it asked for the rows that it loaded.
-static CHAIRLIFT_INLINE void ask_rest(const Tile& next, const TileRows& done, int64_t row_bytes) {
+// Prefetches the rows of a tile that the tile before it did not prefetch: those outside its own range of keys.
+static CHAIRLIFT_INLINE void prefetch_rest(const Tile& next, const TileRows& done, int64_t row_bytes) {
   for (int k = next.rows->begin; k < next.rows->end; ++k) {
     if (k >= done.begin && k < done.end) continue;
-    ask(next.key(k), row_bytes);
-    ask(next.value(k), row_bytes);
+    prefetch(next.key(k), row_bytes);
+    prefetch(next.value(k), row_bytes);
   }
 }
 
-// Where a walk over tiles is: head after head, tile after tile, and then on to the first tile of the next task.
+// The current and the next tile of a walk, which ends with the first tile of the next task.
 struct Walk {
   TileRows rows[2];
-  TileRows* here = &rows[0];
-  TileRows* there = &rows[1];
+  TileRows* current = &rows[0];
+  TileRows* next = &rows[1];
 };
 
 static inline int64_t first_tile(const QueryBlock& block, int split) {
@@ -152,12 +152,12 @@ template <KVType type>
 static inline void find_tile(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, int64_t tile_key,
                              TileRows& rows) {
   find_rows(block, shape, kv, static_cast<int64_t>(shape.head_dim) * value_bytes(type), tile_key, rows);
-  ask_pages(kv, rows);
-  if (type == KVType::int8) ask_scales(block, shape, kv, tile_key, rows);
+  prefetch_pages(kv, rows);
+  if (type == KVType::int8) prefetch_scales(block, shape, kv, tile_key, rows);
 }
 
-// The tiles of a split, at all heads of the block: tile after tile, and head after head in each. `walk.here` is the
-// first; afterwards it is the first tile of `next`, if there is one.
+// Computes the tiles of a split, and in each tile all heads of the block. `walk.current` is the first tile; afterwards
+// it is the first tile of `next` unless `next` is null.
 template <KVType type>
 static void attend_tiles(const Work& work, const State& state, int split, const QueryBlock* next, int64_t next_key,
                          Walk& walk) {
@@ -167,21 +167,21 @@ static void attend_tiles(const Work& work, const State& state, int split, const 
   TileScales scales;
   for (int64_t tile_key = first_tile(work.block, split); tile_key < end; tile_key += kKeyTile) {
     const bool is_last = tile_key + kKeyTile >= end;
-    if (!is_last) find_tile<type>(work.shape, work.kv, work.block, tile_key + kKeyTile, *walk.there);
-    else if (next) find_tile<type>(work.shape, work.kv, *next, next_key, *walk.there);
-    else *walk.there = *walk.here;
+    if (!is_last) find_tile<type>(work.shape, work.kv, work.block, tile_key + kKeyTile, *walk.next);
+    else if (next) find_tile<type>(work.shape, work.kv, *next, next_key, *walk.next);
+    else *walk.next = *walk.current;
     for (int head = 0; head < num_heads; ++head) {
-      const bool turns = head + 1 == num_heads;
-      const Tile tile = tile_at(*walk.here, work.kv, head_bytes, head);
-      const Tile ahead = turns ? tile_at(*walk.there, work.kv, head_bytes, 0)
-                               : tile_at(*walk.here, work.kv, head_bytes, head + 1);
-      if (type == KVType::int8) find_scales(work, tile_key, head, *walk.here, scales);
+      const bool is_last_head = head + 1 == num_heads;
+      const Tile tile = tile_at(*walk.current, work.kv, head_bytes, head);
+      const Tile ahead = is_last_head ? tile_at(*walk.next, work.kv, head_bytes, 0)
+                               : tile_at(*walk.current, work.kv, head_bytes, head + 1);
+      if (type == KVType::int8) find_scales(work, tile_key, head, *walk.current, scales);
       attend_tile<type>(work, state, {tile_key, head, tile, ahead, scales});
-      if (turns) ask_rest(ahead, *walk.here, row_bytes);
+      if (is_last_head) prefetch_rest(ahead, *walk.current, row_bytes);
     }
-    TileRows* const done = walk.here;
-    walk.here = walk.there;
-    walk.there = done;
+    TileRows* const done = walk.current;
+    walk.current = walk.next;
+    walk.next = done;
   }
 }
 
@@ -195,10 +195,10 @@ static void attend_split(const Work& work, const State& state, int split, const 
 }
 
 static void write_out(const AttentionShape& shape, const QueryBlock& block, const State& state) {
-  const int head_dim = shape.head_dim, stride = shape.row_stride(), rows_a_head = shape.group() * block.num_tokens;
-  for (int r = 0; r < rows_a_head * block.num_kv_heads; ++r) {
-    const int64_t token = r % rows_a_head / shape.group();
-    float* to = block.out + token * shape.num_heads * head_dim + head_offset(shape, rows_a_head, r);
+  const int head_dim = shape.head_dim, stride = shape.row_stride(), rows_per_head = shape.group() * block.num_tokens;
+  for (int r = 0; r < rows_per_head * block.num_kv_heads; ++r) {
+    const int64_t token = r % rows_per_head / shape.group();
+    float* to = block.out + token * shape.num_heads * head_dim + head_offset(shape, rows_per_head, r);
     const F sum = set1(state.sum[r]);
     for (int i = 0; i < head_dim; i += kLanes) {
       const int n = lanes_left(i, head_dim);
@@ -214,7 +214,7 @@ static void attend_splits(const Work& work, const SplitRange& splits, const Spli
   float* states = splits.states;
   if (!states) clear_state(total, num_rows, stride);
   Walk walk;
-  find_tile<type>(work.shape, work.kv, work.block, first_tile(work.block, splits.first_split), *walk.here);
+  find_tile<type>(work.shape, work.kv, work.block, first_tile(work.block, splits.first_split), *walk.current);
   for (int split = splits.first_split; split < splits.end_split; ++split) {
     const bool is_last = split + 1 == splits.end_split;
     const QueryBlock* const block = !is_last ? &work.block : next ? &next->block : nullptr;
@@ -231,25 +231,25 @@ static void attend(const AttentionShape& shape, const PagedKV& kv, const TokenRo
   const QueryBlock& block = splits.block;
   const Work work = lay_out(shape, kv, block, scratch);
   gather_queries(work, tokens);
-  if (block.keeps && splits.end_split == block.end_split())
-    keep_token(shape, kv, tokens, block.first_row, block.first_kv_head, block.first_kv_head + block.num_kv_heads);
+  if (block.writes_kv && splits.end_split == block.end_split())
+    write_token(shape, kv, tokens, block.first_row, block.first_kv_head, block.first_kv_head + block.num_kv_heads);
   if (shape.kv_type == KVType::f32) attend_splits<KVType::f32>(work, splits, next);
   if (shape.kv_type == KVType::bf16) attend_splits<KVType::bf16>(work, splits, next);
   if (shape.kv_type == KVType::int8) attend_splits<KVType::int8>(work, splits, next);
 }
 
 template <KVType type>
-static void ask_first(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {
+static void prefetch_first_tile(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {
   const int64_t row_bytes = static_cast<int64_t>(shape.head_dim) * value_bytes(type);
   TileRows rows;
   find_tile<type>(shape, kv, splits.block, first_tile(splits.block, splits.first_split), rows);
-  ask_rest(tile_at(rows, kv, 0, 0), {{}, 0, 0}, row_bytes);
+  prefetch_rest(tile_at(rows, kv, 0, 0), {{}, 0, 0}, row_bytes);
 }
 
-static void ask(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {
-  if (shape.kv_type == KVType::f32) ask_first<KVType::f32>(shape, kv, splits);
-  if (shape.kv_type == KVType::bf16) ask_first<KVType::bf16>(shape, kv, splits);
-  if (shape.kv_type == KVType::int8) ask_first<KVType::int8>(shape, kv, splits);
+static void prefetch(const AttentionShape& shape, const PagedKV& kv, const SplitRange& splits) {
+  if (shape.kv_type == KVType::f32) prefetch_first_tile<KVType::f32>(shape, kv, splits);
+  if (shape.kv_type == KVType::bf16) prefetch_first_tile<KVType::bf16>(shape, kv, splits);
+  if (shape.kv_type == KVType::int8) prefetch_first_tile<KVType::int8>(shape, kv, splits);
 }
 
 static void merge(const AttentionShape& shape, const QueryBlock& block, const float* states, void* scratch) {
@@ -271,7 +271,7 @@ static void merge(const AttentionShape& shape, const QueryBlock& block, const fl
 namespace chairlift::CHAIRLIFT_ISA {
 
 static AttentionTiles attention_tiles() {
-  return {&attention::prepare, &attention::attend, &attention::ask, &attention::merge};
+  return {&attention::prepare, &attention::attend, &attention::prefetch, &attention::merge};
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -1,7 +1,8 @@
-// Rows of KV memory to columns of floats, so that keys become lanes.
+// The transposition of rows of KV memory to columns of floats, so that keys become lanes.
 //
-// Rows are read as 32-bit words and the words transposed, eight of kLanes keys at once. A word holds one float, two
-// bf16 or four int8 of consecutive dimensions, which come apart only then: the narrower the type, the fewer shuffles.
+// Rows are read as 32-bit words, and eight words of kLanes keys are transposed at once. A word contains one float, two
+// bf16 or four int8 of consecutive dimensions, which are unpacked after that: the narrower the type, the fewer
+// shuffles.
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -10,7 +11,7 @@
 
 namespace chairlift::CHAIRLIFT_ISA::attention {
 
-// GCC deletes calls of functions that only prefetch, as without effect; what is inlined stays.
+// GCC removes calls of functions that only prefetch, because they have no effect; inlined prefetches remain.
 #define CHAIRLIFT_ALWAYS __attribute__((always_inline))
 #define CHAIRLIFT_INLINE inline CHAIRLIFT_ALWAYS
 
@@ -19,10 +20,10 @@ typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t EightWords __attribute__((vector_size(32)));
 constexpr int kWords = 8;
 
-constexpr int values_a_word(KVType type) { return type == KVType::f32 ? 1 : type == KVType::bf16 ? 2 : 4; }
-constexpr int value_bytes(KVType type) { return 4 / values_a_word(type); }
+constexpr int values_per_word(KVType type) { return type == KVType::f32 ? 1 : type == KVType::bf16 ? 2 : 4; }
+constexpr int value_bytes(KVType type) { return 4 / values_per_word(type); }
 
-// In each 128 bits: pairs of `width` words of a and b, from the lower half or the upper.
+// Interleaves groups of `width` words of a and b in each 128 bits, from the lower or the upper half.
 template <int width, int upper, int... i>
 static CHAIRLIFT_INLINE void unpack_words(const Words& a, const Words& b, Words& out,
                                           std::integer_sequence<int, i...>) {
@@ -30,7 +31,7 @@ static CHAIRLIFT_INLINE void unpack_words(const Words& a, const Words& b, Words&
       a, b, (i / 4 * 4 + upper * 2 + (width == 1 ? i % 4 / 2 : i % 2) + (width == 1 ? i % 2 : i % 4 / 2) * kLanes)...);
 }
 
-// 128 bits of a and then b: those at even places, or at odd ones.
+// The 128-bit parts of a and then of b, either the even or the odd ones.
 template <int odd, int... i>
 static CHAIRLIFT_INLINE void unpack_quarters(const Words& a, const Words& b, Words& out,
                                              std::integer_sequence<int, i...>) {
@@ -38,7 +39,7 @@ static CHAIRLIFT_INLINE void unpack_quarters(const Words& a, const Words& b, Wor
   out = __builtin_shufflevector(a, b, (i % kHalf / 4 * 8 + odd * 4 + i % 4 + i / kHalf * kLanes)...);
 }
 
-// Four rows of four words, in each 128 bits, to their columns.
+// Transposes four rows of four words in each 128 bits.
 static CHAIRLIFT_INLINE void transpose_quarters(Words (&m)[kWords], int first) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
   Words a, b, c, d;
@@ -52,10 +53,10 @@ static CHAIRLIFT_INLINE void transpose_quarters(Words (&m)[kWords], int first) {
   unpack_words<2, 1>(b, d, m[first + 3], lanes);
 }
 
-// The key whose words stand in the lower half of m[i]; where there is an upper half, those of the key four on do there.
+// The key whose words are in the lower half of m[i]. An upper half has the words of the fourth key after it.
 constexpr int lower_key(int i) { return kLanes == 16 && i >= 4 ? i + 4 : i; }
 
-// Eight words of each of kLanes keys: m[i] becomes word i of all of them.
+// Loads eight words of kLanes keys; m[i] becomes word i of all of these keys.
 template <typename RowOf>
 static CHAIRLIFT_INLINE void load_transposed(RowOf row_of, Words (&m)[kWords]) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
@@ -80,7 +81,7 @@ static CHAIRLIFT_INLINE void load_transposed(RowOf row_of, Words (&m)[kWords]) {
   }
 }
 
-// The dimension `part` of each word; of an int8 without its factor.
+// Unpacks dimension `part` of each word; int8 values are not scaled.
 template <KVType type>
 static CHAIRLIFT_INLINE F unpack(const Words& words, int part) {
   Floats x;

@@ -1,4 +1,4 @@
-// What a worker keeps of a query block: its rows, their softmax so far, and scratch memory.
+// The state of a query block on a worker: its rows, their softmax so far, and scratch memory.
 #include "attention_tiles.h"
 
 #include "attention_prepare.inl"
@@ -25,7 +25,7 @@ static inline void clear_state(const State& state, int num_rows, int stride) {
   for (int i = 0; i < num_rows * stride; i += kLanes) store(state.out + i, zero());
 }
 
-// total and part become one softmax, in `total`. A part that saw nothing changes nothing.
+// Merges the softmax of `part` into `total`. A part without visible keys changes nothing.
 static void merge_state(const State& total, const State& part, int num_rows, int stride) {
   for (int r = 0; r < num_rows; ++r) {
     if (!(part.max[r] > kLowest)) continue;
@@ -40,19 +40,19 @@ static void merge_state(const State& total, const State& part, int num_rows, int
   }
 }
 
-// One block at work: its rows, and the scratch memory of a worker.
+// The rows of one block, in the scratch memory of a worker.
 struct Work {
   const AttentionShape& shape;
   const PagedKV& kv;
   const QueryBlock& block;
-  int group, rows_a_head, num_rows, stride;
+  int group, rows_per_head, num_rows, stride;
   float* query;        // [rows][stride]
-  float* keys;         // [head_dim][kKeyTile]; null: few rows, which read keys and values where they are
-  float* values;       // [kKeyTile][stride]; likewise
-  float* lane_sums;    // [rows][16], of the running split
-  float* running;      // state of one split
-  float* total;        // state of all splits so far
-  int64_t* first_key;  // [rows_a_head], what each row sees
+  float* keys;         // [head_dim][kKeyTile]; null for few rows, which read KV memory directly
+  float* values;       // [kKeyTile][stride], or null
+  float* lane_sums;    // [rows][16], for the current split
+  float* running;      // the state of one split
+  float* total;        // the state of all splits so far
+  int64_t* first_key;  // [rows_per_head], the keys that each row sees
   int64_t* end_key;
 };
 
@@ -64,40 +64,40 @@ static inline float* take(float*& memory, int64_t num_floats) {
 
 static Work lay_out(const AttentionShape& shape, const PagedKV& kv, const QueryBlock& block, void* scratch) {
   const int group = shape.group(), stride = shape.row_stride();
-  const int rows_a_head = group * block.num_tokens, num_rows = rows_a_head * block.num_kv_heads;
+  const int rows_per_head = group * block.num_tokens, num_rows = rows_per_head * block.num_kv_heads;
   float* memory = static_cast<float*>(scratch);
-  Work work = {shape, kv, block, group, rows_a_head, num_rows, stride, {}, {}, {}, {}, {}, {}, {}, {}};
+  Work work = {shape, kv, block, group, rows_per_head, num_rows, stride, {}, {}, {}, {}, {}, {}, {}, {}};
   work.query = take(memory, static_cast<int64_t>(num_rows) * stride);
-  if (rows_a_head > kBlockRows || shape.head_dim % (kBlockVectors * kLanes) != 0) {
+  if (rows_per_head > kBlockRows || shape.head_dim % (kBlockVectors * kLanes) != 0) {
     work.keys = take(memory, static_cast<int64_t>(shape.head_dim) * kKeyTile);
     work.values = take(memory, static_cast<int64_t>(kKeyTile) * stride);
   }
   work.lane_sums = take(memory, static_cast<int64_t>(num_rows) * 16);
   work.running = take(memory, state_floats(num_rows, stride));
   work.total = take(memory, state_floats(num_rows, stride));
-  work.first_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_a_head));
-  work.end_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_a_head));
+  work.first_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_per_head));
+  work.end_key = reinterpret_cast<int64_t*>(take(memory, 2 * rows_per_head));
   return work;
 }
 
-// Where a row's head is in the vectors of its token, from the block's first head on.
-static inline int64_t head_offset(const AttentionShape& shape, int rows_a_head, int row) {
+// The offset of the head of a row in the vector of its token, relative to the first head of the block.
+static inline int64_t head_offset(const AttentionShape& shape, int rows_per_head, int row) {
   const int group = shape.group();
-  return static_cast<int64_t>(row / rows_a_head * group + row % group) * shape.head_dim;
+  return static_cast<int64_t>(row / rows_per_head * group + row % group) * shape.head_dim;
 }
 
 static void gather_queries(const Work& work, const TokenRows& tokens) {
   const AttentionShape& shape = work.shape;
   const int64_t first_head = static_cast<int64_t>(work.block.first_kv_head) * work.group * shape.head_dim;
   for (int r = 0; r < work.num_rows; ++r) {
-    const int token = r % work.rows_a_head / work.group;
+    const int token = r % work.rows_per_head / work.group;
     const int64_t step_row = work.block.first_row + token;
     float* query = work.query + r * work.stride;
-    copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_a_head, r),
+    copy_head(tokens.qkv + step_row * shape.qkv_width() + first_head + head_offset(shape, work.rows_per_head, r),
               shape.head_dim, query);
-    turn_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);
+    norm_and_rotate_head(shape, shape.q_norm, angles(shape, tokens, step_row), query);
     scale_head(query, shape.head_dim, shape.scale);
-    if (r >= work.rows_a_head) continue;
+    if (r >= work.rows_per_head) continue;
     work.first_key[r] = work.block.first_key(token);
     work.end_key[r] = work.block.end_key(token);
   }

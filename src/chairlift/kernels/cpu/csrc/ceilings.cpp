@@ -15,15 +15,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kRounds = 20000;  // of a task: some 30 microseconds
-constexpr int64_t kTasks = 64;      // of a sample and thread
+constexpr int64_t kRounds = 20000;  // rounds of a task: about 30 microseconds
+constexpr int64_t kTasks = 64;      // tasks of a sample per thread
 constexpr int64_t kReadTask = 256 << 10;
 
 std::atomic<int32_t> sink{0};
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// The most that num_tasks tasks of `amount` get done in a second, over samples that take `seconds` together.
+// The highest rate of num_tasks tasks of `amount` each, over samples that take `seconds` in total.
 template <typename Task>
 double best_rate(int64_t num_tasks, double amount, double seconds, const Task& task) {
   const auto body = [&](int64_t i, int) { sink.fetch_add(static_cast<int32_t>(task(i)), std::memory_order_relaxed); };

@@ -1,12 +1,12 @@
-// Compiled once for every instruction set.
+// Compiled for each instruction set.
 #include "ceilings.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-// Independent sums: enough to hide the latency of two units, few enough for the registers.
+// The number of independent sums: enough to hide the latency of two units, few enough for the registers.
 constexpr int kChains = kLanes == 16 ? 10 : 8;
 
-// The compiler must take `x` for changed, so it can neither hoist nor merge what is computed from it.
+// Makes the compiler assume that `x` has changed, so that it does not hoist or merge computations with it.
 template <typename Vector>
 static inline void touch(Vector& x) {
   __asm__ volatile("" : "+m"(x));

@@ -1,4 +1,4 @@
-// Sixteen-bit floats, one at a time: for packing and for tests, not for inner loops.
+// Conversions of single 16-bit floats, for packing and tests; too slow for inner loops.
 #pragma once
 
 #include <cmath>

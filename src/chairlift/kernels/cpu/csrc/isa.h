@@ -1,4 +1,4 @@
-// Which instruction set this process runs on.
+// The instruction set of this process.
 #pragma once
 
 #include <string>
@@ -8,14 +8,15 @@
 
 namespace chairlift {
 
-// The best set that the CPU has, or the one that the environment variable CHAIRLIFT_CPU_ISA names.
-// Throws std::runtime_error, once and at every call, if that name is unknown or the CPU does not have it.
+// The best instruction set of the CPU, or the one that the environment variable CHAIRLIFT_CPU_ISA names.
+// Throws std::runtime_error at every call if the name is unknown or the CPU does not have the instruction set.
 const IsaTable& isa();
 
-// Names that CHAIRLIFT_CPU_ISA may have on this CPU, best first.
+// The names that CHAIRLIFT_CPU_ISA may have on this CPU, best first.
 std::vector<std::string> available_isas();
 
-// For tests and benchmarks: change the set of this process. Matrices that are packed stay good: the layout is the same.
+// Changes the instruction set of this process, for tests and benchmarks. Packed matrices remain valid: all sets share
+// their layout.
 void set_isa(const std::string& name);
 
 }  // namespace chairlift

@@ -1,4 +1,4 @@
-// What is compiled once for every instruction set: tables of plain functions.
+// The functions that are compiled for each instruction set, as tables.
 #pragma once
 
 #include "attention_tiles.h"

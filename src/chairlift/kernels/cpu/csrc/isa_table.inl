@@ -1,4 +1,4 @@
-// Compiled once for every instruction set: see isa_*.cpp.
+// Compiled for each instruction set, see isa_*.cpp.
 #include "attention_tiles.inl"
 #include "ceilings.inl"
 #include "isa_table.h"

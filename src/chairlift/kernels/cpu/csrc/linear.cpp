@@ -6,12 +6,12 @@
 #include <stdexcept>
 
 #include "isa.h"
-#include "kept_memory.h"
+#include "reusable_memory.h"
 #include "pool.h"
 
 namespace chairlift {
 
-// What a product is asked for.
+// The arguments of a call.
 struct Linear::Call {
   const float* x;
   int64_t x_stride, rows;
@@ -20,8 +20,8 @@ struct Linear::Call {
   bool add;
 };
 
-// Where the activations of all rows are, block by block. The outliers of a block come after all blocks: they have room
-// for the most there can be, and touch little of it.
+// The layout of the activations of all rows, block by block. The outliers of all blocks follow the blocks. They have
+// space for the largest possible number, of which little is touched.
 struct Linear::Activations {
   Activations(const PackedMatrix& matrix, int64_t rows)
       : tiles(isa().linear),
@@ -81,9 +81,9 @@ Linear::Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bi
 
 namespace {
 
-// How far above its group's mean magnitude an input must be to be an outlier: kMinOutlier or more. Behind a norm a few
-// channels are always large, and every product of the layer sees what rounding does to their neighbours. What a gated
-// activation gives has many large values, and each of them costs. docs/adr/0014 has the measurements.
+// The threshold of outliers, in multiples of the mean magnitude of their group: kMinOutlier or more. After a norm a few
+// channels are always large, and their rounding affects every product of the layer. A gated activation has many large
+// values, and each outlier takes time. docs/adr/0014 has the measurements.
 float outlier_after(Prologue prologue) {
   switch (prologue) {
     case Prologue::rms_norm:
@@ -93,8 +93,8 @@ float outlier_after(Prologue prologue) {
   }
 }
 
-// What one thread needs to prepare a block: a row, all rows in bytes, and the block's outliers before they are gathered.
-// `padded_inputs` are whole activation groups.
+// The scratch memory of a thread that prepares a block: a row, all rows in bytes, and the outliers before they are
+// gathered. `padded_inputs` is a multiple of the activation group.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs, int64_t block_rows)
       : row(reinterpret_cast<float*>(memory)),
@@ -135,7 +135,7 @@ void gather_outliers(const PrepareScratch& scratch, int64_t padded_inputs, int64
 
 }  // namespace
 
-// One block of rows through the prologue and into the layout that tiles read.
+// Computes the prologue of one block of rows, and writes the result in the layout that tiles read.
 void Linear::prepare(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
   const LinearTiles& tiles = activations.tiles;
   const int64_t inputs = matrix_->in_features(), padded = matrix_->padded_inputs();
@@ -164,32 +164,32 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t b
   gather_outliers(scratch, padded, tiles.block_rows, to);
 }
 
-// Packed weights that are wanted soon.
+// Packed weights to be prefetched.
 struct Linear::Weights {
   const uint8_t* at = nullptr;
   int64_t num_bytes = 0;
 
-  // Those of a tile.
+  // The weights of a tile.
   static Weights from(const PackedMatrix& matrix, int64_t first_stripe, int64_t num_stripes) {
     const int64_t stripes = std::clamp<int64_t>(matrix.num_stripes() - first_stripe, 0, num_stripes);
     return {matrix.stripe(first_stripe), stripes * matrix.stripe_bytes()};
   }
 
-  // What a thread multiplies first, where all rows are in one tile.
+  // The weights that a thread multiplies first, where all rows are in one tile.
   static Weights first(const PackedMatrix& matrix, int64_t range, int64_t num_ranges) {
     const int64_t at_once = isa().linear.tile_stripes, tiles = (matrix.num_stripes() + at_once - 1) / at_once;
     return from(matrix, tiles * range / num_ranges * at_once, at_once);
   }
 
-  // Inline, since a call that only prefetches is dropped as one without effect.
+  // Always inlined, because GCC removes calls of functions that only prefetch.
   inline __attribute__((always_inline)) void prefetch() const {
     constexpr int64_t kMost = 64 << 10;
     for (int64_t i = 0; i < std::min(num_bytes, kMost); i += 64) __builtin_prefetch(at + i);
   }
 };
 
-// A product in tiles: as many stripes as the kernel takes at once, times as many blocks of rows as stay in the
-// second-level cache. Neighbouring tiles have neighbouring stripes.
+// The tiles of a product: as many stripes as the kernel computes at once, times as many blocks of rows as fit into the
+// second-level cache. Consecutive tiles have consecutive stripes.
 struct Linear::Tiling {
   static constexpr int64_t kActivationBytes = 256 << 10;
 
@@ -199,7 +199,7 @@ struct Linear::Tiling {
         stripe_tiles((matrix.num_stripes() + stripes_at_once - 1) / stripes_at_once),
         num_tiles(stripe_tiles * ((activations.num_blocks + blocks_at_once - 1) / blocks_at_once)) {}
 
-  // Of parts of n that are nearly equal, and at most `most` (but at least one) each.
+  // The size of nearly equal parts of n, each at most `most` (but at least one).
   static int64_t even_part(int64_t n, int64_t most) {
     const int64_t parts = (n + std::max<int64_t>(most, 1) - 1) / std::max<int64_t>(most, 1);
     return (n + parts - 1) / parts;
@@ -214,8 +214,8 @@ struct Linear::Tiling {
   int64_t stripes_at_once, blocks_at_once, stripe_tiles, num_tiles;
 };
 
-// While a tile is computed the weights come that its thread multiplies next, a share with each block, so that a product
-// takes as long as reading or as computing, whichever is longer, and not both.
+// Computes a tile, and prefetches the weights that its thread multiplies next, a share with each block. Reading and
+// computing overlap, so that a product takes the longer of the two times and not their sum.
 void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
                       const Weights& next) const {
   const auto multiply = activations.tiles.multiply[static_cast<int>(matrix_->format())];
@@ -240,11 +240,11 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   }
 }
 
-// One block is prepared by every thread for itself: to wait for another's would take as long. Of several, each prepares
-// some for all, in memory of the calling thread.
+// A single block is prepared by every thread separately, because waiting for another thread would take as long. Several
+// blocks are divided among the threads, in memory of the calling thread.
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                         const Linear* next) const {
-  thread_local KeptMemory shared;
+  thread_local ReusableMemory shared;
   if (rows <= 0) return;
   const Call call = {x, x_stride, rows, out, out_stride, add};
   const Activations layout(*matrix_, rows);
@@ -259,7 +259,8 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   Ranges tiles(pool, tiling.num_tiles);
   std::atomic<int64_t> next_block{0}, prepared{0};
   pool.run(tiles.count(), [&](int64_t range, int worker) {
-    auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));  // may throw: others wait later
+    // Allocation may throw, so it precedes the wait for other threads.
+    auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
     const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
     Weights::first(*matrix_, range, tiles.count()).prefetch();
     if (is_shared) {

@@ -10,16 +10,16 @@
 
 namespace chairlift {
 
-// prologue, then the product, then the bias; on the threads of the pool.
+// A linear layer: prologue, product and bias, computed on the threads of the pool.
 class Linear {
  public:
   // bias [out_features] or empty; norm_weight and norm_bias [in_features] where the prologue has them.
   Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bias, Prologue prologue,
          std::vector<float> norm_weight, std::vector<float> norm_bias, float eps);
 
-  // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features], apart from x. Strides in
-  // floats.
-  // `next`: what is multiplied after this, or null; a thread that is done fetches what it will read there first.
+  // x [rows, in_features], or [rows, 2 * in_features] for silu_and_mul; out [rows, out_features], without overlap with
+  // x. Strides are in floats. `next`: the layer that is computed after this one, or null. A thread that has finished
+  // prefetches its first weights.
   void operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                   const Linear* next = nullptr) const;
 

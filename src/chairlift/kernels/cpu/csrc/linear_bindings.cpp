@@ -16,16 +16,24 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::
 using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+nb::builtin_exception value_error(const std::string& message) { return nb::value_error(message.c_str()); }
+
 void check_rows(const PackedMatrix& matrix, int64_t first_row, int64_t num_rows) {
   if (first_row < 0 || num_rows < 0 || first_row + num_rows > matrix.out_features())
-    throw nb::value_error("rows lie outside of the matrix");
+    throw value_error("rows " + std::to_string(first_row) + " to " + std::to_string(first_row + num_rows - 1) +
+                      " are outside the matrix, which has " + std::to_string(matrix.out_features()) + " rows");
 }
 
 void pack_blocks(PackedMatrix& matrix, int64_t first_row, const Bytes& rows) {
   const auto num_rows = static_cast<int64_t>(rows.shape(0)), num_bytes = static_cast<int64_t>(rows.shape(1));
   check_rows(matrix, first_row, num_rows);
-  if (num_bytes == 0 || num_bytes != matrix.source_row_bytes())
-    throw nb::value_error("a row has another number of bytes than this format and width ask for");
+  const int64_t row_bytes = matrix.source_row_bytes();
+  if (row_bytes == 0)
+    throw value_error(std::string(name_of(matrix.format())) + " rows of " + std::to_string(matrix.in_features()) +
+                      " inputs have no form in files: use pack_floats");
+  if (num_bytes != row_bytes)
+    throw value_error("rows must have row_bytes=" + std::to_string(row_bytes) + " bytes each, got " +
+                      std::to_string(num_bytes));
   const nb::gil_scoped_release release;
   matrix.pack_blocks(first_row, num_rows, rows.data(), num_bytes);
 }
@@ -33,7 +41,9 @@ void pack_blocks(PackedMatrix& matrix, int64_t first_row, const Bytes& rows) {
 void pack_floats(PackedMatrix& matrix, int64_t first_row, const Floats& rows) {
   const auto num_rows = static_cast<int64_t>(rows.shape(0)), width = static_cast<int64_t>(rows.shape(1));
   check_rows(matrix, first_row, num_rows);
-  if (width != matrix.in_features()) throw nb::value_error("a row must have in_features values");
+  if (width != matrix.in_features())
+    throw value_error("rows must have in_features=" + std::to_string(matrix.in_features()) + " values each, got " +
+                      std::to_string(width));
   const nb::gil_scoped_release release;
   matrix.pack_floats(first_row, num_rows, rows.data(), width);
 }
@@ -61,7 +71,7 @@ Prologue parse_prologue(const std::string& name) {
   if (name == "layer_norm") return Prologue::layer_norm;
   if (name == "silu_and_mul") return Prologue::silu_and_mul;
   if (name == "relu") return Prologue::relu;
-  throw nb::value_error("prologue must be one of none, rms_norm, layer_norm, silu_and_mul, relu");
+  throw value_error("prologue must be one of none, rms_norm, layer_norm, silu_and_mul, relu, got '" + name + "'");
 }
 
 void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uintptr_t out, int64_t out_stride,
@@ -76,31 +86,75 @@ void call(const Linear& linear, uintptr_t x, int64_t x_stride, int64_t rows, uin
 }  // namespace
 
 void bind_linear(nb::module_& m) {
-  nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix [out_features, in_features] in a kernel's own layout.")
+  nb::class_<PackedMatrix>(m, "PackedMatrix",
+                           R"(A weight matrix [out_features, in_features] in the layout that products read.
+
+Args:
+    format: The storage format: "q4_0", "q4_1", "q8_0", "int8", "bf16", "f16" or "f32".
+    out_features, in_features: The shape.
+
+Raises:
+    ValueError: The format is unknown, or the shape has no rows or no columns.)")
       .def("__init__",
            [](PackedMatrix* self, const std::string& format, int64_t out_features, int64_t in_features) {
              new (self) PackedMatrix(parse_weight_format(format), out_features, in_features);
            },
            nb::arg("format"), nb::arg("out_features"), nb::arg("in_features"))
       .def("pack_blocks", &pack_blocks, nb::arg("first_row"), nb::arg("rows"),
-           "Rows from the bytes of a file in this format: uint8 [rows, bytes].")
-      .def("pack_floats", &pack_floats, nb::arg("first_row"), nb::arg("rows"),
-           "Rows from float32 [rows, in_features], rounded to the format.")
-      .def("unpack", &unpack, nb::arg("first_row"), nb::arg("num_rows"),
-           "The values that products use: float32 [num_rows, in_features].")
-      .def("gather",
-           [](const PackedMatrix& self, uintptr_t ids, int64_t n, uintptr_t out) {
-             self.gather(reinterpret_cast<const int64_t*>(ids), n, reinterpret_cast<float*>(out));
-           },
-           nb::arg("ids"), nb::arg("n"), nb::arg("out"), nb::call_guard<nb::gil_scoped_release>(),
-           "Rows by int64 id, addresses of both: out is float32 [n, in_features]. Ids are not checked.")
-      .def_prop_ro("format", [](const PackedMatrix& self) { return std::string(name_of(self.format())); })
-      .def_prop_ro("out_features", &PackedMatrix::out_features)
-      .def_prop_ro("in_features", &PackedMatrix::in_features)
-      .def_prop_ro("row_bytes", &PackedMatrix::source_row_bytes, "Bytes of a row for pack_blocks; 0: there is none.")
-      .def_prop_ro("num_bytes", &PackedMatrix::num_bytes);
+           R"(Write rows from the bytes of a file in this format.
 
-  nb::class_<Linear>(m, "Linear", "out = [out +] prologue(x) @ matrix.T + bias, rows of float32.")
+Args:
+    first_row: The first row of the matrix that is written.
+    rows: uint8 [num_rows, row_bytes]: blocks as in GGUF files, or plain values.
+
+Raises:
+    ValueError: The rows are outside the matrix, or do not have row_bytes bytes each.)")
+      .def("pack_floats", &pack_floats, nb::arg("first_row"), nb::arg("rows"),
+           R"(Write rows from floats, rounded to the format.
+
+Args:
+    first_row: The first row of the matrix that is written.
+    rows: float32 [num_rows, in_features].
+
+Raises:
+    ValueError: The rows are outside the matrix, or do not have in_features values each.)")
+      .def("unpack", &unpack, nb::arg("first_row"), nb::arg("num_rows"),
+           R"(Return the values of rows as products use them: float32 [num_rows, in_features].
+
+Raises:
+    ValueError: The rows are outside the matrix.)")
+      .def("gather",
+           [](const PackedMatrix& self, uintptr_t ids, int64_t num_ids, uintptr_t out) {
+             self.gather(reinterpret_cast<const int64_t*>(ids), num_ids, reinterpret_cast<float*>(out));
+           },
+           nb::arg("ids_ptr"), nb::arg("num_ids"), nb::arg("out_ptr"), nb::call_guard<nb::gil_scoped_release>(),
+           R"(Copy rows by id, as floats.
+
+Args:
+    ids_ptr: int64 [num_ids], each from 0 to out_features - 1; not checked.
+    num_ids: The number of ids.
+    out_ptr: float32 [num_ids, in_features], overwritten.)")
+      .def_prop_ro("format", [](const PackedMatrix& self) { return std::string(name_of(self.format())); },
+                   "The storage format.")
+      .def_prop_ro("out_features", &PackedMatrix::out_features, "The number of rows.")
+      .def_prop_ro("in_features", &PackedMatrix::in_features, "The number of columns.")
+      .def_prop_ro("row_bytes", &PackedMatrix::source_row_bytes,
+                   "Bytes of one row for `pack_blocks`; 0 where no file has this format or width.")
+      .def_prop_ro("num_bytes", &PackedMatrix::num_bytes, "Bytes of the matrix in memory, including padding.");
+
+  nb::class_<Linear>(m, "FusedLinear",
+                     R"(A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
+
+Args:
+    matrix: The weight; the layer keeps it alive.
+    bias: float32 [out_features], copied; None adds nothing.
+    prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul" or "relu".
+    norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
+    norm_bias: float32 [in_features], copied; for "layer_norm".
+    eps: The constant that both norms add to the variance.
+
+Raises:
+    ValueError: The prologue is unknown, or a vector is missing or has another length.)")
       .def("__init__",
            [](Linear* self, std::shared_ptr<PackedMatrix> matrix, const std::optional<Vector>& bias,
               const std::string& prologue, const std::optional<Vector>& norm_weight,
@@ -111,8 +165,16 @@ void bind_linear(nb::module_& m) {
            nb::arg("matrix"), nb::arg("bias").none() = nb::none(), nb::arg("prologue") = "none",
            nb::arg("norm_weight").none() = nb::none(), nb::arg("norm_bias").none() = nb::none(), nb::arg("eps") = 0.0f)
       .def("__call__", &call,
-           nb::arg("x"), nb::arg("x_stride"), nb::arg("rows"), nb::arg("out"), nb::arg("out_stride"), nb::arg("add"),
-           nb::call_guard<nb::gil_scoped_release>(), "Addresses of the first rows; strides in floats.");
+           nb::arg("x_ptr"), nb::arg("x_stride"), nb::arg("num_rows"), nb::arg("out_ptr"), nb::arg("out_stride"),
+           nb::arg("add"), nb::call_guard<nb::gil_scoped_release>(), R"(Compute the layer for all rows.
+
+Args:
+    x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul".
+    x_stride: The distance between rows of x, in floats.
+    num_rows: The number of rows.
+    out_ptr: float32 [num_rows, out_features], without overlap with x.
+    out_stride: The distance between rows of out, in floats.
+    add: Whether the result is added to the values in out, instead of replacing them.)");
 }
 
 }  // namespace chairlift

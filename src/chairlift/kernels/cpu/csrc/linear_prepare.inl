@@ -1,4 +1,4 @@
-// Compiled once for every instruction set: a row through the prologue, and into the layout that products read.
+// Compiled for each instruction set: the prologue of a row, and its conversion to the layout that products read.
 #include "linear_tiles.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
@@ -28,7 +28,7 @@ static inline float sum_of(const float* x, int64_t n) {
   return reduce_add(sum);
 }
 
-// y = op(i, lanes) for i = 0, kLanes, ..., the last with fewer lanes.
+// Computes y = op(i, lanes) for i = 0, kLanes, ...; the last call may have fewer lanes.
 template <typename Op>
 static inline void each(int64_t n, float* y, Op op) {
   int64_t i = 0;
@@ -37,7 +37,7 @@ static inline void each(int64_t n, float* y, Op op) {
 }
 static inline F part(const float* p, int count) { return count == kLanes ? load(p) : load_n(p, count); }
 
-// A row of inputs. Who reads a part of it asks for the same part of the next, which is still where it was written.
+// A row of inputs. Reading a part of it prefetches the same part of the next row, which another core may have written.
 struct Row {
   inline F part(int64_t i, int count) const {
     __builtin_prefetch(next + i);
@@ -83,12 +83,12 @@ static void prologue(const PrologueArgs& args, const float* at, const float* nex
 
 // --- activations ----------------------------------------------------------------------------------------------------
 
-// Groups of one row, as many as a vector has lanes: what is found out about each of them stands in one lane.
+// The number of groups of one row that are processed together: one per lane of a vector.
 constexpr int kManyGroups = kLanes;
 
 typedef int32_t Quad __attribute__((may_alias));
 
-// Lane g of the result: `op` over what `of` gives for the vectors of group g; 0 from `count` on.
+// Lane g of the result is the reduction with `op` of `of` over the vectors of group g; 0 from `count` on.
 template <int kSize, typename Of, typename Op>
 static inline F reduce_groups(const float* y, int count, Of of, Op op) {
   F folded[kManyGroups];
@@ -102,12 +102,12 @@ static inline F reduce_groups(const float* y, int count, Of of, Op op) {
 }
 
 struct Measured {
-  alignas(64) float limit[kManyGroups];    // above which an input is an outlier
-  alignas(64) float inverse[kManyGroups];  // steps in 1
-  alignas(64) float scale[kManyGroups];    // a step
+  alignas(64) float limit[kManyGroups];    // the magnitude above which an input is an outlier
+  alignas(64) float inverse[kManyGroups];  // 1 / scale
+  alignas(64) float scale[kManyGroups];
 };
 
-// `last_size`: inputs of the last of the groups; behind them are zeros.
+// `last_size`: the number of inputs of the last group; zeros follow them.
 template <int kSize>
 static inline void measure(const float* y, int count, int64_t last_size, float outlier, Measured& found) {
   const F sums = reduce_groups<kSize>(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
@@ -130,7 +130,7 @@ static inline void note_outliers(const float* y, int64_t k, unsigned bits, const
   }
 }
 
-// One group's inputs, from k on, as multiples of its scale; their sum, lane by lane.
+// Rounds the inputs of one group, from k on, to multiples of its scale. Returns their sum, lane by lane.
 template <int kSize>
 static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps, const RowTarget& target) {
   I sum = izero();
@@ -150,7 +150,7 @@ static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_
 template <int kSize>
 static void quantize_groups(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
   Measured found;
-  alignas(64) float totals[kManyGroups];       // scaled
+  alignas(64) float totals[kManyGroups];
   alignas(64) int32_t corrections[kManyGroups];
   int64_t at = target.row;
   for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kSize) {
@@ -173,13 +173,14 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int shift, in
   }
 }
 
-// Symmetric, to -127..127: a group's scale is its largest magnitude over 127. A group of zeros has scale 0.
+// Quantizes symmetrically to -127..127. The scale of a group is its largest magnitude / 127; a group of zeros has scale
+// 0.
 static void quantize(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
   const auto groups = target.group == kGroup ? quantize_groups<kGroup> : quantize_groups<kWideGroup>;
   groups(y, padded_inputs, shift, steps, target);
 }
 
-// Four inputs of one row after those of the row before.
+// Interleaves the rows by four inputs each.
 static void interleave_steps(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values) {
   const auto* from = reinterpret_cast<const Quad*>(steps);
   auto* to = reinterpret_cast<Quad*>(values);

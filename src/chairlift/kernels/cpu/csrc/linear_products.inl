@@ -1,12 +1,14 @@
-// Compiled once for every instruction set. The order of floating point operations of one output is the same for any
-// number of rows and stripes: products of integers are exact, each group of inputs ends in one fma, groups ascending, and
-// each of the row's outliers is one fma, inputs ascending.
+// Compiled for each instruction set: products of packed weights and activations.
+//
+// The order of the floating point operations of one output is the same for any number of rows and stripes. Products of
+// integers are exact; each group of inputs ends in one fma, in ascending order; then each outlier of the row is one
+// fma, in ascending order of inputs.
 #include "linear_tiles.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
-// Rows and stripes of one tile in registers: sums as integers, sums as floats, weights and one activation have to fit.
-// Each activation is loaded once for all stripes, and weights come from the second-level cache once for all rows.
+// The rows and stripes of one tile in registers, which hold the integer sums, the float sums, weights and one
+// activation. Each activation is loaded once for all stripes, and each weight once for all rows.
 constexpr int kBlockRows = 4;
 constexpr int kTileStripes = kLanes == 16 ? 3 : 1;
 
@@ -21,11 +23,11 @@ static inline I broadcast4(const int8_t* p) {
   return iset1(four);
 }
 
-// Fetches a task's `ahead`, a part with each group of inputs.
+// Prefetches the weights `ahead` of a task, a part with each group of inputs.
 struct Ahead {
   explicit Ahead(const StripeTask& task) : at(task.ahead), end(at + task.ahead_bytes), step(task.ahead_step) {}
 
-  inline void fetch_part() {
+  inline void prefetch_part() {
     const uint8_t* const stop = end - at < step ? end : at + step;
     for (; at < stop; at += 64) __builtin_prefetch(at);
   }
@@ -35,9 +37,9 @@ struct Ahead {
   int64_t step;
 };
 
-// What a task stores was last written, or read, by another layer, on any core: asked for before it is multiplied.
+// Prefetches the outputs of a task before the product, because another core may have used them last.
 template <int kRows, int kStripes>
-static inline void fetch_outputs(const StripeTask& task) {
+static inline void prefetch_outputs(const StripeTask& task) {
   for (int m = 0; m < kRows; ++m)
     for (int s = 0; s < kStripes; ++s) __builtin_prefetch(task.out + m * task.out_stride + s * kStripe, 1);
 }
@@ -61,7 +63,7 @@ static inline void start(I (&acc)[kStripes][kRows], const int32_t* correction) {
     for (int s = 0; s < kStripes; ++s) acc[s][m] = correction ? iset1(correction[m]) : izero();
 }
 
-// Sums of one group, with a scale for each output: y += acc * scale of the weights * scale of the activations.
+// Adds the sums of one group, scaled for each output: y += acc * scale of the weights * scale of the activations.
 template <int kStripes, int kRows>
 static inline void add_scaled(Sums<kRows, kStripes>& y, const I (&acc)[kStripes][kRows], const uint8_t* scales,
                               int64_t stripe_bytes, const float* activation_scale) {
@@ -84,7 +86,7 @@ static inline void multiply_q4(const StripeTask& task, int column, Ahead& ahead,
     const int64_t at = g * kBlockRows;
     I acc[kStripes][kRows];
     start(acc, kHasMinimum ? nullptr : task.block.correction + at);
-    ahead.fetch_part();
+    ahead.prefetch_part();
 #pragma GCC unroll 4
     for (int p = 0; p < 4; ++p) {
       I low[kStripes], high[kStripes];
@@ -110,7 +112,7 @@ static inline void multiply_q4(const StripeTask& task, int column, Ahead& ahead,
   }
 }
 
-// A group of inputs in bytes.
+// Adds the products of one group of inputs in bytes.
 template <int kRows, int kStripes>
 static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, I (&acc)[kStripes][kRows]) {
 #pragma GCC unroll 8
@@ -132,7 +134,7 @@ static inline void multiply_q8_0(const StripeTask& task, int column, Ahead& ahea
     const int64_t at = g * kBlockRows;
     I acc[kStripes][kRows];
     start(acc, task.block.correction + at);
-    ahead.fetch_part();
+    ahead.prefetch_part();
     dot_bytes(task, w + g * kGroup * kStripe, x + at * kGroup, acc);
     add_scaled(y, acc, scales + g * kStripe * 2, task.stripe_bytes, task.block.scale + at);
   }
@@ -147,7 +149,7 @@ static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahea
     I acc[kStripes][kRows];
     start(acc, task.block.correction + at);
     for (; k < end; k += kGroup) {
-      ahead.fetch_part();
+      ahead.prefetch_part();
       dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
     }
 #pragma GCC unroll 16
@@ -170,7 +172,7 @@ static inline void multiply_floats(const StripeTask& task, int column, Ahead& ah
   const uint8_t* w = task.stripe + column * sizeof(Weight);
   const float* x = static_cast<const float*>(task.block.values);
   for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight)) {
-    if (k % kGroup == 0) ahead.fetch_part();
+    if (k % kGroup == 0) ahead.prefetch_part();
     F weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
@@ -184,13 +186,13 @@ static inline void multiply_floats(const StripeTask& task, int column, Ahead& ah
   }
 }
 
-// The weights of input k where they are stored as bytes above 128.
+// The weights of input k where they are stored as bytes plus 128.
 static inline F byte_column(const uint8_t* w, uint32_t k) {
   const I bytes = bits_at(iload(w + k / 4 * kStripe * 4), static_cast<int>(k % 4 * 8), 255);
   return sub(to_float(bytes), set1(128.0f));
 }
 
-// The weights of input k of a stripe; those of int8 without the outputs' scales.
+// The weights of input k of a stripe; those of int8 are not scaled.
 template <WeightFormat kFormat>
 static inline F weights_of(const uint8_t* stripe, int64_t padded_inputs, int column, uint32_t k) {
   const uint32_t g = k / kGroup, within = k % kGroup;
@@ -209,7 +211,7 @@ static inline F weights_of(const uint8_t* stripe, int64_t padded_inputs, int col
   return mul(sub(value, set1(8.0f)), scale);
 }
 
-// Rows of the block for which an input is no outlier have a 0 there, which changes no sum.
+// Adds the products of outliers. The value of a row without an outlier at this input is 0, which changes no sum.
 template <WeightFormat kFormat, int kRows, int kStripes>
 static inline void add_outliers(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
   const ActivationBlock& block = task.block;
@@ -258,7 +260,7 @@ static inline void finish(const StripeTask& task, int column, const Sums<kRows, 
 template <WeightFormat kFormat, int kRows, int kStripes>
 static void multiply_tile(const StripeTask& task) {
   Ahead ahead(task);
-  fetch_outputs<kRows, kStripes>(task);
+  prefetch_outputs<kRows, kStripes>(task);
   for (int column = 0; column < kStripe; column += kLanes) {
     Sums<kRows, kStripes> y;
     for (int s = 0; s < kStripes; ++s)

@@ -1,4 +1,4 @@
-// Products of packed weights and rows of activations: what is compiled for each instruction set.
+// Products of packed weights and rows of activations: the functions that are compiled for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ enum class WeightFormat { q4_0, q4_1, q8_0, int8, bf16, f16, f32 };
 constexpr int kNumWeightFormats = 7;
 constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::int8; }
 
-// A stripe: sixteen output rows, interleaved so that one vector load gives the same inputs of all of them.
+// A stripe is sixteen output rows, interleaved so that one vector load reads the same inputs of all of them.
 //
 //   q4_0, q4_1   [groups of 32][4 planes][16 rows][4 bytes]   byte i of plane p: inputs 4p + i (low), 16 + 4p + i (high)
 //                then [groups][16] f16 scales; q4_1: then [groups][16] f16 minimums
@@ -20,21 +20,21 @@ constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 constexpr int kStripe = 16;
 constexpr int kGroup = 32;
-// Inputs that share one scale of the activations: where weights have a scale a group anyway, a group. Sums over more
-// inputs cost less to scale.
+// The number of inputs that share one scale of the activations. It is the group of the weights where these have groups;
+// otherwise it is larger, because fewer sums have to be scaled.
 constexpr int kWideGroup = 128;
 constexpr int activation_group(WeightFormat format) { return format == WeightFormat::int8 ? kWideGroup : kGroup; }
 
-// Activations, in blocks of kBlockRows rows (a constant of the instruction set), interleaved likewise:
+// Activations are interleaved in the same way, in blocks of kBlockRows rows (a constant of the instruction set):
 //
 //   integer formats   values [inputs / 4][block rows][4] int8; for each activation group, [groups][block rows] of scale
-//                     (f32), correction (int32: minus the sum of the values times what weights are shifted by) and sum
+//                     (f32), correction (int32: minus the sum of the values times the shift of the weights) and sum
 //                     (f32: scale times the sum of the values)
 //   float formats     values [inputs][block rows] f32
 //
-// Outliers: inputs that are several times the mean magnitude of their group would take all of its eight bits for
-// themselves. They are zero in `values` and stand beside them as floats: for each input that is one in any of the block's
-// rows, ascending, [block rows] of its values, 0 where it is none.
+// Outliers are inputs of several times the mean magnitude of their group, which would leave too few of the eight bits
+// for the other inputs. They are zero in `values` and stored as floats: for each input that is an outlier in any row of
+// the block, in ascending order, [block rows] values, 0 for rows where it is not an outlier.
 struct ActivationBlock {
   const void* values;
   const float* scale;
@@ -44,22 +44,22 @@ struct ActivationBlock {
   const int32_t* outlier_inputs;
   const float* outlier_values;
 };
-// Of n values fewer than n / kMinOutlier can be more than kMinOutlier times their mean.
+// Fewer than n / kMinOutlier of n values can exceed kMinOutlier times their mean.
 constexpr int kMinOutlier = 5;
 
-// One stripe, or as many as a tile has, times one block of rows. Columns are outputs.
+// The product of one stripe, or all stripes of a tile, with one block of rows. Columns are outputs.
 struct StripeTask {
   const uint8_t* stripe;
-  int64_t stripe_bytes;  // from one stripe to the next
+  int64_t stripe_bytes;  // the distance between stripes
   int num_stripes;       // 1 or LinearTiles::tile_stripes
-  const uint8_t* ahead;  // weights that are wanted later, to be fetched
+  const uint8_t* ahead;  // weights to be prefetched
   int64_t ahead_bytes;
-  int64_t ahead_step;  // with each group of inputs
+  int64_t ahead_step;  // bytes to be prefetched with each group of inputs
   int64_t padded_inputs;
   ActivationBlock block;
   int num_rows;
-  const float* bias;  // [16] a stripe, or null
-  float* out;         // of the first row and column
+  const float* bias;  // [16] per stripe, or null
+  float* out;         // the output of the first row and column
   int64_t out_stride;
   int num_columns;
   bool add;  // out += instead of out =
@@ -67,7 +67,7 @@ struct StripeTask {
 
 enum class Prologue { none, rms_norm, layer_norm, silu_and_mul, relu };
 
-// What happens to a row before it is multiplied.
+// The function of a row before the product.
 struct PrologueArgs {
   Prologue kind;
   const float* weight;
@@ -75,7 +75,8 @@ struct PrologueArgs {
   float eps;
 };
 
-// Where a row's activations go: the block's arrays (`values` of float formats only), and the row's place in it.
+// The destination of the activations of a row: the arrays of its block (`values` for float formats only), and its
+// index.
 struct RowTarget {
   void* values;
   float* scale;
@@ -83,20 +84,20 @@ struct RowTarget {
   float* sum;
   int row;
   int group;              // inputs that share a scale
-  float outlier;          // times the mean magnitude of its group: what is larger is an outlier
-  uint8_t* outlier_rows;  // [padded_inputs]: one bit a row
+  float outlier;          // the threshold of outliers, in multiples of the mean magnitude of their group
+  uint8_t* outlier_rows;  // [padded_inputs]: one bit per row
   float* outlier_values;  // [padded_inputs][block rows]
 };
 
 struct LinearTiles {
   int block_rows, tile_stripes;
   void (*multiply[kNumWeightFormats])(const StripeTask& task);
-  // x [inputs], or [2 * inputs] for silu_and_mul, to y [inputs]; y may be x. next: a row to be fetched meanwhile.
+  // Computes y [inputs] from x [inputs], or x [2 * inputs] for silu_and_mul; y may be x. next: a row to be prefetched.
   void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
-  // y [inputs], zero up to the end of the last activation group. shift: what stored weights are above their true values.
-  // steps: a byte for each of them.
+  // Quantizes y [inputs], which is zero up to the end of the last activation group, to one byte of `steps` per input.
+  // shift: the difference between stored and true weights.
   void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
-  // The steps of block_rows rows, `stride` apart, to the values of a block.
+  // Copies the steps of block_rows rows, `stride` apart, to the values of a block.
   void (*interleave_steps)(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values);
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
 };

@@ -1,4 +1,4 @@
-// Compiled once for every instruction set: what linear layers are made of.
+// Compiled for each instruction set: the functions of linear layers.
 #include "linear_products.inl"
 #include "linear_prepare.inl"
 

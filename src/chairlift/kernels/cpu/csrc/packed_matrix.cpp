@@ -21,7 +21,7 @@ bool is_grouped(WeightFormat format) { return format <= WeightFormat::q8_0; }
 
 int64_t value_bytes(WeightFormat format) { return format == WeightFormat::f32 ? 4 : 2; }
 
-// Bytes of a stripe's values, without its scales.
+// The bytes of the values of a stripe, without its scales.
 int64_t values_bytes(WeightFormat format, int64_t padded_inputs) {
   if (is_q4(format)) return padded_inputs * kStripe / 2;
   if (is_integer(format)) return padded_inputs * kStripe;
@@ -48,7 +48,7 @@ float largest_magnitude(const float* x, int64_t n) {
 
 int to_byte(float x) { return std::clamp(static_cast<int>(std::nearbyint(x)), -127, 127); }
 
-// One group of 32 floats as the bytes of a GGUF block; rounding as ggml's reference does it.
+// Writes one group of 32 floats as a GGUF block, rounded like the reference of ggml.
 void round_q4_0(const float* x, uint8_t* block) {
   float extreme = 0;
   for (int i = 0; i < kGroup; ++i)
@@ -112,10 +112,11 @@ PackedMatrix::PackedMatrix(WeightFormat format, int64_t out_features, int64_t in
       padded_inputs_(round_up(in_features, kGroup)),
       stripe_bytes_(round_up(values_bytes(format, padded_inputs_) + scales_bytes(format, padded_inputs_), 64)) {
   if (out_features < 1 || in_features < 1)
-    throw std::invalid_argument("a matrix needs at least one row and one column");
+    throw std::invalid_argument("a matrix needs at least one row and one column, got " + std::to_string(out_features) +
+                                " x " + std::to_string(in_features));
   data_ = static_cast<uint8_t*>(std::aligned_alloc(64, static_cast<size_t>(num_bytes())));
   if (!data_) throw std::bad_alloc();
-  // A byte of 128 stands for zero where bytes are shifted; what scales are zero for may hold anything.
+  // A byte of 128 means zero where bytes are shifted. Values with a zero scale may be anything.
   std::memset(data_, 0, static_cast<size_t>(num_bytes()));
   if (format == WeightFormat::int8)
     for (int64_t s = 0; s < num_stripes(); ++s)

@@ -1,4 +1,4 @@
-// Weights as products read them.
+// Weights in the layout that products read.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@ namespace chairlift {
 
 WeightFormat parse_weight_format(const std::string& name);  // throws std::invalid_argument
 const char* name_of(WeightFormat format);
-int shift_of(WeightFormat format);  // what bytes and nibbles are above the values they stand for
+int shift_of(WeightFormat format);  // the difference between stored bytes or nibbles and their values
 
 constexpr int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, multiple) * multiple; }
 
-// A matrix [out_features, in_features] in stripes (see linear_tiles.h).
+// A matrix [out_features, in_features], divided into stripes (see linear_tiles.h).
 class PackedMatrix {
  public:
   PackedMatrix(WeightFormat format, int64_t out_features, int64_t in_features);
@@ -32,16 +32,17 @@ class PackedMatrix {
   int64_t num_bytes() const { return num_stripes() * stripe_bytes_; }
   const uint8_t* stripe(int64_t index) const { return data_ + index * stripe_bytes_; }
 
-  // Bytes of one row as a file holds it; 0 for int8, which no file holds.
+  // The bytes of one row in a file; 0 for int8, which is no format of files.
   int64_t source_row_bytes() const;
 
-  // Rows first_row .. first_row + num_rows - 1 from the bytes of a file in this format (GGUF blocks, or plain values).
+  // Writes rows first_row .. first_row + num_rows - 1 from the bytes of a file in this format (GGUF blocks or plain
+  // values).
   void pack_blocks(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride);
-  // The same from floats, rounded to the format.
+  // Writes the same rows from floats, rounded to the format.
   void pack_floats(int64_t first_row, int64_t num_rows, const float* source, int64_t row_stride);
-  // The values that products use: [num_rows, in_features].
+  // Writes the values that products use to out [num_rows, in_features].
   void unpack(int64_t first_row, int64_t num_rows, float* out) const;
-  // Rows by id: out [n, in_features].
+  // Copies rows by id to out [n, in_features].
   void gather(const int64_t* ids, int64_t n, float* out) const;
 
  private:

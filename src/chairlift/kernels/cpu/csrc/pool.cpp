@@ -41,16 +41,16 @@ void spin_until_slow(const void* self, bool (*done)(const void*)) {
 }
 
 Pool& Pool::get() {
-  static Pool* pool = new Pool;  // never destroyed: workers may outlive static destruction
+  static Pool* pool = new Pool;  // never destroyed, because workers may outlive static destruction
   return *pool;
 }
 
 Pool::Pool() : scratch_(kMaxThreads) {
-  pthread_atfork(nullptr, nullptr, [] { Pool::get().forget_threads(); });
+  pthread_atfork(nullptr, nullptr, [] { Pool::get().reset_after_fork(); });
 }
 
-// After a fork the child has the caller's thread only. The old thread objects name threads that are not there.
-void Pool::forget_threads() {
+// Resets the pool in a child process, which has only the thread that called fork.
+void Pool::reset_after_fork() {
   new (&threads_) std::vector<std::thread>;
   new (&job_mutex_) std::mutex;
   new (&failure_mutex_) std::mutex;
@@ -89,8 +89,8 @@ void Pool::run_job(Job job, int64_t num_tasks) {
   if (num_tasks <= 0) return;
   const std::lock_guard<std::mutex> lock(job_mutex_);
   if (num_tasks == 1 || num_threads_ == 1) {
-    for (int64_t task = 0; task < num_tasks; ++task) do_task(job, place_of(task, num_tasks), 0);
-    return throw_failure();
+    for (int64_t task = 0; task < num_tasks; ++task) run_task(job, place_of(task, num_tasks), 0);
+    return rethrow_failure();
   }
   start_workers();
   const uint32_t generation = generation_of(counter_.load(std::memory_order_relaxed)) + 1;
@@ -106,10 +106,10 @@ void Pool::run_job(Job job, int64_t num_tasks) {
   take_tasks(generation, 0);
   spin_until([&] { return done_.load(std::memory_order_acquire) >= num_tasks; });
   counter_.store(counter_at(generation, kClosed), std::memory_order_release);
-  throw_failure();
+  rethrow_failure();
 }
 
-void Pool::do_task(Job job, int64_t place, int worker) {
+void Pool::run_task(Job job, int64_t place, int worker) {
   try {
     job.call(job.self, place, worker);
   } catch (...) {
@@ -118,7 +118,7 @@ void Pool::do_task(Job job, int64_t place, int worker) {
   }
 }
 
-void Pool::throw_failure() {
+void Pool::rethrow_failure() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
@@ -131,7 +131,7 @@ void Pool::take_tasks(uint32_t generation, int worker) {
     const int64_t num_tasks = num_tasks_.load(std::memory_order_relaxed);
     if (task == kClosed || static_cast<int64_t>(task) >= num_tasks) return;
     if (!counter_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-    do_task({call, self}, place_of(task, num_tasks), worker);
+    run_task({call, self}, place_of(task, num_tasks), worker);
     done_.fetch_add(1, std::memory_order_acq_rel);
     seen = counter_.load(std::memory_order_acquire);
   }
@@ -162,7 +162,7 @@ void Pool::work(int worker) {
   }
 }
 
-// A bijection of 0..num_tasks-1: task times an odd number coprime to num_tasks, shifted.
+// A bijection of 0..num_tasks-1: task times a number coprime to num_tasks, plus an offset.
 int64_t Pool::place_of(int64_t task, int64_t num_tasks) const {
   const uint64_t seed = order_seed_.load(std::memory_order_relaxed);
   if (seed == 0) return task;

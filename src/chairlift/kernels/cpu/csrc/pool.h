@@ -1,4 +1,4 @@
-// Threads that take tiles of work off an atomic counter.
+// A thread pool whose threads take tasks from an atomic counter.
 #pragma once
 
 #include <atomic>
@@ -10,23 +10,23 @@
 #include <thread>
 #include <vector>
 
-#include "kept_memory.h"
+#include "reusable_memory.h"
 
 namespace chairlift {
 
-// One job at a time: `run` calls body(task, worker) once for each task, on the calling thread (worker 0) and on the
-// workers, and returns when all are done. Tasks are handed out in ascending order as threads ask for them, so what is
-// computed must not depend on who computes it. Workers spin for kSpin after a job, then park. What a task throws, on any
-// thread, `run` throws once all are done: the first of several.
+// Runs one job at a time: `run` calls body(task, worker) once for each task, on the calling thread (worker 0) and on
+// the workers, and returns when all tasks are done. Threads take tasks in ascending order, so results must not depend
+// on which thread computes a task. Workers spin for kSpin after a job, then park. If tasks throw, `run` throws the
+// first exception once all tasks are done.
 class Pool {
  public:
   static Pool& get();
 
-  // Threads that work, the caller included; 1 to kMaxThreads.
+  // Sets the number of threads that compute, including the caller: 1 to kMaxThreads.
   void set_num_threads(int num_threads);
   int num_threads() const { return num_threads_.load(std::memory_order_relaxed); }
 
-  // For tests: hand tasks out in another order. 0: ascending.
+  // Changes the order of tasks, for tests; 0 is the ascending order.
   void set_tile_order(uint64_t seed) { order_seed_ = seed; }
 
   template <typename Body>
@@ -35,10 +35,10 @@ class Pool {
             num_tasks);
   }
 
-  // Scratch of a worker, see KeptMemory. Valid until the next call for the worker.
+  // The scratch memory of a worker, see ReusableMemory. Valid until the next call for the same worker.
   void* scratch(int worker, size_t num_bytes) { return scratch_[static_cast<size_t>(worker)].get(num_bytes); }
 
-  // Where a task stands in the order of set_tile_order.
+  // The task at this place in the order of set_tile_order.
   int64_t place_of(int64_t task, int64_t num_tasks) const;
 
   static constexpr int kMaxThreads = 256;
@@ -52,16 +52,16 @@ class Pool {
   Pool();
   void run_job(Job job, int64_t num_tasks);
   void take_tasks(uint32_t generation, int worker);
-  void do_task(Job job, int64_t place, int worker);
-  void throw_failure();
+  void run_task(Job job, int64_t place, int worker);
+  void rethrow_failure();
   void work(int worker);
   void start_workers();
   void stop_workers();
-  void forget_threads();
+  void reset_after_fork();
 
-  // A job's counter: its generation in the upper half, the next task in the lower. A compare-and-swap on both takes a
-  // task, so a worker that wakes up late can never take one of a job it has not read. kClosed stops all taking while
-  // the fields below change.
+  // The counter of a job: its generation in the upper half, the next task in the lower half. Taking a task is a
+  // compare-and-swap on both, so a worker that wakes up late cannot take a task of a job whose fields it has not read.
+  // kClosed prevents taking tasks while the fields below change.
   static constexpr uint32_t kClosed = 0xffffffffu;
   alignas(64) std::atomic<uint64_t> counter_{kClosed};
   alignas(64) std::atomic<int64_t> done_{0};
@@ -78,12 +78,13 @@ class Pool {
   std::mutex park_mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;
-  std::vector<KeptMemory> scratch_;
+  std::vector<ReusableMemory> scratch_;
   std::atomic<int> num_threads_{1};
 };
 
-// Tasks that read memory in order: a range of neighbours for each thread, and what is left of the others' at the end, so
-// that each runs on where the hardware reads ahead. Made by who calls Pool::run, whose tasks are the ranges.
+// Tasks that read memory in order. Each thread has a range of consecutive tasks, so that its reads continue where the
+// hardware prefetches, and takes the remaining tasks of other ranges at the end. The ranges are the tasks of Pool::run,
+// and its caller constructs them.
 class Ranges {
  public:
   Ranges(const Pool& pool, int64_t num_tasks)
@@ -94,8 +95,8 @@ class Ranges {
   int64_t count() const { return count_; }
   int64_t first(int64_t range) const { return num_tasks_ * range / count_; }
 
-  // body(task, its range, whether it is the last there) for each task of the range that nobody has taken, then for those
-  // of the others.
+  // Calls body(task, range of the task, whether it is the last of that range) for each task of the range that is not
+  // taken, then for those of the other ranges.
   template <typename Body>
   void take(int64_t range, const Body& body) {
     for (int64_t i = 0; i < count_; ++i, range = (range + 1) % count_)
@@ -113,7 +114,7 @@ class Ranges {
   Next next_[Pool::kMaxThreads];
 };
 
-// Waits for what another thread is about to do.
+// Waits for a condition that another thread is about to make true.
 void spin_until_slow(const void* self, bool (*done)(const void*));
 template <typename Done>
 void spin_until(const Done& done) {

@@ -19,7 +19,8 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Four bits as four lanes: all ones where the bit is set. A mask that is neither all nor nothing is applied by fours.
+// Four bits as four lanes: all ones where the bit is set. A word of a mask with both values is applied in groups of
+// four.
 struct Lanes {
   uint32_t lane[4];
 };
@@ -47,7 +48,7 @@ struct Candidate {
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 int64_t num_groups(int64_t n, int lanes) { return (n + kGroupVectors * lanes - 1) / (kGroupVectors * lanes); }
 
-// The arrays of one row, in a worker's scratch.
+// The arrays of one row, in the scratch memory of a worker.
 struct Buffers {
   Buffers(void* scratch, int64_t n) : num_maxima(num_groups(n, isa().sampling.lanes) * isa().sampling.lanes) {
     sums = static_cast<double*>(scratch);
@@ -67,9 +68,9 @@ struct Buffers {
 
 float median(float a, float b, float c) { return std::max(std::min(a, b), std::min(std::max(a, b), c)); }
 
-// The largest t such that the values of at least t amount to `target` together, each counting amount(value); the
-// smallest value if none does. Quickselect by three-way partition; no branch depends on a value.
-// values, spare: [n], n > 0; both are overwritten. target > 0.
+// The largest t such that amount(value), summed over the values that are at least t, reaches `target`; the smallest
+// value if no t does. Quickselect by three-way partition, without branches that depend on a value. values, spare: [n],
+// n > 0; both are overwritten. target > 0.
 template <typename Amount>
 float threshold(float* values, float* spare, int64_t n, double target, Amount amount) {
   for (double above = 0.0;;) {
@@ -96,7 +97,7 @@ float threshold(float* values, float* spare, int64_t n, double target, Amount am
   }
 }
 
-constexpr int kBinShift = 19;  // a bin: weights that share the exponent and four bits of the fraction
+constexpr int kBinShift = 19;  // the weights of a bin share the exponent and four bits of the fraction
 constexpr int kNumBins = (0x3f800000 >> kBinShift) + 1;
 constexpr int64_t kFewWeights = 512;
 
@@ -106,7 +107,7 @@ uint32_t bin_of(float weight) {
   return bits >> kBinShift;
 }
 
-// `threshold` of weights, which lie in [0, 1]: a histogram says in which bin it is, and only that one is partitioned.
+// `threshold` of weights in [0, 1]: a histogram determines the bin that contains it, and only this bin is partitioned.
 template <typename Amount>
 float weight_threshold(float* weights, float* spare, int64_t n, double target, Amount amount) {
   if (n <= kFewWeights) return threshold(weights, spare, n, target, amount);
@@ -124,24 +125,24 @@ float weight_threshold(float* weights, float* spare, int64_t n, double target, A
   return threshold(spare, weights, count, target - above, amount);
 }
 
-double one(float) { return 1.0; }
-double itself(float weight) { return static_cast<double>(weight); }
+double unit_amount(float) { return 1.0; }
+double weight_amount(float weight) { return static_cast<double>(weight); }
 
-// The value that the k-th largest of the row does not fall below; -inf if the group maxima do not tell.
+// A lower bound of the k-th largest value of the row; -inf if the group maxima do not give one.
 // Overwrites the maxima and `values`.
 float kth_bound(const Buffers& at, int64_t k) {
   if (k > at.num_maxima) return -kInfinity;
-  return threshold(at.maxima, at.values, at.num_maxima, static_cast<double>(k), one);
+  return threshold(at.maxima, at.values, at.num_maxima, static_cast<double>(k), unit_amount);
 }
 
-// A logit below every token that top_k and min_p may keep, by enough for what rounding does to the weights.
+// A logit below those of all tokens that top_k and min_p may keep, with a margin for the rounding of weights.
 float logit_cut(const Buffers& at, const DrawParams& params, float largest) {
   float cut = params.top_k ? kth_bound(at, params.top_k) : -kInfinity;
   if (params.min_p > 0) cut = std::max(cut, largest + params.temperature * std::log(params.min_p));
   return cut - (1e-4f * params.temperature + 1e-6f * (std::fabs(cut) + std::fabs(largest)));
 }
 
-// Weights of the n tokens from which is drawn; the token of weights[i] is ids[i], or i if ids is null.
+// The n candidates of a draw; the token of weights[i] is ids[i], or i if ids is null.
 struct Choice {
   int64_t n;
   const int32_t* ids;
@@ -172,28 +173,29 @@ double sum_of_groups(const Buffers& at, int64_t n) {
   return total;
 }
 
-// The smallest weight in the smallest set of tokens that holds top_p of the weight of those of at least `floor`.
+// The smallest weight in the smallest set of tokens with a share of top_p of the weight of all tokens of at least
+// `floor`.
 float nucleus_floor(const Buffers& at, int64_t n, double top_p, float floor) {
   const SamplingRows& rows = isa().sampling;
   const int64_t count = floor > 0 ? rows.gather(at.weights, n, floor, at.kept, at.kept_ids) : n;
   const double total = floor > 0 ? sum(at.kept, count) : sum_of_groups(at, n);
-  // Tokens below this weigh less than half of 1 - top_p together, so the nucleus is full before it reaches one.
+  // The tokens below this weight have less than half of 1 - top_p in total, so none of them is in the nucleus.
   const double cut = top_p < 1 - 1e-9 ? 0.5 * (1 - top_p) * total / static_cast<double>(n) : 0.0;
   const float lowest = std::max({floor, static_cast<float>(cut) * 0.99f, FLT_MIN});
   const int64_t left = rows.gather(at.weights, n, lowest, at.kept, at.kept_ids);
-  return weight_threshold(at.kept, at.values, left, top_p * total, itself);
+  return weight_threshold(at.kept, at.values, left, top_p * total, weight_amount);
 }
 
 float weight_floor(const DrawParams& params, const Buffers& at, int64_t n) {
   float floor = params.min_p;
   if (params.top_k && params.top_k < n) {
     std::copy_n(at.weights, n, at.kept);
-    floor = std::max(floor, weight_threshold(at.kept, at.values, n, static_cast<double>(params.top_k), one));
+    floor = std::max(floor, weight_threshold(at.kept, at.values, n, static_cast<double>(params.top_k), unit_amount));
   }
   return params.top_p < 1 ? std::max(floor, nucleus_floor(at, n, params.top_p, floor)) : floor;
 }
 
-// The first of n weights at which the running sum exceeds `target`; the last positive one if rounding lets none.
+// The first of n weights at which the running sum exceeds `target`; the last positive one if rounding prevents that.
 int64_t find(const float* weights, int64_t n, double target) {
   double running = 0.0;
   int64_t last = 0;
@@ -205,7 +207,7 @@ int64_t find(const float* weights, int64_t n, double target) {
   return last;
 }
 
-// As `find` for uniform * total, over the sums of groups first.
+// The same as `find` for uniform * total, searching the sums of groups first.
 int64_t find_by_groups(const Buffers& at, int64_t n, double uniform) {
   const int64_t groups = num_groups(n, isa().sampling.lanes), size = kGroupVectors * isa().sampling.lanes;
   const double target = uniform * sum_of_groups(at, n);
@@ -247,12 +249,12 @@ size_t sampling_scratch_bytes(int64_t n) {
 
 int64_t argmax_token(const float* logits, int64_t n) { return isa().sampling.largest(logits, n, nullptr).index; }
 
-// min_p, top_k and top_p are thresholds, in this order, so equal tokens stay or go together. Where the first two bound
-// the logits from below, only what lies above the bound is looked at from then on.
+// min_p, top_k and top_p are thresholds, in this order, so tokens with equal logits are kept or removed together. Where
+// the first two give a lower bound of the logits, only the tokens above it are processed further.
 //
 //     logits --bound--> few candidates --exp--> weights --thresholds--> kept --running sum--> token
 //
-// A row whose largest logit is not finite has no distribution; it gives the last token, as the twin does.
+// A row whose largest logit is not finite has no distribution; its result is the last token, as in torch_sampling.py.
 int64_t draw_token(const float* logits, int64_t n, const DrawParams& params, void* scratch) {
   const SamplingRows& rows = isa().sampling;
   const Buffers at(scratch, n);

@@ -1,4 +1,4 @@
-// Choosing tokens: argmax, filtered draws, log-probabilities. One row of logits at a time; no row knows of another.
+// Sampling: argmax, filtered draws and logprobs of one row of logits. The result of a row depends on this row alone.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace chairlift {
 
-// How one row is drawn from; top_k 0, top_p 1 and min_p 0 keep every token.
+// The sampling parameters of one row; top_k 0, top_p 1 and min_p 0 keep every token.
 struct DrawParams {
   float temperature;
   int64_t top_k;
@@ -22,15 +22,15 @@ double uniform_at(uint64_t key, int64_t position);
 // Sets every logit whose bit is 0 to -infinity; bit i of the mask is bit i % 32 of its word i / 32.
 void mask_tokens(float* logits, int64_t n, const uint32_t* mask);
 
-// Bytes of scratch that the functions below need for a row of n logits.
+// The bytes of scratch memory that the functions below need for a row of n logits.
 size_t sampling_scratch_bytes(int64_t n);
 
 int64_t argmax_token(const float* logits, int64_t n);
 
-// Inverse transform sampling over what min_p, top_k and top_p leave; see `draw_token` in sampling.cpp.
+// Inverse transform sampling over the tokens that pass min_p, top_k and top_p; see `draw_token` in sampling.cpp.
 int64_t draw_token(const float* logits, int64_t n, const DrawParams& params, void* scratch);
 
-// Logprob and rank of `token`, then those of the num_top <= n likeliest tokens: 1 + num_top entries of each array.
+// Writes logprob and rank of `token`, then those of the num_top <= n likeliest tokens: 1 + num_top entries per array.
 void token_logprobs(const float* logits, int64_t n, int64_t token, int64_t num_top, int64_t* ids, float* logprobs,
                     int64_t* ranks, void* scratch);
 

@@ -14,7 +14,8 @@ using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// Draws for requests whose parameters lie in arrays by row; the arrays are the caller's, and read at every call.
+// Samples tokens for requests whose parameters are arrays with one element per row. The caller owns the arrays; each
+// call reads their current values.
 class TokenSampler {
  public:
   TokenSampler(Array<const uint8_t> is_random, Array<const float> temperature, Array<const int64_t> top_k,
@@ -30,14 +31,15 @@ class TokenSampler {
         num_rows_(is_random.shape(0)) {
     for (const size_t size : {temperature.shape(0), top_k.shape(0), top_p.shape(0), min_p.shape(0), keys.shape(0),
                               positions.shape(0)})
-      if (size != num_rows_) throw nb::value_error("the parameter arrays differ in length");
+      if (size != num_rows_) throw nb::value_error("the parameter arrays must have the same length");
   }
 
   void sample(uintptr_t logits, int64_t vocab_size, Array<const int64_t> rows, Array<int64_t> out) const {
     const int64_t count = static_cast<int64_t>(rows.shape(0));
-    if (out.shape(0) != rows.shape(0)) throw nb::value_error("rows and out differ in length");
+    if (out.shape(0) != rows.shape(0)) throw nb::value_error("rows and out must have the same length");
     for (int64_t i = 0; i < count; ++i)
-      if (static_cast<uint64_t>(rows(i)) >= num_rows_) throw nb::index_error("a row is out of range");
+      if (static_cast<uint64_t>(rows(i)) >= num_rows_)
+        throw nb::index_error("rows must be indices into the parameter arrays");
     const float* const values = reinterpret_cast<const float*>(logits);
     const int64_t* const row_of = rows.data();
     int64_t* const tokens = out.data();
@@ -70,7 +72,7 @@ class TokenSampler {
 
 void mask_rows(uintptr_t logits, int64_t vocab_size, Array<const int64_t> rows, Matrix<const uint32_t> masks) {
   if (masks.shape(0) != rows.shape(0) || masks.shape(1) != static_cast<size_t>((vocab_size + 31) / 32))
-    throw nb::value_error("there is one mask a row, and one bit a token");
+    throw nb::value_error("masks must have one row for each of rows, and ceil(vocab_size / 32) columns");
   float* const values = reinterpret_cast<float*>(logits);
   const int64_t words = static_cast<int64_t>(masks.shape(1));
   const nb::gil_scoped_release release;
@@ -82,13 +84,13 @@ void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> tokens,
               Matrix<float> values, Matrix<int64_t> ranks) {
   const size_t count = tokens.shape(0), columns = ids.shape(1);
   if (ids.shape(0) != count || values.shape(0) != count || ranks.shape(0) != count)
-    throw nb::value_error("the arrays differ in length");
+    throw nb::value_error("ids, logprobs and ranks must have one row for each of tokens");
   if (columns < 1 || columns - 1 > static_cast<size_t>(vocab_size) || values.shape(1) != columns ||
       ranks.shape(1) != columns)
-    throw nb::value_error("the results need one column for the token and one for each of at most V likeliest");
+    throw nb::value_error("ids, logprobs and ranks must have 1 + num_top columns, with num_top at most vocab_size");
   for (size_t i = 0; i < count; ++i)
     if (static_cast<uint64_t>(tokens(i)) >= static_cast<uint64_t>(vocab_size))
-      throw nb::index_error("a token id is out of range");
+      throw nb::index_error("tokens must be from 0 to vocab_size - 1");
   const float* const rows = reinterpret_cast<const float*>(logits);
   const nb::gil_scoped_release release;
   Pool& pool = Pool::get();
@@ -103,19 +105,65 @@ void logprobs(uintptr_t logits, int64_t vocab_size, Array<const int64_t> tokens,
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-  nb::class_<TokenSampler>(m, "TokenSampler")
+  nb::class_<TokenSampler>(m, "TokenSampler",
+                           R"(Samples tokens for requests whose parameters are arrays with one element per row.
+
+The arrays are not copied: each call of `sample` reads their current values.
+
+Args:
+    is_random: uint8 [num_rows], 0 for the likeliest token.
+    temperature: float32 [num_rows], positive.
+    top_k: int64 [num_rows], 0 keeps all tokens.
+    top_p: float64 [num_rows] in (0, 1], 1 keeps all tokens.
+    min_p: float32 [num_rows] in [0, 1], 0 keeps all tokens.
+    keys: uint64 [num_rows], the random stream of each row.
+    positions: int64 [num_rows], the position of the token in its sequence; with the key it determines the draw.
+
+Raises:
+    ValueError: The arrays differ in length.)")
       .def(nb::init<Array<const uint8_t>, Array<const float>, Array<const int64_t>, Array<const double>,
                     Array<const float>, Array<const uint64_t>, Array<const int64_t>>(),
            nb::arg("is_random").noconvert(), nb::arg("temperature").noconvert(), nb::arg("top_k").noconvert(),
            nb::arg("top_p").noconvert(), nb::arg("min_p").noconvert(), nb::arg("keys").noconvert(),
            nb::arg("positions").noconvert())
       .def("sample", &TokenSampler::sample, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("rows"),
-           nb::arg("out").noconvert(), "Logits float32 [len(rows), vocab_size] to one token a row.");
+           nb::arg("out").noconvert(), R"(Sample one token from each row of logits.
+
+Args:
+    logits_ptr: float32 [len(rows), vocab_size].
+    vocab_size: The number of tokens.
+    rows: int64 [len(rows)], the row of the parameters for each row of logits.
+    out: int64 [len(rows)], overwritten with the token ids.
+
+Raises:
+    ValueError: rows and out differ in length.
+    IndexError: A row is out of range.)");
   m.def("mask_rows", &mask_rows, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("rows").noconvert(),
-        nb::arg("masks").noconvert(), "Logits of rows[i] whose bit in masks[i] is 0 become -infinity.");
+        nb::arg("masks").noconvert(), R"(Set the logits of tokens that are not allowed to minus infinity.
+
+Args:
+    logits_ptr: float32 [num_logit_rows, vocab_size], overwritten.
+    vocab_size: The number of tokens.
+    rows: int64 [n], rows of the logits; not checked.
+    masks: uint32 [n, ceil(vocab_size / 32)], one bit per token, the lowest bit of a word first; 1 allows the token.
+
+Raises:
+    ValueError: masks has another shape.)");
   m.def("logprobs", &logprobs, nb::arg("logits_ptr"), nb::arg("vocab_size"), nb::arg("tokens"),
         nb::arg("ids").noconvert(), nb::arg("logprobs").noconvert(), nb::arg("ranks").noconvert(),
-        "Logprobs and ranks of tokens[i] and of the likeliest tokens, of logits row i.");
+        R"(Compute the logprobs and ranks of one given token and of the likeliest tokens in each row.
+
+Args:
+    logits_ptr: float32 [n, vocab_size].
+    vocab_size: The number of tokens.
+    tokens: int64 [n], the given tokens.
+    ids: int64 [n, 1 + num_top], overwritten: the given token, then the likeliest tokens.
+    logprobs: float32 [n, 1 + num_top], overwritten.
+    ranks: int64 [n, 1 + num_top], overwritten; the likeliest token has rank 1.
+
+Raises:
+    ValueError: The arrays differ in length or number of columns, or num_top exceeds vocab_size.
+    IndexError: A token id is out of range.)");
 }
 
 }  // namespace chairlift

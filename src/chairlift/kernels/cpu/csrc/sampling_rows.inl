@@ -1,11 +1,11 @@
-// Compiled once for every instruction set. Nothing here depends on anything but the row.
+// Compiled for each instruction set: passes over one row of logits.
 #include "sampling_rows.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
 
 constexpr int64_t kSamplingGroup = kGroupVectors * kLanes;
 
-// Up to kLanes values from p on, -inf beyond n of them.
+// Loads kLanes values from p on; those from n on are -inf.
 static inline F load_logits(const float* p, int64_t n) {
   if (n >= kLanes) return load(p);
   const int count = static_cast<int>(n);
@@ -21,7 +21,7 @@ static inline int64_t first_nan(const float* row, int64_t n) {
 static Largest largest_of_row(const float* row, int64_t n, float* maxima) {
   Largest best = {-__builtin_inff(), 0};
   int64_t best_group = 0;
-  F check = zero();  // becomes NaN if the row holds one, or infinities of both signs
+  F check = zero();  // becomes NaN if the row contains NaN or infinities of both signs
   for (int64_t start = 0; start < n; start += kSamplingGroup) {
     const int64_t end = start + kSamplingGroup < n ? start + kSamplingGroup : n;
     F top = set1(-__builtin_inff());

@@ -1,4 +1,4 @@
-// Calls that were made in one order, to be made again in one go.
+// Recordings of native calls, to repeat them in one call.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace chairlift {
 class AttentionStep;
 class Linear;
 
-// What the layers of a model call, of steps with as many rows in the same memory. Between two calls from Python pass
-// microseconds, in which no weights are read. What a call points to must outlive the tape.
+// The calls of the layers of a model, for steps with the same number of rows in the same memory. Calls from Python
+// would be microseconds apart, in which no weights are read. All memory that a call uses must outlive the tape.
 class Tape {
  public:
-  // What differs from step to step.
+  // The arguments that differ between steps.
   struct Step {
     AttentionStep* attention;
     const int64_t* positions;
@@ -30,14 +30,14 @@ class Tape {
     if (recording() == this) recording() = nullptr;
   }
 
-  // The tape that this thread records on, or null.
+  // The tape on which this thread records, or null.
   static Tape*& recording() {
     thread_local Tape* tape = nullptr;
     return tape;
   }
 
   void add(Call call) { calls_.push_back(std::move(call)); }
-  // multiply(next), `next` being the linear layer that is added after this one, or null.
+  // Records multiply(next), where `next` is the linear layer that is recorded after this one, or null.
   template <typename Multiply>
   void add_linear(const Linear& linear, Multiply multiply) {
     if (last_) *last_ = &linear;
@@ -56,7 +56,7 @@ class Tape {
 
  private:
   std::vector<Call> calls_;
-  std::shared_ptr<const Linear*> last_;  // where the last linear layer looks for the next
+  std::shared_ptr<const Linear*> last_;  // set to the next linear layer when it is recorded
   bool needs_step_ = false;
 };
 

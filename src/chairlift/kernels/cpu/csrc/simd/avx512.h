@@ -1,4 +1,4 @@
-// The vector layer on AVX-512 (F, BW, DQ, VL): sixteen floats. See portable.h for what each function means.
+// The vector layer on AVX-512 (F, BW, DQ, VL): sixteen floats. See portable.h for the definitions of the functions.
 #pragma once
 
 #include <immintrin.h>
@@ -129,7 +129,7 @@ static inline F round_even(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_N
 static inline I dot_u8s8(I acc, I u, I s) { return _mm512_dpbusd_epi32(acc, u, s); }
 static inline I dot_u4s8(I acc, I u, I s) { return dot_u8s8(acc, u, s); }
 #else
-// maddubs adds pairs in 16 bits: exact for four-bit operands, too narrow for eight, which are cut in two.
+// maddubs adds pairs in 16 bits, which is exact for four-bit operands. Eight-bit operands are divided into two halves.
 static inline I dot_u4s8(I acc, I u, I s) {
   const I pairs = _mm512_maddubs_epi16(u, s);
   return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));

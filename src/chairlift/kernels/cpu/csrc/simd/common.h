@@ -1,10 +1,11 @@
-// What is built on the vector layer, the same for every ISA.
+// Functions on top of the vector layer, the same for every instruction set.
 #pragma once
 
 namespace chairlift::CHAIRLIFT_ISA {
 
 // e^x. x is clamped to [-87.3, 88.3] first, but below -87.3 the result is 0 exactly (and NaN gives NaN or 0 or a finite
-// number: callers mask). 2^n * p(r) with r in [-ln 2 / 2, ln 2 / 2] and p a minimax polynomial of degree 6; about 2 ulp.
+// number: callers mask). 2^n * p(r) with r in [-ln 2 / 2, ln 2 / 2] and p a minimax polynomial of degree 6; about 2
+// ulp.
 static inline F exp(F x) {
   const F lowest = set1(-87.3f);
   const F clamped = max(min(x, set1(88.3f)), lowest);

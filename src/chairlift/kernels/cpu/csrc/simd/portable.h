@@ -1,8 +1,9 @@
-// The vector layer in plain C++: eight floats, which compilers turn into whatever the machine has.
+// The vector layer in plain C++: vectors of eight floats, which compilers map to the instructions of the machine.
 //
-// Every other header of this folder offers the same names. F is a vector of kLanes floats, I of kLanes int32, M what a
-// comparison gives. Names that end in _n touch the first n lanes only: what lies beyond is neither read nor written, and
-// reads as zero. One operation here is one operation there, so a kernel written on them has one order of operations.
+// The other headers of this folder define the same names. F is a vector of kLanes floats, I of kLanes int32, M the
+// result of a comparison. Functions that end in _n access the first n lanes only; memory beyond them is neither read
+// nor written, and the other lanes are zero. Each function is one operation on every instruction set, so kernels have
+// one order of operations.
 #pragma once
 
 #include <cmath>
@@ -71,10 +72,10 @@ static inline F add(F a, F b) { return lanes([&](int i) { return a.v[i] + b.v[i]
 static inline F sub(F a, F b) { return lanes([&](int i) { return a.v[i] - b.v[i]; }); }
 static inline F mul(F a, F b) { return lanes([&](int i) { return a.v[i] * b.v[i]; }); }
 static inline F div(F a, F b) { return lanes([&](int i) { return a.v[i] / b.v[i]; }); }
-// Like the x86 instructions: the second operand if either is NaN.
+// As the x86 instructions, the result is the second operand if either is NaN.
 static inline F max(F a, F b) { return lanes([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
 static inline F min(F a, F b) { return lanes([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-// Two roundings: fmaf would call into the C library where there is no such instruction.
+// Rounds twice, because fmaf would call the C library on machines without this instruction.
 static inline F fma(F a, F b, F c) { return lanes([&](int i) { return a.v[i] * b.v[i] + c.v[i]; }); }
 static inline F sqrt(F a) { return lanes([&](int i) { return std::sqrt(a.v[i]); }); }
 static inline F neg(F a) { return lanes([&](int i) { return -a.v[i]; }); }
@@ -93,7 +94,7 @@ static inline unsigned mask_bits(M m) {
   return bits;
 }
 
-// A tree: halves of the vector are combined until one lane is left.
+// Reduces as a tree: halves of the vector are combined until one lane is left.
 static inline float reduce_add(F x) {
   for (int half = kLanes / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) x.v[i] = x.v[i] + x.v[i + half];

@@ -1,4 +1,4 @@
-// Checks of the C++ tests, and what they are fed with.
+// Checks and random inputs of the C++ tests.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace chairlift::test {
 
-// What is being tested, for the message of a check that fails.
+// The subject of the current test, for the message of a failed check.
 inline std::string& subject() {
   static std::string text;
   return text;
@@ -30,8 +30,8 @@ inline std::string& subject() {
 // |got - expected| <= tolerance; false for NaN.
 inline bool near(double got, double expected, double tolerance) { return std::fabs(got - expected) <= tolerance; }
 
-// Random numbers, the same in every run. A vector of n values takes exactly n: what lies beyond it is not ours, and the
-// address sanitizer knows.
+// Random numbers, the same in every run. A vector of n values has no extra capacity, so that the address sanitizer
+// detects accesses beyond it.
 class Random {
  public:
   explicit Random(uint32_t seed) : engine_(seed) {}

@@ -1,4 +1,4 @@
-// Every kernel on every instruction set of this CPU, against plain loops in double. Built with sanitizers: see
+// Compares every kernel, on every instruction set of this CPU, with plain loops in double. Built with sanitizers by
 // `make sanitize`.
 #include <chrono>
 

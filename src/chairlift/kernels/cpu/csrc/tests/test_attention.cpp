@@ -12,7 +12,7 @@ namespace chairlift::test {
 namespace {
 
 struct Sequence {
-  int num_queries;  // the last so many of its tokens are this step's
+  int num_queries;  // the number of its last tokens that are in this step
   int seq_len;
 };
 
@@ -32,7 +32,7 @@ struct Case {
   }
 };
 
-// KV memory of one layer. What nobody wrote is NaN (scales, for int8): a result that it touches shows it.
+// The KV memory of one layer. Unwritten values (scales for int8) are NaN, so that reading one changes the result.
 struct Memory {
   Memory(const Case& c, int64_t num_blocks) : shape(c.shape), block_size(c.block_size) {
     const int64_t rows = num_blocks * shape.num_kv_heads * block_size;
@@ -72,7 +72,7 @@ struct Memory {
   std::vector<float> key_scale, value_scale;
 };
 
-// One layer of a model: its inputs, its memory, and tables that say where tokens are.
+// One layer of a model: its inputs, its memory and its block tables.
 class Layer {
  public:
   Layer(const Case& c, Random& random) : case_(c), memory_(c, count_blocks(c)) {
@@ -101,7 +101,7 @@ class Layer {
     k_norm_ = random.normals(c.norms ? c.shape.head_dim : 0);
   }
 
-  // Tokens first[i] to end[i] of each sequence, as one step: [tokens][num_heads * head_dim].
+  // Computes tokens first[i] to end[i] of each sequence as one step: [tokens][num_heads * head_dim].
   std::vector<float> step(const std::vector<int>& first, const std::vector<int>& end) {
     StepShape shape;
     shape.block_size = case_.block_size;
@@ -135,7 +135,7 @@ class Layer {
     return out;
   }
 
-  // A head of a token of a sequence, as it is compared or kept, in double. Heads: queries, then keys, then values.
+  // A head of a token after norm and rotary embedding, in double. Heads are ordered: queries, keys, values.
   std::vector<double> head(size_t sequence, int token, int head) const {
     const AttentionShape& shape = case_.shape;
     const auto n = static_cast<size_t>(shape.head_dim);
@@ -159,7 +159,7 @@ class Layer {
     return y;
   }
 
-  // Softmax attention of one head of a token over what is in memory.
+  // Softmax attention of one head of a token over the keys and values in memory.
   std::vector<double> attended(size_t sequence, int token, int head) const {
     const AttentionShape& shape = case_.shape;
     const int kv_head = head / shape.group();
@@ -202,11 +202,11 @@ class Layer {
   Memory memory_;
   std::vector<int32_t> blocks_;
   std::vector<int64_t> first_block_;
-  std::vector<std::vector<float>> tokens_;  // of each sequence: [seq_len][qkv_width]
+  std::vector<std::vector<float>> tokens_;  // one per sequence: [seq_len][qkv_width]
   std::vector<float> cos_sin_, q_norm_, k_norm_;
 };
 
-// What is kept of keys and values, up to the rounding of their type.
+// Checks the written keys and values, up to the rounding of their type.
 void check_memory(const Case& c, const Layer& layer) {
   const AttentionShape& shape = c.shape;
   for (size_t i = 0; i < c.sequences.size(); ++i) {
@@ -250,7 +250,7 @@ void check_case(const Case& c, Random& random) {
       }
     }
   }
-  // Another number of threads cuts the work elsewhere, and everything in one step is cut elsewhere still.
+  // Another number of threads divides the work differently, and so does a single step with all tokens.
   Pool& pool = Pool::get();
   pool.set_num_threads(pool.num_threads() % 3 + 1);
   pool.set_tile_order(static_cast<uint64_t>(random.between(1, 1000)));
@@ -268,7 +268,7 @@ void check_case(const Case& c, Random& random) {
   }
 }
 
-// Rows before their sequence see nothing, slot -1 keeps nothing.
+// Checks that rows before their sequence see no key, and that slot -1 writes nothing.
 void check_padding() {
   subject() = "padding";
   const AttentionShape shape = {2, 1, 8, 1.0f, KVType::f32, nullptr, nullptr, 0.0f};
@@ -276,7 +276,7 @@ void check_padding() {
   std::vector<float> kept = key;
   std::fill_n(kept.begin() + 8, 8, 2.0f);
   AttentionStep step({{0, 3}, {1}, {0}, {-1, -1, 1}, 1, 4});
-  // The one token is at position 0, and its slot is another than the one it reads.
+  // The only token is at position 0, and its slot is not the one that it reads.
   attention_forward(shape, step, {{key.data(), value.data(), nullptr, nullptr, 4}, qkv.data(), nullptr, nullptr, 0,
                                   out.data()});
   CHECK(key == kept && value == kept);

@@ -29,7 +29,7 @@ struct Case {
   }
 };
 
-// One row through the prologue, in double.
+// The prologue of one row, in double.
 std::vector<double> prepared(const Case& c, const float* x, const std::vector<float>& weight,
                              const std::vector<float>& bias, float eps) {
   const auto n = static_cast<size_t>(c.inputs);
@@ -82,7 +82,7 @@ bool same_bits(const float* a, const float* b, int64_t n) {
   return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(float)) == 0;
 }
 
-// Each row alone, another number of threads, another order of tiles: the same bits.
+// Checks that single rows, another number of threads and another order of tiles give the same bits.
 void check_invariance(const Linear& linear, const Case& c, const std::vector<float>& x,
                       const std::vector<float>& before, const std::vector<float>& out) {
   for (int64_t row = 0; row < c.rows; ++row) {
@@ -100,7 +100,7 @@ void check_invariance(const Linear& linear, const Case& c, const std::vector<flo
   pool.set_tile_order(0);
 }
 
-// Rows that lie apart: what is between them is neither needed nor touched.
+// Checks rows with a stride: memory between them is neither read nor written.
 void check_strides(const Linear& linear, const Case& c, const std::vector<float>& x, const std::vector<float>& before,
                    const std::vector<float>& out) {
   const int64_t x_stride = c.width() + 5, out_stride = c.outputs + 3;
@@ -164,7 +164,7 @@ void check_products(Random& random) {
   }
 }
 
-// A row of a file in the format, with scales that are sane, and its values.
+// A row of a file in the format, with scales of normal size, and its values.
 struct FileRow {
   std::vector<uint8_t> bytes;
   std::vector<float> values;
@@ -214,7 +214,7 @@ FileRow file_row(WeightFormat format, int64_t inputs, int64_t num_bytes, Random&
   return row;
 }
 
-// What a file holds is what products use, to the bit; rows that are packed in pieces, and rows looked up by id.
+// Checks that products use exactly the values of a file, for rows that are packed in pieces and rows gathered by id.
 void check_packing(Random& random) {
   for (const WeightFormat format : kFormats) {
     for (const int64_t inputs : {1, 31, 32, 33, 96}) {

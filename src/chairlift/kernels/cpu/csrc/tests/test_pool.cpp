@@ -13,8 +13,8 @@
 namespace chairlift::test {
 namespace {
 
-// Every task once, and none by a worker that there is not. Counters of a task are not atomic: who is handed the same
-// task at the same time is a data race.
+// Checks that every task runs once, on an existing worker. The counters of tasks are not atomic, so that running a task
+// twice at the same time is a data race.
 void check_job(int64_t num_tasks) {
   Pool& pool = Pool::get();
   const int num_threads = pool.num_threads();
@@ -26,7 +26,7 @@ void check_job(int64_t num_tasks) {
   for (const int times : done) CHECK(times == 1);
 }
 
-// The same where each thread has a range, and takes from the others' when its own is done.
+// Checks the same where each thread has a range, and takes tasks of other ranges when its own is finished.
 void check_ranges(int64_t num_tasks) {
   Pool& pool = Pool::get();
   std::vector<int> done(static_cast<size_t>(num_tasks), 0);
@@ -38,7 +38,7 @@ void check_ranges(int64_t num_tasks) {
   for (const int times : done) CHECK(times == 1);
 }
 
-// One thread does the work of all where the others never come.
+// Checks that one thread computes all ranges if the other threads never start.
 void check_late_threads() {
   subject() = "ranges of threads that are late";
   Pool& pool = Pool::get();
@@ -67,7 +67,7 @@ void check_all_sizes() {
 }
 
 void check_parked_workers() {
-  subject() = "workers that have gone to sleep";
+  subject() = "parked workers";
   Pool::get().set_num_threads(4);
   for (int i = 0; i < 20; ++i) {
     check_job(100);
@@ -88,7 +88,7 @@ void check_scratch() {
   }
 }
 
-// Whoever throws, all tasks are over when the caller hears of it, and the pool goes on.
+// Checks that all tasks have finished when `run` throws, and that the pool remains usable.
 void check_failures() {
   subject() = "tasks that throw";
   Pool& pool = Pool::get();
@@ -112,7 +112,7 @@ void check_failures() {
   }
 }
 
-// Callers on several threads take turns, while another one changes the number of threads.
+// Checks several calling threads, while another thread changes the number of workers.
 void check_many_callers() {
   subject() = "several callers, and a changing number of threads";
   std::atomic<int64_t> sum{0};
@@ -127,9 +127,9 @@ void check_many_callers() {
   CHECK(sum == 3 * 100 * (40 * 39 / 2));
 }
 
-// A child has none of its parent's workers, and starts its own.
+// Checks that a child process starts its own workers.
 void check_fork() {
-#if !defined(__SANITIZE_THREAD__)  // which does not follow a forked process that starts threads
+#if !defined(__SANITIZE_THREAD__)  // it does not support a forked process that starts threads
   subject() = "a job in a forked process";
   Pool::get().set_num_threads(4);
   check_job(100);

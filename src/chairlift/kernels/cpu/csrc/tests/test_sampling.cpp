@@ -9,7 +9,7 @@
 namespace chairlift::test {
 namespace {
 
-// Scratch of exactly the size that is asked for.
+// Scratch memory of exactly the required size.
 std::unique_ptr<uint8_t[]> scratch_for(int64_t n) {
   return std::unique_ptr<uint8_t[]>(new uint8_t[sampling_scratch_bytes(n)]);
 }
@@ -23,8 +23,8 @@ std::vector<int64_t> by_logit(const std::vector<float>& logits) {
   return order;
 }
 
-// Weights of what may be drawn, the largest being 1. Filters in the order min_p, top_k, top_p; equal tokens stay or go
-// together.
+// The weights of the tokens that may be drawn; the largest is 1. The filters are min_p, top_k and top_p, in this order,
+// and keep or remove tokens with equal logits together.
 std::vector<double> kept_weights(const std::vector<float>& logits, const DrawParams& params) {
   const std::vector<int64_t> order = by_logit(logits);
   const double largest = logits[static_cast<size_t>(order[0])];
@@ -46,7 +46,7 @@ std::vector<double> kept_weights(const std::vector<float>& logits, const DrawPar
   return weights;
 }
 
-// Whether rounding could have moved the drawn number into the token's share.
+// Checks that the drawn number is in the share of the token, up to rounding.
 void check_draw(const std::vector<float>& logits, const DrawParams& params) {
   const auto n = static_cast<int64_t>(logits.size());
   const int64_t token = draw_token(logits.data(), n, params, scratch_for(n).get());
@@ -99,7 +99,7 @@ void check_row(int64_t n, Random& random) {
   check_logprobs(logits, random.below(n), n);
 }
 
-// Rows without a distribution, and what lies on the border of one.
+// Checks rows without a distribution, and rows with a single allowed token.
 void check_strange_rows() {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   for (const int64_t n : {1, 9, 100}) {

@@ -1,4 +1,4 @@
-// Memory that is kept from call to call.
+// Scratch memory that is reused from call to call.
 #pragma once
 
 #include <stdlib.h>
@@ -9,14 +9,14 @@
 
 namespace chairlift {
 
-// Grows by whole pages, and what was in it is lost then. In builds for sanitizers it moves at every call, has not a byte
-// more than was asked for, and is full of NaN: so they find what is read beyond it, or too late, or never written.
-class KeptMemory {
+// Grows by whole pages, which discards its contents. In sanitizer builds each call allocates exactly the requested size
+// and fills it with NaN, so that sanitizers find reads beyond it, after the next call, or of values never written.
+class ReusableMemory {
  public:
-  KeptMemory() = default;
-  KeptMemory(const KeptMemory&) = delete;
-  KeptMemory& operator=(const KeptMemory&) = delete;
-  ~KeptMemory() { free(data_); }
+  ReusableMemory() = default;
+  ReusableMemory(const ReusableMemory&) = delete;
+  ReusableMemory& operator=(const ReusableMemory&) = delete;
+  ~ReusableMemory() { free(data_); }
 
   // At least num_bytes, aligned to a page. Valid until the next call.
   void* get(size_t num_bytes) {

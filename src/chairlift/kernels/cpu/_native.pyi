@@ -1,0 +1,410 @@
+"""
+Native kernels for the CPU: linear layers, attention over paged KV memory, and sampling.
+
+A parameter whose name ends in `_ptr` is the address of the first element of an array in host memory. The caller
+guarantees its shape and dtype, which are not checked, and keeps the array alive until the call returns. All other arrays
+are NumPy arrays in C order, whose shape and dtype are checked.
+"""
+
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+def isa() -> str:
+    """
+    Return the name of the instruction set in use.
+
+    Raises:
+        RuntimeError: CHAIRLIFT_CPU_ISA names an instruction set that this CPU does not have.
+    """
+
+def available_isas() -> list[str]:
+    """Return the instruction sets of this CPU that have kernels, best first."""
+
+def set_isa(name: str) -> None:
+    """
+    Change the instruction set of this process, in tests and benchmarks.
+
+    Raises:
+        RuntimeError: This CPU does not have the instruction set.
+    """
+
+def set_num_threads(num_threads: int) -> None:
+    """
+    Set how many threads compute, from 1 to 256, including the calling thread.
+
+    Raises:
+        ValueError: The number is out of range.
+    """
+
+def num_threads() -> int:
+    """Return how many threads compute, including the calling thread."""
+
+def set_tile_order(seed: int) -> None:
+    """
+    Distribute tiles to threads in a random order that depends on the seed, in tests; 0 is the ascending order.
+    """
+
+class PackedMatrix:
+    """
+    A weight matrix [out_features, in_features] in the layout that products read.
+
+    Args:
+        format: The storage format: "q4_0", "q4_1", "q8_0", "int8", "bf16", "f16" or "f32".
+        out_features, in_features: The shape.
+
+    Raises:
+        ValueError: The format is unknown, or the shape has no rows or no columns.
+    """
+
+    def __init__(self, format: str, out_features: int, in_features: int) -> None: ...
+    def pack_blocks(
+        self,
+        first_row: int,
+        rows: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    ) -> None:
+        """
+        Write rows from the bytes of a file in this format.
+
+        Args:
+            first_row: The first row of the matrix that is written.
+            rows: uint8 [num_rows, row_bytes]: blocks as in GGUF files, or plain values.
+
+        Raises:
+            ValueError: The rows are outside the matrix, or do not have row_bytes bytes each.
+        """
+
+    def pack_floats(
+        self,
+        first_row: int,
+        rows: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    ) -> None:
+        """
+        Write rows from floats, rounded to the format.
+
+        Args:
+            first_row: The first row of the matrix that is written.
+            rows: float32 [num_rows, in_features].
+
+        Raises:
+            ValueError: The rows are outside the matrix, or do not have in_features values each.
+        """
+
+    def unpack(self, first_row: int, num_rows: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+        """
+        Return the values of rows as products use them: float32 [num_rows, in_features].
+
+        Raises:
+            ValueError: The rows are outside the matrix.
+        """
+
+    def gather(self, ids_ptr: int, num_ids: int, out_ptr: int) -> None:
+        """
+        Copy rows by id, as floats.
+
+        Args:
+            ids_ptr: int64 [num_ids], each from 0 to out_features - 1; not checked.
+            num_ids: The number of ids.
+            out_ptr: float32 [num_ids, in_features], overwritten.
+        """
+
+    @property
+    def format(self) -> str:
+        """The storage format."""
+
+    @property
+    def out_features(self) -> int:
+        """The number of rows."""
+
+    @property
+    def in_features(self) -> int:
+        """The number of columns."""
+
+    @property
+    def row_bytes(self) -> int:
+        """
+        Bytes of one row for `pack_blocks`; 0 where no file has this format or width.
+        """
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the matrix in memory, including padding."""
+
+class FusedLinear:
+    """
+    A linear layer over rows of float32: out = [out +] prologue(x) @ matrix.T + bias.
+
+    Args:
+        matrix: The weight; the layer keeps it alive.
+        bias: float32 [out_features], copied; None adds nothing.
+        prologue: The function of each row before the product: "none", "rms_norm", "layer_norm", "silu_and_mul" or "relu".
+        norm_weight: float32 [in_features], copied; for "rms_norm" and "layer_norm".
+        norm_bias: float32 [in_features], copied; for "layer_norm".
+        eps: The constant that both norms add to the variance.
+
+    Raises:
+        ValueError: The prologue is unknown, or a vector is missing or has another length.
+    """
+
+    def __init__(
+        self,
+        matrix: PackedMatrix,
+        bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        prologue: str = "none",
+        norm_weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        norm_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        eps: float = 0.0,
+    ) -> None: ...
+    def __call__(self, x_ptr: int, x_stride: int, num_rows: int, out_ptr: int, out_stride: int, add: bool) -> None:
+        """
+        Compute the layer for all rows.
+
+        Args:
+            x_ptr: float32 [num_rows, in_features], or [num_rows, 2 * in_features] for "silu_and_mul".
+            x_stride: The distance between rows of x, in floats.
+            num_rows: The number of rows.
+            out_ptr: float32 [num_rows, out_features], without overlap with x.
+            out_stride: The distance between rows of out, in floats.
+            add: Whether the result is added to the values in out, instead of replacing them.
+        """
+
+class AttentionStep:
+    """
+    The sequences, block tables and slots of one step, copied from its metadata.
+
+    The work is divided among threads when a layer first uses the step, once for each sliding window.
+
+    Args:
+        query_start_loc: int32 [num_seqs + 1], ascending from 0 to num_tokens.
+        seq_lens: int32 [num_seqs], the keys of each sequence once those of the step are written.
+        block_tables: int32 [num_seqs, max_blocks], block ids.
+        slot_mapping: int64 [num_tokens], the slot of each token's K and V; -1 writes nothing.
+        block_size: Slots per block.
+
+    Raises:
+        ValueError: The arrays do not fit together.
+    """
+
+    def __init__(
+        self,
+        query_start_loc: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        seq_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_tables: Annotated[
+            NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)
+        ],
+        slot_mapping: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_size: int,
+    ) -> None: ...
+
+class PagedAttention:
+    """
+    Norm, rotary embedding, KV writes and attention of the layers of a model.
+
+    Args:
+        num_heads: Query heads, a multiple of num_kv_heads.
+        num_kv_heads: Heads of K and V.
+        head_dim: Values per head: a multiple of 4, at most 512.
+        scale: The factor of the dot products.
+        kv_dtype: The type of K and V in memory: "f32", "bf16" or "int8".
+
+    Raises:
+        ValueError: A number is out of range, or the type is unknown.
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, kv_dtype: str) -> None: ...
+    def forward(
+        self,
+        qkv_ptr: int,
+        step: AttentionStep,
+        q_norm_ptr: int,
+        k_norm_ptr: int,
+        norm_eps: float,
+        positions_ptr: int,
+        cos_sin_cache_ptr: int,
+        key_ptr: int,
+        value_ptr: int,
+        key_scale_ptr: int,
+        value_scale_ptr: int,
+        window: int,
+        out_ptr: int,
+    ) -> None:
+        """
+        Compute one layer for all tokens of a step.
+
+        Addresses may be 0 only where stated.
+
+        Args:
+            qkv_ptr: float32 [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], overwritten.
+            step: The step; its tokens are the rows of qkv.
+            q_norm_ptr, k_norm_ptr: float32 [head_dim], weights of RMSNorm over each head; 0 for no norm.
+            norm_eps: The constant that RMSNorm adds to the mean square.
+            positions_ptr: int64 [num_tokens]; 0 without rotary embedding.
+            cos_sin_cache_ptr: float32 [max_position, head_dim], the cosines of each position, then its sines; 0 without
+                rotary embedding.
+            key_ptr, value_ptr: [num_blocks + 1, num_kv_heads, block_size, head_dim], of the type of K and V.
+            key_scale_ptr, value_scale_ptr: float32 [num_blocks + 1, num_kv_heads, block_size]; 0 unless the type is int8.
+            window: Keys that a query sees, including its own; 0 for all up to its own.
+            out_ptr: float32 [num_tokens, num_heads * head_dim], overwritten.
+        """
+
+class TokenSampler:
+    """
+    Samples tokens for requests whose parameters are arrays with one element per row.
+
+    The arrays are not copied: each call of `sample` reads their current values.
+
+    Args:
+        is_random: uint8 [num_rows], 0 for the likeliest token.
+        temperature: float32 [num_rows], positive.
+        top_k: int64 [num_rows], 0 keeps all tokens.
+        top_p: float64 [num_rows] in (0, 1], 1 keeps all tokens.
+        min_p: float32 [num_rows] in [0, 1], 0 keeps all tokens.
+        keys: uint64 [num_rows], the random stream of each row.
+        positions: int64 [num_rows], the position of the token in its sequence; with the key it determines the draw.
+
+    Raises:
+        ValueError: The arrays differ in length.
+    """
+
+    def __init__(
+        self,
+        is_random: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        temperature: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        top_k: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        top_p: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        min_p: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    def sample(
+        self,
+        logits_ptr: int,
+        vocab_size: int,
+        rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        out: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")],
+    ) -> None:
+        """
+        Sample one token from each row of logits.
+
+        Args:
+            logits_ptr: float32 [len(rows), vocab_size].
+            vocab_size: The number of tokens.
+            rows: int64 [len(rows)], the row of the parameters for each row of logits.
+            out: int64 [len(rows)], overwritten with the token ids.
+
+        Raises:
+            ValueError: rows and out differ in length.
+            IndexError: A row is out of range.
+        """
+
+def mask_rows(
+    logits_ptr: int,
+    vocab_size: int,
+    rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    masks: Annotated[NDArray[numpy.uint32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+) -> None:
+    """
+    Set the logits of tokens that are not allowed to minus infinity.
+
+    Args:
+        logits_ptr: float32 [num_logit_rows, vocab_size], overwritten.
+        vocab_size: The number of tokens.
+        rows: int64 [n], rows of the logits; not checked.
+        masks: uint32 [n, ceil(vocab_size / 32)], one bit per token, the lowest bit of a word first; 1 allows the token.
+
+    Raises:
+        ValueError: masks has another shape.
+    """
+
+def logprobs(
+    logits_ptr: int,
+    vocab_size: int,
+    tokens: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ids: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu")],
+    logprobs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+    ranks: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order="C", device="cpu")],
+) -> None:
+    """
+    Compute the logprobs and ranks of one given token and of the likeliest tokens in each row.
+
+    Args:
+        logits_ptr: float32 [n, vocab_size].
+        vocab_size: The number of tokens.
+        tokens: int64 [n], the given tokens.
+        ids: int64 [n, 1 + num_top], overwritten: the given token, then the likeliest tokens.
+        logprobs: float32 [n, 1 + num_top], overwritten.
+        ranks: int64 [n, 1 + num_top], overwritten; the likeliest token has rank 1.
+
+    Raises:
+        ValueError: The arrays differ in length or number of columns, or num_top exceeds vocab_size.
+        IndexError: A token id is out of range.
+    """
+
+def measure_dot_u8s8(seconds: float) -> float:
+    """
+    Measure dot products of unsigned by signed bytes on all threads.
+
+    Args:
+        seconds: How long to repeat samples; the best one counts. 0 takes one sample, about ten milliseconds.
+
+    Returns:
+        Additions and multiplications per second.
+    """
+
+def measure_dot_u4s8(seconds: float) -> float:
+    """
+    Measure the same as `measure_dot_u8s8` where the unsigned bytes are below 16.
+    """
+
+def measure_fma(seconds: float) -> float:
+    """
+    Measure fused multiply-adds of float32 on all threads: additions and multiplications per second.
+    """
+
+class ReadBuffer:
+    """
+    A buffer that all threads read, to measure the bandwidth of memory.
+
+    Args:
+        num_bytes: The size; larger than the caches to measure memory.
+    """
+
+    def __init__(self, num_bytes: int) -> None: ...
+    def measure(self, seconds: float) -> float:
+        """Measure reads of the whole buffer on all threads: bytes per second."""
+
+class Tape:
+    """
+    A recording of calls of FusedLinear and PagedAttention.forward, to be repeated in other steps.
+
+    Everything that the recorded calls read or write must outlive the tape.
+    """
+
+    def __init__(self) -> None: ...
+    def start(self) -> None:
+        """
+        Record the calls of this thread from now on, on this tape instead of any other.
+        """
+
+    @staticmethod
+    def stop() -> None:
+        """Stop recording the calls of this thread."""
+
+    def __len__(self) -> int:
+        """Return the number of recorded calls."""
+
+    def replay(self, step: AttentionStep | None, positions_ptr: int) -> None:
+        """
+        Repeat the recorded calls in their order.
+
+        Args:
+            step: The step for attention; None if the tape contains no attention.
+            positions_ptr: int64 [num_tokens], the positions for rotary embedding.
+
+        Raises:
+            ValueError: step is None and the tape contains attention.
+        """
