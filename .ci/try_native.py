@@ -27,7 +27,7 @@ def try_product() -> None:
     native.FusedLinear(matrix)(x.data_ptr(), 160, 5, out.data_ptr(), 96, False)
     expected = reference.quantized_linear(x, torch.from_numpy(matrix.unpack(0, 96)), None, "none")
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-4)
-    print(f"products: largest distance from their expecteds {(out - expected).abs().max():.1e}")
+    print(f"products: largest difference from the reference {(out - expected).abs().max():.1e}")
 
 
 def try_model() -> None:
