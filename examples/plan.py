@@ -11,13 +11,13 @@ from typing import Any
 
 def plan(memory: str) -> Any:
     """The plan of the default model, as `chairlift plan --json` prints it."""
-    command = [sys.executable, "-m", "chairlift", "plan", "--memory", memory, "--json"]
+    command = [sys.executable, "-m", "chairlift", "plan", "--memory", memory, "--max-num-seqs", "256", "--json"]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:
     """Print the number of requests under paging and under full reservations."""
-    for memory in ("256MiB", "1GiB"):
+    for memory in ("1GiB", "4GiB"):
         result = plan(memory)
         running = {(fit["pool"]["kv"], fit["pool"]["kv_arena"]): fit["num_running"] for fit in result["policies"]}
         print(
