@@ -69,7 +69,7 @@ def test_a_process_gives_what_a_thread_gives(
 
     config = tiny_config(tiny_model_dir("llama"), max_num_batched_tokens=64)
     caplog.set_level(logging.INFO, "chairlift")
-    choice._warn.cache_clear()  # that there are no native kernels is said once in each process
+    choice._warn_once.cache_clear()  # that there are no native kernels is said once in each process
     expected = asyncio.run(run(AsyncLLM(config)))
     said = [record.message for record in caplog.records]
     caplog.clear()

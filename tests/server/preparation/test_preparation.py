@@ -338,11 +338,15 @@ def test_cpu_time_of_a_call_that_is_cancelled_is_accounted_for(setup: Any) -> No
     charged: list[tuple[str, float]] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "detokenize", b'{"tokens": [3]}')  # the worker has taken its time to start
         workers.on_cpu_seconds = lambda tenant, seconds: charged.append((tenant, seconds))
-        body = json.dumps({"prompt": [[3]] * 1_000_000}).encode()
+        body = b'{"prompt": "x", "vllm_xargs": {"k": [' + b"[]," * 2_000_000 + b"[]]}}"  # takes a second to parse
+        earlier = workers.processes[0].cpu_seconds()
         call = asyncio.ensure_future(workers.run("b", "completions", body))
-        await asyncio.sleep(0.3)
+        deadline = time.monotonic() + 20
+        while not 0.02 < workers.processes[0].cpu_seconds() < earlier:  # counted from the start of this body
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.005)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
