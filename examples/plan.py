@@ -17,7 +17,7 @@ def plan(memory: str) -> Any:
 
 def main() -> None:
     """Print the number of requests under paging and under full reservations."""
-    for memory in ("1GiB", "4GiB"):
+    for memory in ("2GiB", "8GiB"):
         result = plan(memory)
         running = {(fit["pool"]["kv"], fit["pool"]["kv_arena"]): fit["num_running"] for fit in result["policies"]}
         print(

@@ -26,7 +26,7 @@ CLIENTS = {
 WITHOUT_SERVER = {
     "offline_batch": r"'The capital of France is' -> ' Paris\.[^']*' \(length\)\n('.*' -> '.*' \(length\)\n){2}",
     "scheduling_policy": r"(\w.+ TTFT p50 +\S+ s, p99 +\S+ s; E2E latency p50 +\S+ s, p99 +\S+ s\n){3}",
-    "plan": r"1GiB: (\d+) blocks; \d+ requests .*\n4GiB: (\d+) blocks; \d+ requests .*\n",
+    "plan": r"2GiB: (\d+) blocks; \d+ requests .*\n8GiB: (\d+) blocks; \d+ requests .*\n",
     "replay_trace": r"(\d seats: 8 requests, TTFT p99 \S+ s\n){3}",
 }
 """The other scripts -> what they print."""

@@ -55,8 +55,9 @@ def test_a_disk_that_fills_ends_the_event_log_and_not_the_serving(tmp_path: Path
         assert answer(served).json()["usage"]["completion_tokens"] == 20
         assert served.get("/v1/engine")["status"]["restarts"] == 0
     assert log.stat().st_size == FILE_BYTES
-    with pytest.raises(ValueError, match="line"):
-        list(read_events(log))
+    if not log.read_bytes().endswith(b"\n"):  # the limit may happen to be the end of a line
+        with pytest.raises(ValueError, match="line"):
+            list(read_events(log))
     kinds = []
     with contextlib.suppress(ValueError):
         for event in read_events(log):
