@@ -135,7 +135,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not among"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "declared more than once"),
     ({"tools": TOOLS, "tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_choice", "keep one"),
-    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "given"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "keep"),
     ({"chat_template_kwargs": {"frob": 1}}, "chat_template_kwargs", "does not read 'frob'"),
     ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "a field of its own says it"),
     ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
