@@ -11,7 +11,7 @@ import pytest
 
 from chairlift import sampling_params, structured_outputs
 from chairlift.grammar import checker, compiler
-from chairlift.loading import template_process, template_worker
+from chairlift.loading.text import template_process, template_worker
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api import tokenization
 from chairlift.server.api.protocol import base, item_limits

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from chairlift.errors import ConfigError
-from chairlift.output_files import check_writable
+from chairlift.system.output_files import check_writable
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 KERNEL_SETS = ("auto", "native", "torch", "reference")

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
-from chairlift.output_files import unwritable
 from chairlift.request import Request
+from chairlift.system.output_files import unwritable
 
 logger = logging.getLogger("chairlift")
 

@@ -9,7 +9,7 @@ from typing import Any
 from fuzzing import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
-from chairlift.bench.http_client import Call, EventLines, StreamError, error_message, take_chunk
+from chairlift.lab.bench.serving.http_client import Call, EventLines, StreamError, error_message, take_chunk
 from chairlift.server.batch.records import LineError, RequestLine, parse_request
 
 CHUNK: dict[str, Any] = {

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from chairlift import AsyncLLM
-from chairlift.engine.client import EngineState, EngineStatus
 from chairlift.engine.event_hub import EventHub
+from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.events import RequestRefused
-from chairlift.metrics.tracker import RequestTracker
+from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.engine import event_stream
 from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, Readiness

@@ -10,12 +10,12 @@ import typer
 from typer.testing import CliRunner
 
 from byte_tokenizer import SPECIAL
-from chairlift.commands.serve_options import add_api_options
+from chairlift.cli.serve_options import add_api_options
 from chairlift.engine.input_processor import InputProcessor
-from chairlift.loading.chat_template import ChatTemplate
-from chairlift.loading.marked_text import TEMPLATE, MarkedText, unmarked
-from chairlift.loading.template_check import log_template_problems
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.chat_template import ChatTemplate
+from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, unmarked
+from chairlift.loading.text.template_check import log_template_problems
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.conversation import ConversationPlanner, _cut_after
 from chairlift.server.api.protocol import ChatCompletionRequest

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from chairlift.engine.client import ServedEngine
+from chairlift.engine.process.client import ServedEngine
 from chairlift.errors import RequestError
-from chairlift.loading.chat_template import ChatTemplate
-from chairlift.loading.marked_text import TEMPLATE, MarkedText, mask_of, template_text, unmarked
-from chairlift.loading.template_check import log_template_problems
+from chairlift.loading.text.chat_template import ChatTemplate
+from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, mask_of, template_text, unmarked
+from chairlift.loading.text.template_check import log_template_problems
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.protocol import ChatCompletionRequest, FunctionTool, select_tools

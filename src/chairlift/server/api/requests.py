@@ -13,12 +13,12 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from chairlift.engine.explain import BatchMember, CrowdCost, ExplainedSpan, Explanation
-from chairlift.engine.wait_text import describe
-from chairlift.engine.what_if import what_ifs
-from chairlift.metrics.tracked_request import Span, TrackedRequest
+from chairlift.observability.explain import BatchMember, CrowdCost, ExplainedSpan, Explanation
+from chairlift.observability.tracked_request import Span, TrackedRequest
+from chairlift.observability.wait_text import describe
+from chairlift.observability.what_if import what_ifs
 from chairlift.server.api.protocol import ErrorBody
-from chairlift.server.observability.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import EngineObserver
 
 
 class RequestTimings(BaseModel):

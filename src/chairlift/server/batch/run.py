@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from chairlift.bench.progress import progress_bar
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.batch.index import BatchIndex
 from chairlift.server.batch.line_processor import Answer, LineProcessor
 from chairlift.server.batch.output import BatchOutput
+from chairlift.server.batch.progress import progress_bar
 from chairlift.server.http.application import create_app
 
 logger = logging.getLogger("chairlift")

@@ -48,11 +48,11 @@ from chairlift.server.http.error_responses import (
 )
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
-from chairlift.server.observability.call_log import CallLogMiddleware
-from chairlift.server.observability.engine_observer import EngineObserver
-from chairlift.server.observability.observability_options import ObservabilityOptions
 from chairlift.server.preparation.planners import EndpointPlanners, make_planners
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
+from chairlift.server.telemetry.call_log import CallLogMiddleware
+from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 
 
 def create_app(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from chairlift.loading.marked_text import MarkedText, join_marked, template_text
+from chairlift.loading.text.marked_text import MarkedText, join_marked, template_text
 
 INSTRUCTIONS: Final = template_text("""You can call functions. These are there, each described by a JSON schema:
 <tools>
