@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chairlift.server.tools.families import tool_call_format
-from chairlift.server.tools.reasoning import reasoning_format
+from chairlift.server.tools.call_formats import tool_call_format
+from chairlift.server.tools.reasoning_parser import reasoning_format
 
 
 @dataclass(frozen=True, slots=True)
