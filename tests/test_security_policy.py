@@ -15,6 +15,7 @@ from chairlift.loading.text import template_process, template_worker
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api import tokenization
 from chairlift.server.api.protocol import base, item_limits
+from chairlift.server.batch import batch_index, batch_lines, batch_runner
 from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.worker.memory import format_memory
 

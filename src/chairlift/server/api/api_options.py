@@ -11,7 +11,7 @@ from chairlift.server.tools.reasoning_parser import reasoning_format
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """Attributes:
-    tool_call_parser: how the model writes tool calls, see `tools/families.py`; `auto` goes by its chat template.
+    tool_call_parser: how the model writes tool calls, see `tools/call_formats.py`; `auto` goes by its chat template.
     reasoning_parser: the same for its reasoning; `none` leaves reasoning in the content.
     chat_template: Jinja2 text, instead of the model's.
     trust_request_chat_template: requests may bring their own.
