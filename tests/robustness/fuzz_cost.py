@@ -135,9 +135,9 @@ class Measurement:
 
     Attributes:
         seconds: of the calls; statuses: of their answers.
-        gap: p99 of the stream's inter-token latency in seconds, of the gaps since the start of the largest call, or of
-            the last `MIN_GAPS` if these are more.
-        health: the slowest answer of /health during the calls of all sizes, in seconds.
+        gap: p99 of the stream's inter-token latency in seconds, of the gaps since the calls of the largest body began,
+            or of the last `MIN_GAPS` if these are more.
+        health: the slowest answer of /health since then, in seconds.
     """
 
     case: Case
@@ -159,11 +159,12 @@ class Measurement:
 
 def measure(case: Case, url: str, victim: Connection, largest: int, repeats: int) -> Measurement:
     bodies = [case.body(largest >> shift) for shift in (2, 1, 0)]
-    seconds, statuses, gaps_before = [], [], 0
+    seconds, statuses = [], []
+    gaps_before = health_before = 0
     victim.send("reset")
     with httpx.Client(verify=NO_TLS, timeout=120, headers={"Content-Type": "application/json"}) as client:
         for body in bodies:
-            gaps_before = len(_report(victim)[0])
+            gaps_before, health_before = map(len, _report(victim))
             times = []
             for _ in range(repeats):
                 started = time.perf_counter()
@@ -172,7 +173,7 @@ def measure(case: Case, url: str, victim: Connection, largest: int, repeats: int
             seconds.append(statistics.median(times))
             statuses.append(answer.status_code)
     gaps, health = _report_after_calls(victim)
-    return Measurement(case, seconds, statuses, p99(gaps, gaps_before), max(health))
+    return Measurement(case, seconds, statuses, p99(gaps, gaps_before), max(health[health_before:]))
 
 
 def p99(gaps: list[float], start: int) -> float:
