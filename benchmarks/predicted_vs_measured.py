@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from chairlift.bench.driver import drive
-from chairlift.bench.machine import machine_facts
 from chairlift.config import EngineConfig
-from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import EventList
-from chairlift.metrics.percentile import Summary
-from chairlift.metrics.run import RunMetrics, summarize
-from chairlift.sim.fitted import FittedModel, evaluate, fit_cost_model
-from chairlift.sim.simulator import SimConfig, simulate
-from chairlift.workload.arrivals import arrival_process
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.request import WorkloadRequest
-from chairlift.workload.synthetic import make_workload
+from chairlift.lab.bench.driver import drive
+from chairlift.lab.bench.machine import machine_facts
+from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.metrics.run import RunMetrics, summarize
+from chairlift.lab.sim.fitted import FittedModel, evaluate, fit_cost_model
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 
 @dataclass(frozen=True)

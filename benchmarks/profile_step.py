@@ -29,19 +29,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.bench.driver import forced_requests
-from chairlift.bench.machine import host_facts, machine_facts
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
-from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.kernels.backend import AttentionBackend, AttentionShape
-from chairlift.kernels.registry import Kernels, get_kernels, run_in_order
+from chairlift.kernels.interface import Kernels, run_in_order
+from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import MatrixParts, Weights
+from chairlift.lab.bench.driver import forced_requests
+from chairlift.lab.bench.machine import host_facts, machine_facts
+from chairlift.lab.workload.arrivals import AllAtOnce
+from chairlift.lab.workload.lengths import Fixed, Uniform
+from chairlift.lab.workload.synthetic import WorkloadRequest, make_workload
 from chairlift.models import registry
 from chairlift.worker import model_runner
 from chairlift.worker.input_batch import gather_input_batch
-from chairlift.workload.arrivals import AllAtOnce
-from chairlift.workload.lengths import Fixed, Uniform
-from chairlift.workload.synthetic import WorkloadRequest, make_workload
 
 LINEAR = {
     "q_proj": "qkv",

@@ -16,18 +16,18 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from chairlift.bench.machine import host_facts
 from chairlift.config import SchedulerConfig
 from chairlift.events import EventFile
-from chairlift.metrics.run import RunTally
-from chairlift.sim.devices import find_device
-from chairlift.sim.model_shape import model_shape
-from chairlift.sim.roofline import Roofline
-from chairlift.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.workload.arrivals import Poisson
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.request import WorkloadRequest
-from chairlift.workload.synthetic import make_workload
+from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.metrics.run import RunTally
+from chairlift.lab.sim.devices import find_device
+from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
+from chairlift.lab.workload.arrivals import Poisson
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 MODEL, DEVICE = "opt-13b", "A100-40GB"
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 983, 16, 2048

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chairlift.engine import engine_process
-from chairlift.engine.engine_process import Outbox
-from chairlift.engine.wire import Address, Link, engine_link
+from chairlift.engine.process import engine_process
+from chairlift.engine.process.engine_process import Outbox
+from chairlift.engine.process.wire import Address, Link, engine_link
 
 LATE_SECONDS = 0.3
 listen: list[Any] = []

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from benchmarks.peers.records import BURST, SINGLE, Job, Request
 
-from chairlift.workload.arrivals import AllAtOnce
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.synthetic import make_workload
+from chairlift.lab.workload.arrivals import AllAtOnce
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.synthetic import make_workload
 
 WARM_UP_TOKENS: Final = 8
 """Of each answer, at most."""

@@ -14,8 +14,8 @@ from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, Matcher, num_words
 from chairlift.grammar.source import json_rule
 from chairlift.grammar.vocabulary import Vocabulary
-from chairlift.loading.hf_tokenizer import folder_tokenizer
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
 
 VOCAB_SIZE = 450

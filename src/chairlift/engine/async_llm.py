@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chairlift.config import EngineConfig
-from chairlift.engine.client import EngineClient, EngineStatus, ServedEngine
-from chairlift.engine.commands import Abort, Add
 from chairlift.engine.input_processor import Message, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor, Told
+from chairlift.engine.process.client import EngineClient, EngineStatus, ServedEngine
+from chairlift.engine.process.commands import Abort, Add
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
@@ -319,7 +319,7 @@ class AsyncLLM:
 
 
 def _in_thread(config: EngineConfig) -> EngineClient:
-    from chairlift.engine.thread_client import ThreadClient  # loads torch
+    from chairlift.engine.process.thread_client import ThreadClient  # loads torch
 
     return ThreadClient(config)
 

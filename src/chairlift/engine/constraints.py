@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 
 

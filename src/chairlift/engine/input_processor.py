@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 from chairlift.engine.constraints import Constraints
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
-from chairlift.loading.marked_text import unmarked
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.marked_text import unmarked
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.request import Request
 from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
@@ -236,7 +236,7 @@ class InputProcessor:
         first = EngineRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
-            sampling_params=params.for_one(),
+            sampling_params=params.for_single_answer(),
             max_tokens=max_tokens,
             stop_token_ids=sorted(stop_token_ids),
             seed=self._default_seed() if params.seed is None else params.seed % (1 << SEED_BITS),

@@ -17,7 +17,7 @@ from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
 from chairlift.grammar.reasoning import after_reasoning
 from chairlift.grammar.source import grammar_text, refuse
 from chairlift.grammar.vocabulary import Vocabulary
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
 
 # A front end that serves no grammar loads neither.

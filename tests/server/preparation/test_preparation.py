@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.engine.wire import EngineFacts
+from chairlift.engine.process.wire import EngineFacts
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 import psutil
 
-from chairlift.engine.wire import EngineFacts
+from chairlift.engine.process.wire import EngineFacts
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
 

@@ -116,7 +116,7 @@ def _outcome(
 
 def _planners(setup: WorkerSetup) -> EndpointPlanners:
     from chairlift.engine.input_processor import InputProcessor, NoTokenizer
-    from chairlift.engine.remote_engine import RemoteEngine
+    from chairlift.engine.process.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
     files = resolve_model(setup.model)
