@@ -14,26 +14,26 @@ from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.observability.wait_text import describe_span
 from chairlift.request import WaitReason
-from tracked_crowds import Crowd
+from tracked_engine import TrackedEngine
 
 Prompts = list[tuple[int, int]]
 """(prompt tokens, max_tokens) of requests that come at once."""
 
 
-def first_step(asks: Prompts, **options: Any) -> Crowd:
-    crowd = Crowd(**options)
+def first_step(asks: Prompts, **options: Any) -> TrackedEngine:
+    crowd = TrackedEngine(**options)
     for length, max_tokens in asks:
         crowd.add([crowd.count] * length, max_tokens)
     crowd.steps(1)
     return crowd
 
 
-def admitted(crowd: Crowd) -> list[str]:
+def admitted(crowd: TrackedEngine) -> list[str]:
     step = next(event for event in crowd.log.events if isinstance(event, Step))
     return step.admitted
 
 
-def explain(crowd: Crowd, request_id: str, viewer: Viewer | None = None) -> Explanation:
+def explain(crowd: TrackedEngine, request_id: str, viewer: Viewer | None = None) -> Explanation:
     request = crowd.tracker.get(request_id)
     assert request is not None
     return Explainer(crowd.tracker).explain(request, viewer or Viewer(), crowd.clock.now())
@@ -148,7 +148,7 @@ def test_preemptions_are_costed() -> None:
 
 
 def test_others_are_an_opaque_id_and_a_size() -> None:
-    crowd = Crowd(max_num_seqs=1)
+    crowd = TrackedEngine(max_num_seqs=1)
     crowd.add([1, 2, 3], 9, tenant="rich")
     crowd.add([4, 5], 2, tenant="poor")
     crowd.to_end()
@@ -161,7 +161,7 @@ def test_others_are_an_opaque_id_and_a_size() -> None:
 
 
 def test_a_wait_in_words() -> None:
-    crowd = Crowd(num_blocks=8, block_size=2, enable_prefix_caching=False)
+    crowd = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False)
     crowd.add([1] * 11, 5)
     crowd.add([2] * 5, 3)
     crowd.to_end()

@@ -24,14 +24,14 @@ from rich.table import Table
 from served import Served, serve
 from soak_load import SERVER_OPTIONS, Tally, check_pool, make_asks, run_load, wait_until_idle
 
-from native import why_not
+from native import unavailable_reason
 from tiny_engine import tiny_options
 
 ROUNDS = 10
 WARM_ROUNDS = 2
 """Before these are over, caches fill: memory and descriptors are compared with what they are then."""
 
-MAX_GROWTH_BYTES = (16 if why_not() is None else 128) << 20
+MAX_GROWTH_BYTES = (16 if unavailable_reason() is None else 128) << 20
 """torch's kernels keep something for every shape of a step that they meet; 500 requests have met most shapes."""
 
 MAX_HELPERS = 3

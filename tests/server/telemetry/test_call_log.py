@@ -26,7 +26,7 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import CallTracer
 from running_server import RunningServer
-from tracked_crowds import Crowd
+from tracked_engine import TrackedEngine
 
 SECRET = "my dear diary"
 
@@ -47,7 +47,7 @@ def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bo
 @pytest.fixture
 def observer() -> EngineObserver:
     """Of an engine in which r3 waited for a seat."""
-    crowd = Crowd(max_num_seqs=2)
+    crowd = TrackedEngine(max_num_seqs=2)
     for start in range(3):
         crowd.add([start, 5, 6], 4, late=0.01, tenant="ann")
     crowd.to_end()
@@ -130,7 +130,7 @@ def test_an_answer_that_a_stop_string_ended_says_so(api_server: RunningServer, s
 
 
 def test_how_an_answer_ended_is_told_before_the_engine_has_heard_of_it(tmp_path: Path) -> None:
-    crowd = Crowd()
+    crowd = TrackedEngine()
     crowd.add([1, 2, 3], 9, tenant="ann")
     crowd.steps(3)
     hub = EventHub()
@@ -218,7 +218,7 @@ def test_calls_that_never_got_to_the_engine_are_not_traced(observer: EngineObser
         ({"access_log": Path("log"), "access_log_format": "none"}, "writes nothing"),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], match: str) -> None:
+def test_invalid_options_raise_errors(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         ObservabilityOptions(**options)
 
