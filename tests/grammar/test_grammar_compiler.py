@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
+from chairlift.cpu_account import charge_cpu_time_to
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, Matcher, num_words
@@ -206,6 +207,19 @@ def test_a_grammar_is_compiled_once_whoever_asks(tokenizer: Tokenizer) -> None:
     for index in range(MAX_CACHED):
         compiler.compile(StructuredOutputs(choice=[str(index)]))
     assert compiler.compile(constraint) is not grammars[0]
+
+
+def test_cpu_time_is_charged_to_the_account_that_submits_a_grammar_first(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=0.4)
+    slow = StructuredOutputs(json={"allOf": [{"type": "string", "pattern": f".*{index}.*"} for index in range(400)]})
+    charged: list[float] = []
+    with charge_cpu_time_to(charged.append), pytest.raises(RequestError, match="takes longer than"):
+        compiler.compile(slow)
+    assert sum(charged) > 0.1, "the process computed until it was killed"
+    again: list[float] = []
+    with charge_cpu_time_to(again.append), pytest.raises(RequestError, match="takes longer than"):
+        compiler.compile(slow)
+    assert sum(again) < 0.1
 
 
 def test_nobody_waits_while_a_grammar_is_compiled(tokenizer: Tokenizer) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from chairlift.cpu_account import charge_cpu_time_to
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
@@ -87,9 +88,10 @@ def main() -> None:
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
-        started = time.process_time()
-        outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
-        reply = Reply(outcome, time.process_time() - started, _memory())
+        cpu_seconds: list[float] = []
+        with charge_cpu_time_to(cpu_seconds.append, time.process_time):
+            outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
+        reply = Reply(outcome, sum(cpu_seconds), _memory())
         write_frame(answers, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()
