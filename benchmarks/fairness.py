@@ -34,9 +34,9 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.bench.http_client import ApiClient, Call, open_http
-from chairlift.bench.machine import host_facts
-from chairlift.metrics.percentile import percentile
+from chairlift.lab.bench.machine import host_facts
+from chairlift.lab.bench.serving.http_client import ApiClient, Call, open_http
+from chairlift.lab.metrics.percentile import percentile
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 
 HEAVY, LIGHT = "heavy", "light"

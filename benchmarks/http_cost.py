@@ -34,7 +34,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.bench.machine import host_facts
+from chairlift.lab.bench.machine import host_facts
 
 NUM_TTFTS = 15
 VOCABULARY = range(1000, 20000)

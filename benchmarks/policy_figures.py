@@ -22,22 +22,22 @@ from typing import Any, Final
 
 import matplotlib as mpl
 
-from chairlift.bench.driver import drive_all_at_once
 from chairlift.clock import VirtualClock
 from chairlift.config import EngineConfig
-from chairlift.engine.factory import build_engine
-from chairlift.engine.loaded_model import LoadedModel, load_model
+from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ChairliftError
 from chairlift.events import EventList
-from chairlift.report.build import DOTS_PER_INCH
-from chairlift.report.compare import waste_shares
-from chairlift.report.figures import Draw, batch, kinds, memory_map, waste
-from chairlift.report.figures.drawing import STYLE, Drawing
-from chairlift.report.run_log import Run, run_of
-from chairlift.workload.arrivals import AllAtOnce
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.request import WorkloadRequest
-from chairlift.workload.synthetic import make_workload
+from chairlift.lab.bench.driver import drive_all_at_once
+from chairlift.lab.report.build import DOTS_PER_INCH
+from chairlift.lab.report.compare import waste_shares
+from chairlift.lab.report.figures import Draw, batch, kinds, memory_map, waste
+from chairlift.lab.report.figures.drawing import STYLE, Drawing
+from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 SEED, NUM_REQUESTS = 1, 24
 PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS = "uniform:16..64", "exp:48,4..128", "uniform:32..160"
@@ -102,7 +102,7 @@ PLATES: Final = (
 def make_requests(vocab_size: int) -> list[WorkloadRequest]:
     """The requests of every run."""
     prompt, output, declared = map(parse_lengths, (PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS))
-    return make_workload(SEED, NUM_REQUESTS, prompt, output, AllAtOnce(), vocab_size, max_tokens=declared)
+    return make_workload(SEED, NUM_REQUESTS, prompt, output, BurstArrivals(), vocab_size, max_tokens=declared)
 
 
 def run_policy(label: str, loaded: LoadedModel) -> tuple[Run, dict[str, list[int]]]:

@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from chairlift.bench.driver import drive
-from chairlift.bench.machine import machine_facts
 from chairlift.config import EngineConfig
-from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import EventList
-from chairlift.metrics.percentile import Summary
-from chairlift.metrics.run import RunMetrics, summarize
-from chairlift.sim.fitted import FittedModel, evaluate, fit_cost_model
-from chairlift.sim.simulator import SimConfig, simulate
-from chairlift.workload.arrivals import arrival_process
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.request import WorkloadRequest
-from chairlift.workload.synthetic import make_workload
+from chairlift.lab.bench.driver import drive
+from chairlift.lab.bench.machine import machine_facts
+from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.metrics.run import RunMetrics, summarize
+from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model, prediction_error
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def measured(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]
     return summarize(log.events)
 
 
-def predicted(engine: Engine, model: FittedModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+def predicted(engine: Engine, model: FittedCostModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
     config = SimConfig(engine.scheduler_config, engine.kv_cache_plan.num_blocks, engine.kv_cache_plan.block_size)
     events = EventList()
     simulate(workload, config, model, events)
     return summarize(events.events)
 
 
-def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedModel:
+def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedCostModel:
     """Fitted to a burst, where batches are large, and to a trickle, where they are small."""
     vocab_size = engine.model_config.vocab_size
     measured(engine, log, FITTED_ON.requests(seed, count, vocab_size))
@@ -109,7 +109,7 @@ def main() -> None:
         for index, load in enumerate(HELD_OUT):
             workload = load.requests(1000 + 10 * number + index, options.num_prompts, engine.model_config.vocab_size)
             run, simulated = measured(engine, log, workload), predicted(engine, model, workload)
-            step_errors.append(evaluate(model, log.events).median)
+            step_errors.append(prediction_error(model, log.events).median)
             for name, value in FIGURES.items():
                 error = value(simulated) / value(run) - 1
                 errors[load.name][name].append(error)

@@ -29,12 +29,12 @@ from rich.console import Console
 from rich.table import Table
 from seats_picture import Cell, Picture
 
-from chairlift.bench.driver import drive_all_at_once
 from chairlift.config import EngineConfig
-from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ChairliftError
 from chairlift.events import EngineStarted, Event, EventList, RequestArrived, Step
-from chairlift.workload.synthetic import WorkloadRequest
+from chairlift.lab.bench.driver import drive_all_at_once
+from chairlift.lab.workload.request import WorkloadRequest
 
 NUM_REQUESTS: Final = 48
 SHORTEST_OUTPUT, LONGEST_OUTPUT = 8, 256

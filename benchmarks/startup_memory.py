@@ -32,8 +32,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.bench.machine import host_facts
 from chairlift.config import DEFAULT_BLOCK_SIZE
+from chairlift.lab.bench.machine import host_facts
 from chairlift.worker.memory import format_memory, parse_memory
 
 READ_EVERY = 0.1

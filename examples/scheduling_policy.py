@@ -11,14 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from chairlift.config import SchedulerConfig
-from chairlift.metrics.run import RunMetrics, RunTally
-from chairlift.sim.devices import DEVICES
-from chairlift.sim.model_shape import model_shape
-from chairlift.sim.roofline import Roofline
-from chairlift.sim.simulator import SimConfig, simulate
-from chairlift.workload.arrivals import arrival_process
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.synthetic import WorkloadRequest, make_workload
+from chairlift.lab.metrics.run import RunMetrics, RunTally
+from chairlift.lab.sim.devices import DEVICES
+from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 POLICIES: dict[str, Callable[[WorkloadRequest], int]] = {
     "first come, first served": lambda request: 0,

@@ -9,8 +9,8 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from chairlift.loading.pre_tokenizers import PRE_TOKENIZERS
-from chairlift.loading.tokenizer import set_added_tokens
+from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS
+from chairlift.loading.text.tokenizer import set_added_tokens
 
 SPECIAL: Final = [
     "<s>",

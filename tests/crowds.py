@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 
 from chairlift.clock import VirtualClock
-from chairlift.engine import factory
-from chairlift.engine.factory import Engine, build_engine
-from chairlift.engine.loaded_model import LoadedModel
+from chairlift.engine.startup import factory
+from chairlift.engine.startup.factory import Engine, build_engine
+from chairlift.engine.startup.loaded_model import LoadedModel
 from chairlift.events import EventList, Step
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.sampling import NativeSampling

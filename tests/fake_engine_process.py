@@ -10,14 +10,14 @@ from chairlift.clock import MonotonicClock
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
-from chairlift.engine import engine_process
-from chairlift.engine.engine_process import AnnouncingExecutor, Outbox
 from chairlift.engine.input_processor import RequestLimits
-from chairlift.engine.wire import EngineFacts
+from chairlift.engine.process import engine_process
+from chairlift.engine.process.engine_process import AnnouncingExecutor, Outbox
+from chairlift.engine.process.wire import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.outputs import SchedulerOutput
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 from fakes import CheckingExecutor
 
 NUM_BLOCKS, MAX_MODEL_LEN, STEP_SECONDS = 128, 128, 0.002

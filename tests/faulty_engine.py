@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chairlift.engine import engine_process
+from chairlift.engine.process import engine_process
 from chairlift.outputs import SchedulerOutput
 
 FAULT, STEP, MARKER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from chairlift import AsyncLLM, EngineConfig, SamplingParams
-from chairlift.engine.engine_child import ENGINE_COMMAND
-from chairlift.engine.process_client import ProcessClient
+from chairlift.engine.process.engine_child import ENGINE_COMMAND
+from chairlift.engine.process.process_client import ProcessClient
 from chairlift.outputs import RequestOutput
 
 FAULTY_ENGINE = Path(__file__).parent / "faulty_engine.py"

@@ -25,8 +25,8 @@ from chairlift.server.http.application import create_app
 from chairlift.server.http.cors import CorsOptions
 from chairlift.server.http.drain import DrainingServer
 from chairlift.server.http.protocol import uvicorn_config
-from chairlift.server.observability.observability_options import ObservabilityOptions
 from chairlift.server.preparation.preparation import PreparationWorkers
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from plain_http import NO_TLS
 
 MODEL = "smollm2-135m-instruct"

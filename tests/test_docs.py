@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 
-from chairlift.cli import app
+from chairlift.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("benchmarks", "deploy", "docs", "examples", "src", "tests")

@@ -15,8 +15,9 @@ HEAVY = ("torch", "numpy", "transformers", "fastapi", "starlette", "pydantic", "
 VOCABULARY = (
     "errors",
     "clock",
-    "output_files",
-    "control_groups",
+    "system.output_files",
+    "system.control_groups",
+    "system.memory_limits",
     "config",
     "sampling_params",
     "structured_outputs",
@@ -39,7 +40,7 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert loaded == []
 
 
-@pytest.mark.parametrize("package", ["sim", "sim.presets", "workload", "workload.traces", "metrics"])
+@pytest.mark.parametrize("package", ["lab.sim", "lab.presets", "lab.workload", "lab.workload.traces", "lab.metrics"])
 def test_simulation_and_its_numbers_need_no_torch(package: str) -> None:
     folder = SOURCE.joinpath(*package.split("."))
     modules = [f"chairlift.{package}.{module.name}" for module in pkgutil.iter_modules([str(folder)])]

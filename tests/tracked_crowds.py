@@ -10,7 +10,7 @@ from typing import Any
 from chairlift.clock import VirtualClock
 from chairlift.core.engine_core import EngineCore
 from chairlift.events import EngineStarted, Event, EventList, RequestFinished
-from chairlift.metrics.tracker import RequestTracker
+from chairlift.observability.tracker import RequestTracker
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from fakes import CheckingExecutor, make_engine, make_request
 

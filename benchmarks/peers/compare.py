@@ -19,8 +19,8 @@ from benchmarks.peers.stage import Setting, Stage
 from benchmarks.peers.workload import Load
 from rich.console import Console
 
-from chairlift.bench.machine import machine_facts
 from chairlift.errors import ChairliftError, ConfigError
+from chairlift.lab.bench.machine import machine_facts
 from chairlift.loading.resolve import load_config, resolve_model
 
 

@@ -12,7 +12,7 @@ from benchmarks.peers.environment import run
 from benchmarks.peers.report import Perplexity
 from benchmarks.peers.stage import ROOT
 
-from chairlift.bench.perplexity import PerplexityOptions, read_text, split_windows
+from chairlift.lab.bench.perplexity import PerplexityOptions, read_text, split_windows
 from chairlift.loading.resolve import load_tokenizer, resolve_model
 
 EXPORT_REQUIREMENTS: Final = ("transformers", "gguf", "accelerate")

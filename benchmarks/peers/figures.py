@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.peers.records import Job, Request, Run, Timing, Timings
 
 from chairlift.errors import ChairliftError
-from chairlift.metrics.percentile import percentile
+from chairlift.lab.metrics.percentile import percentile
 
 
 @dataclass(frozen=True, slots=True)

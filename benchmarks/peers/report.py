@@ -16,8 +16,8 @@ from benchmarks.peers.workload import Load
 from rich.console import Console
 from rich.table import Table
 
-from chairlift.bench.machine import MachineFacts
-from chairlift.bench.text import number
+from chairlift.lab.bench.machine import MachineFacts
+from chairlift.lab.bench.text import number
 
 Figures = dict[str, float]
 

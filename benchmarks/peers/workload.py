@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from benchmarks.peers.records import BURST, SINGLE, Job, Request
 
-from chairlift.workload.arrivals import AllAtOnce
-from chairlift.workload.lengths import parse_lengths
-from chairlift.workload.synthetic import make_workload
+from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.lengths import parse_lengths
+from chairlift.lab.workload.synthetic import make_workload
 
 WARM_UP_TOKENS: Final = 8
 """Of each answer, at most."""
@@ -69,5 +69,5 @@ class Load:
 
     def _make(self, count: int, prompt: str, output: str, vocab_size: int, token_round: int) -> list[Request]:
         lengths = (parse_lengths(prompt), parse_lengths(output))
-        made = make_workload(self.seed, count, *lengths, AllAtOnce(), vocab_size, token_round=token_round)
+        made = make_workload(self.seed, count, *lengths, BurstArrivals(), vocab_size, token_round=token_round)
         return [Request(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]

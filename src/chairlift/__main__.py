@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from chairlift.memory_limits import describe_out_of_memory, is_out_of_memory
+from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
 
 RESERVE_BYTES: Final = 2 << 20
 """Address space that is kept free for the error message."""
@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line; too little memory ends it with a sentence and exit status 2, also during the imports."""
     reserve = bytearray(RESERVE_BYTES)
     try:
-        from chairlift.cli import main as run
+        from chairlift.cli.main import main as run
 
         run()
     except Exception as error:

@@ -18,8 +18,8 @@ from benchmarks.peers.stage import RunFailedError, Setting, Stage
 from benchmarks.peers.workload import Load
 from rich.console import Console
 
-from chairlift.bench.machine import machine_facts
 from chairlift.errors import ConfigError
+from chairlift.lab.bench.machine import machine_facts
 
 SMALL = Load(num_prompts=5, prompt_len="fixed:6", output_len="uniform:2..4", single_prompt_len=5, single_output_len=3)
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from chairlift.events import EngineStarted
-from chairlift.metrics.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
-from chairlift.metrics.tracker import RequestTracker
-from chairlift.server.observability.engine_observer import ENGINE_GAUGES
-from chairlift.server.observability.observability_options import ACCESS_LOG_FORMATS
+from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
+from chairlift.observability.tracker import RequestTracker
+from chairlift.server.telemetry.engine_observer import ENGINE_GAUGES
+from chairlift.server.telemetry.observability_options import ACCESS_LOG_FORMATS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "systemd" / "chairlift.service"

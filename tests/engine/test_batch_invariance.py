@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from chairlift.config import KV_POLICIES, EngineConfig
-from chairlift.engine.loaded_model import load_model
+from chairlift.engine.startup.loaded_model import load_model
 from chairlift.kernels.cpu import load
 from crowds import SAMPLING, Ask, Crowd
 from native import needs_native, why_not

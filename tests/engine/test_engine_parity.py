@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.engine.factory import build_engine
+from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, Step
 from native import needs_native
 

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift import LLM, AsyncLLM, EngineConfig, RequestOutput, SamplingParams, StructuredOutputs
-from chairlift.engine.commands import Abort, Add, Command, Stop
-from chairlift.engine.core_loop import run_core
 from chairlift.engine.grammar_gate import GrammarGate
+from chairlift.engine.process.commands import Abort, Add, Command, Stop
+from chairlift.engine.process.core_loop import run_core
 from chairlift.errors import ConfigError, RequestError
 from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarCompiler, Matcher
 from chairlift.outputs import EngineCoreOutput

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
-from chairlift.cpu_account import charge_cpu_time_to
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import GrammarChecker
 from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, Matcher, num_words
 from chairlift.grammar.source import json_rule
 from chairlift.grammar.vocabulary import Vocabulary
-from chairlift.loading.hf_tokenizer import folder_tokenizer
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
+from chairlift.system.cpu_account import charge_cpu_time_to
 
 VOCAB_SIZE = 450
 EOS = 2

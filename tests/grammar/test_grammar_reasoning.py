@@ -10,8 +10,8 @@ import pytest
 from byte_tokenizer import write_byte_tokenizer
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler, num_words
-from chairlift.loading.hf_tokenizer import folder_tokenizer
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 VOCAB_SIZE, EOS = 450, 2

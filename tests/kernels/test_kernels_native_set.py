@@ -20,8 +20,9 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format, matrix_bytes, native_format
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
+from chairlift.kernels.interface import Kernels
 from chairlift.kernels.linear import NO_PROLOGUE, SILU_AND_MUL, Prologue
-from chairlift.kernels.registry import REFERENCE, Kernels, get_kernels
+from chairlift.kernels.registry import REFERENCE, get_kernels
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, packed_tensor
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear

@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.registry import PORTABLE_KERNELS, Kernels
+from chairlift.kernels.interface import Kernels
+from chairlift.kernels.registry import PORTABLE_KERNELS
 from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
 from chairlift.layers.norm import layer_norm, rms_norm

@@ -21,11 +21,19 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.bench.kernels import KernelOptions, run_kernels
-from chairlift.engine.factory import build_engine
-from chairlift.engine.loaded_model import load_model
+from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.loaded_model import load_model
+from chairlift.engine.startup.memory_plan import total
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.engine.startup.native_memory_plan import native_read_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
+from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
+from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.devices import Device
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.architecture import Architecture
@@ -47,14 +55,6 @@ from chairlift.models.declaration import (
 )
 from chairlift.models.held_bytes import held_bytes
 from chairlift.models.torch_operations import torch_operations
-from chairlift.planning.memory import total
-from chairlift.planning.native import native_read_bytes
-from chairlift.planning.planner import Load, Plan, PlannedModel, make_plan
-from chairlift.sim.cost_model import StepShape
-from chairlift.sim.devices import Device
-from chairlift.sim.model_shape import ModelShape
-from chairlift.sim.roofline import Roofline
-from chairlift.workload.lengths import Fixed
 from native import needs_native
 
 VOCAB, HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 96, 48, 80, 4, 6, 2, 12, 160
@@ -282,7 +282,9 @@ def make_made_up_plan(folder: Path, **options: Any) -> Plan:
     files = resolve_model(str(folder))
     config = load_config(files)
     model = PlannedModel("made-up", str(folder), config, matrix_formats(files, config))
-    return make_plan(model, engine_config(folder, **options), Load(prompt_len=Fixed(20), output_len=Fixed(10)))
+    return make_plan(
+        model, engine_config(folder, **options), Load(prompt_len=FixedLength(20), output_len=FixedLength(10))
+    )
 
 
 @needs_native
@@ -291,7 +293,7 @@ def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCa
     (note,) = [note for note in plan.notes if note.startswith("native kernels have no function for")]
     for operation in ("activation squared_relu_and_mul", "norms of what a branch adds", "residual multipliers"):
         assert operation in note
-    assert [amount.num_bytes > 0 for amount in plan.memory.activations if "torch" in amount.what] == [True]
+    assert [item.num_bytes > 0 for item in plan.memory.activations if "torch" in item.name] == [True]
     with caplog.at_level(logging.INFO, logger="chairlift"):
         load_model(engine_config(folder, kernels="native"))
     assert note in caplog.messages

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.config import ModelConfig
+from chairlift.models.config_gguf import read_gguf_config
+from chairlift.models.config_hf import read_hf_config
 from chairlift.models.declaration import RopeConfig
 
 TinyModelDir = Callable[..., Path]
@@ -22,7 +24,7 @@ TinyModelDir = Callable[..., Path]
 
 def read(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
-    return ModelConfig.from_hf(
+    return read_hf_config(
         json.loads((folder / "config.json").read_text()),
         source=str(folder / "config.json"),
         generation_config=json.loads(generation.read_text()) if generation.exists() else None,
@@ -105,7 +107,7 @@ def test_qwen_windows_start_at_max_window_layers(tiny_model_dir: TinyModelDir) -
     assert windows_of(read(folder)) == [None, 8, 8]
     older = json.loads((folder / "config.json").read_text())
     del older["layer_types"]
-    assert windows_of(ModelConfig.from_hf(older, source="c")) == [None, 8, 8]
+    assert windows_of(read_hf_config(older, source="c")) == [None, 8, 8]
 
 
 LLAMA: dict[str, Any] = {
@@ -122,7 +124,7 @@ LLAMA: dict[str, Any] = {
 
 
 def llama(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({**LLAMA, **changes}, source="some/config.json")
+    return read_hf_config({**LLAMA, **changes}, source="some/config.json")
 
 
 def test_keys_of_transformers_4() -> None:
@@ -132,7 +134,7 @@ def test_keys_of_transformers_4() -> None:
 
 
 def test_every_end_token_is_kept_once() -> None:
-    config = ModelConfig.from_hf(
+    config = read_hf_config(
         {**LLAMA, "eos_token_id": [7, 8]}, source="config.json", generation_config={"eos_token_id": [8, 9]}
     )
     assert config.eos_token_ids == (7, 8, 9)
@@ -191,7 +193,7 @@ GGUF: dict[str, Any] = {
 
 def gguf(tensor_names: tuple[str, ...] = (), rope_freqs: list[float] | None = None, **changes: Any) -> ModelConfig:
     metadata = {**GGUF, **{key.replace("__", "."): value for key, value in changes.items()}}
-    return ModelConfig.from_gguf(metadata, source="m.gguf", tensor_names=tensor_names, rope_freqs=rope_freqs)
+    return read_gguf_config(metadata, source="m.gguf", tensor_names=tensor_names, rope_freqs=rope_freqs)
 
 
 def test_gguf_metadata() -> None:
@@ -252,14 +254,14 @@ OPTIONAL_KEYS = ["head_dim", "rope_scaling", "rope_parameters", "rope_theta", "l
 def test_any_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
     base = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
     with suppress(ModelLoadError):
-        assert isinstance(ModelConfig.from_hf({**base, "max_window_layers": 1, key: value}, source="c"), ModelConfig)
+        assert isinstance(read_hf_config({**base, "max_window_layers": 1, key: value}, source="c"), ModelConfig)
 
 
 @given(key=st.sampled_from([*GGUF, "llama.attention.key_length", "llama.rope.scaling.type"]), value=JSON)
 @example(key="general.file_type", value=[1])
 def test_any_gguf_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
     with suppress(ModelLoadError):
-        assert isinstance(ModelConfig.from_gguf({**GGUF, key: value}, source="m"), ModelConfig)
+        assert isinstance(read_gguf_config({**GGUF, key: value}, source="m"), ModelConfig)
 
 
 def test_gguf_counts_repeated_for_each_layer() -> None:
@@ -287,13 +289,13 @@ def test_undeclared_properties_are_named(changes: dict[str, Any], name: str) -> 
 
 def test_families_refuse_what_their_own_code_does_not_read() -> None:
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
-    assert ModelConfig.from_hf({**mistral, "attention_bias": False, "mlp_bias": False}, source="c").name == "mistral"
+    assert read_hf_config({**mistral, "attention_bias": False, "mlp_bias": False}, source="c").name == "mistral"
     for key in ("attention_bias", "mlp_bias"):
         with pytest.raises(ModelLoadError, match=f"{key} is True"):
-            ModelConfig.from_hf({**mistral, key: True}, source="c")
+            read_hf_config({**mistral, key: True}, source="c")
     qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]}
     with pytest.raises(ModelLoadError, match="layer_types must hold 2 of full_attention"):
-        ModelConfig.from_hf({**qwen, "use_sliding_window": False, "sliding_window": 8}, source="c")
+        read_hf_config({**qwen, "use_sliding_window": False, "sliding_window": 8}, source="c")
 
 
 def test_fine_tuned_checkpoints_load() -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.config import ModelConfig
+from chairlift.models.config_hf import read_hf_config
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
 from native import needs_native
@@ -58,7 +58,7 @@ def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) 
 
 
 def load(folder: Path, kernels: str) -> Model:
-    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()), source="config.json")
+    config = read_hf_config(json.loads((folder / "config.json").read_text()), source="config.json")
     weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
     model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
     assert weights.unused() == []

@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.gguf_tokenizer import build
 from chairlift.loading.gguf_weights import GGUFWeights
-from chairlift.loading.hf_tokenizer import folder_tokenizer
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.config import ModelConfig
+from chairlift.loading.text.gguf_tokenizer import build
+from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+from chairlift.models.config_gguf import read_gguf_config
+from chairlift.models.config_hf import read_hf_config
 from tiny_tokenizer import write_tokenizer
 
 CPU = torch.device("cpu")
@@ -172,7 +173,7 @@ def _load_gguf(path: Path) -> None:
     ends = sorted((tensor.offset, tensor.offset + tensor.num_bytes) for tensor in file.tensors.values())
     assert all(end <= path.stat().st_size for _, end in ends)
     assert all(end <= start for (_, end), (start, _) in pairwise(ends)), "tensors overlap"
-    config = ModelConfig.from_gguf(file.metadata, source="f", tensor_names=file.tensors.keys(), rope_freqs=None)
+    config = read_gguf_config(file.metadata, source="f", tensor_names=file.tensors.keys(), rope_freqs=None)
     weights = GGUFWeights(path, config, torch.float32, CPU, file=file)
     assert weights.tensor("model.embed_tokens.weight", SHAPE).shape == SHAPE
     weights.unused()
@@ -234,7 +235,7 @@ def _gguf_metadata_target(folder: Path) -> Target:
 def _safetensors_target(folder: Path) -> Target:
     model = folder / "safetensors"
     model.mkdir(exist_ok=True)
-    config = ModelConfig.from_hf(HF_CONFIG, source="f")
+    config = read_hf_config(HF_CONFIG, source="f")
     tensors = {"model.embed_tokens.weight": torch.ones(SHAPE), "model.norm.weight": torch.ones(32)}
     save_file(tensors, model / "whole.safetensors")
     whole = (model / "whole.safetensors").read_bytes()

@@ -17,14 +17,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from chairlift.engine import engine_child
+from chairlift.engine.process import engine_child
 
 engine_child.ENGINE_COMMAND = (  # type: ignore[misc]
     sys.executable,
     str(Path(__file__).parents[1] / "fake_engine_process.py"),
 )
 
-from chairlift.cli import main  # noqa: E402 - the engine's command is read when this is imported
+from chairlift.cli.main import main  # noqa: E402 - the engine's command is read when this is imported
 from chairlift.server.http import application as server_app  # noqa: E402
 
 SECONDS = 600

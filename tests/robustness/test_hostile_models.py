@@ -13,10 +13,10 @@ from fuzzing import deep, guarded
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
-from chairlift.loading.gguf_tokenizer import build
-from chairlift.loading.hf_tokenizer import folder_tokenizer
 from chairlift.loading.resolve import ModelFiles, load_config
 from chairlift.loading.safetensors_weights import INDEX, _files
+from chairlift.loading.text.gguf_tokenizer import build
+from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from tiny_tokenizer import write_tokenizer
 
 HUGE = (1 << 64) - 1

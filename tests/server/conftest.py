@@ -11,7 +11,7 @@ from api_model import with_api_tokenizer
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.observability.observability_options import ObservabilityOptions
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from running_server import MODEL, RunningServer, run_server
 
 

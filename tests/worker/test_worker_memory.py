@@ -4,8 +4,8 @@ import psutil
 import pytest
 import torch
 
-from chairlift.control_groups import ControlGroups
 from chairlift.errors import ConfigError
+from chairlift.system.control_groups import ControlGroups
 from chairlift.worker.memory import available_memory, format_memory, parse_memory, total_memory
 
 

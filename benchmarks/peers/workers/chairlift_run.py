@@ -9,12 +9,12 @@ from benchmarks.peers.engine_options import parse_engine_options
 from benchmarks.peers.records import Request, Run, Timing, Timings, peak_rss_bytes, run_job, worker_arguments
 
 from chairlift import __version__
-from chairlift.bench.driver import drive_all_at_once
 from chairlift.config import EngineConfig
-from chairlift.engine.factory import Engine, build_engine
+from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import EngineStarted, Event, EventList
-from chairlift.metrics.requests import RequestMetrics, RequestTally
-from chairlift.workload.request import WorkloadRequest
+from chairlift.lab.bench.driver import drive_all_at_once
+from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
+from chairlift.lab.workload.request import WorkloadRequest
 
 
 def engine_config(flags: list[str]) -> EngineConfig:

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chairlift.config import EngineConfig
-from chairlift.engine.client import EngineClient, EngineStatus, ServedEngine
-from chairlift.engine.commands import Abort, Add
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor, Told
+from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor, RequestFailure
+from chairlift.engine.process.client import EngineClient, EngineStatus, ServedEngine
+from chairlift.engine.process.commands import Abort, Add
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
@@ -45,9 +45,9 @@ class Generation:
         self._changed = asyncio.Event()
         self._ended = False
 
-    def put(self, told: Told) -> None:
+    def put(self, told: EngineUpdate) -> None:
         """Add a delta, on the event loop."""
-        if isinstance(told, Failure):
+        if isinstance(told, RequestFailure):
             self.fail(told.error)
         else:
             if self._on_output is not None:
@@ -319,7 +319,7 @@ class AsyncLLM:
 
 
 def _in_thread(config: EngineConfig) -> EngineClient:
-    from chairlift.engine.thread_client import ThreadClient  # loads torch
+    from chairlift.engine.process.thread_client import ThreadClient  # loads torch
 
     return ThreadClient(config)
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import BinaryIO, Final
 
-from chairlift.cpu_account import charge_process
+from chairlift.system.cpu_account import charge_process
 
 HEADER: Final = struct.Struct("<I")
 DONE: Final = b"."

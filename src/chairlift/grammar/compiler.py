@@ -12,14 +12,14 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
-from chairlift.cpu_account import CpuCharge, charge_cpu_time_to, cpu_charge
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
 from chairlift.grammar.reasoning import after_reasoning
 from chairlift.grammar.source import grammar_text, refuse
 from chairlift.grammar.vocabulary import Vocabulary
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
+from chairlift.system.cpu_account import CpuCharge, charge_cpu_time_to, cpu_charge
 
 # A front end that serves no grammar loads neither.
 if TYPE_CHECKING:

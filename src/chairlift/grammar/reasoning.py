@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
 
 ANSWER: Final = "answer"

@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer
 
 SENTINEL: Final = "\x02"
 

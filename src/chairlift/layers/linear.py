@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from chairlift.kernels.interface import Kernels
 from chairlift.kernels.linear import NO_PROLOGUE, Prologue
-from chairlift.kernels.registry import Kernels
 from chairlift.kernels.weights import MatrixParts, Weights
 
 

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
 from chairlift.models.config import ModelConfig
+from chairlift.models.config_gguf import read_gguf_config
+from chairlift.models.config_hf import read_hf_config
 
 if TYPE_CHECKING:
     import torch
 
     from chairlift.loading.file_weights import FileWeights
     from chairlift.loading.gguf_file import GGUFFile
-    from chairlift.loading.tokenizer import Tokenizer
+    from chairlift.loading.text.tokenizer import Tokenizer
 
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """At most 96 characters, which is the hub's limit."""
@@ -140,19 +142,19 @@ def load_config(files: ModelFiles) -> ModelConfig:
     """The model's configuration.
 
     Raises:
-        ModelLoadError: see ModelConfig.from_hf and from_gguf.
+        ModelLoadError: see read_hf_config and read_gguf_config.
     """
     if files.kind == "gguf":
         return _gguf_config(open_gguf(files.path))
-    from chairlift.loading.hf_tokenizer import read_json
+    from chairlift.loading.text.hf_tokenizer import read_json
 
     file = files.path if files.path.is_file() else files.path / "config.json"
     generation = read_json(file.with_name("generation_config.json")) if files.path.is_dir() else {}
-    return ModelConfig.from_hf(read_json(file), source=str(file), generation_config=generation)
+    return read_hf_config(read_json(file), source=str(file), generation_config=generation)
 
 
 def _gguf_config(file: GGUFFile) -> ModelConfig:
-    return ModelConfig.from_gguf(
+    return read_gguf_config(
         file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_freqs=_rope_freqs(file)
     )
 
@@ -192,9 +194,9 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     """
     if files.kind == "gguf":
         from chairlift.loading.gguf_file import GGUFFile
-        from chairlift.loading.gguf_tokenizer import gguf_tokenizer
+        from chairlift.loading.text.gguf_tokenizer import gguf_tokenizer
 
         return gguf_tokenizer(GGUFFile(files.path, metadata_only=True))
-    from chairlift.loading.hf_tokenizer import folder_tokenizer
+    from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 
     return folder_tokenizer(files.path.parent if files.path.is_file() else files.path)

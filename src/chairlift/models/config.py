@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from chairlift.models.declaration import (
     LayerSpec,
@@ -112,46 +111,3 @@ class ModelConfig:
     @property
     def _projections(self) -> tuple[MatrixSpec, ...]:
         return tuple(matrix for matrix in (self.project_in, self.project_out) if matrix is not None)
-
-    @classmethod
-    def from_hf(
-        cls, config: Mapping[str, Any], *, source: str, generation_config: Mapping[str, Any] | None = None
-    ) -> ModelConfig:
-        """Read a Hugging Face `config.json` (and `generation_config.json`, for its end-of-sequence tokens).
-
-        Args:
-            config, generation_config: the parsed files.
-            source: the file's name, for error messages.
-
-        Raises:
-            ModelLoadError: a key is missing, wrong in type, absurd, not supported or not declared by the architecture;
-                names the file, key and value.
-        """
-        from chairlift.models.config_hf import read_hf
-
-        return read_hf(config, source, generation_config or {})
-
-    @classmethod
-    def from_gguf(
-        cls,
-        metadata: Mapping[str, Any],
-        *,
-        source: str,
-        tensor_names: Collection[str] = (),
-        rope_freqs: Sequence[float] | None = None,
-    ) -> ModelConfig:
-        """Read the metadata of a GGUF file.
-
-        Args:
-            metadata: key -> int, float, bool, str or list of them.
-            source: the file's name, for error messages.
-            tensor_names: of the file's tensors. Only they show which biases there are and whether the embeddings
-                are tied (no `output.weight`).
-            rope_freqs: the tensor `rope_freqs.weight`, if there is one.
-
-        Raises:
-            ModelLoadError: as from_hf.
-        """
-        from chairlift.models.config_gguf import read_gguf
-
-        return read_gguf(metadata, source, tensor_names, rope_freqs)

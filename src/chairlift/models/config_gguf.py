@@ -16,10 +16,25 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 FILE_TYPE_DTYPES = {0: "float32", 1: "float16", 32: "bfloat16"}
 
 
-def read_gguf(
-    metadata: Mapping[str, Any], source: str, tensor_names: Collection[str], rope_freqs: Sequence[float] | None
+def read_gguf_config(
+    metadata: Mapping[str, Any],
+    *,
+    source: str,
+    tensor_names: Collection[str] = (),
+    rope_freqs: Sequence[float] | None = None,
 ) -> ModelConfig:
-    """See ModelConfig.from_gguf."""
+    """Read the metadata of a GGUF file.
+
+    Args:
+        metadata: key -> int, float, bool, str or list of them.
+        source: the file's name, for error messages.
+        tensor_names: names of the file's tensors. They show which biases exist and whether the embeddings are tied
+            (no `output.weight`).
+        rope_freqs: the tensor `rope_freqs.weight`, if there is one.
+
+    Raises:
+        ModelLoadError: as `read_hf_config`.
+    """
     general, tokens = Fields(metadata, source, "general."), Fields(metadata, source, "tokenizer.ggml.")
     readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
     name = general.choice("architecture", readers)

@@ -16,12 +16,23 @@ DTYPES = ("float32", "float16", "bfloat16")
 NO_QUANTIZED = "quantized checkpoints are read from GGUF files only; take the unquantized model or a GGUF"
 
 
-def read_hf(config: Mapping[str, Any], source: str, generation_config: Mapping[str, Any]) -> ModelConfig:
-    """See ModelConfig.from_hf."""
+def read_hf_config(
+    config: Mapping[str, Any], *, source: str, generation_config: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """Read a Hugging Face `config.json` (and `generation_config.json`, for its end-of-sequence tokens).
+
+    Args:
+        config, generation_config: the parsed files.
+        source: the file's name, for error messages.
+
+    Raises:
+        ModelLoadError: a key is missing, has a wrong type or an absurd value, is not supported, or is not declared by
+            the architecture; the message names the file, the key and the value.
+    """
     fields = Fields(config, source)
     architecture, reader = _find_reader(fields)
     fields.refuse("quantization_config", None, NO_QUANTIZED)
-    generation = Fields(generation_config, source.replace("config.json", "generation_config.json"))
+    generation = Fields(generation_config or {}, source.replace("config.json", "generation_config.json"))
     bos = fields.token_ids("bos_token_id")
     read = replace(
         reader(fields),

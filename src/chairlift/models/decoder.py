@@ -9,8 +9,8 @@ import torch
 
 from chairlift.kernels.attention import QKNorm
 from chairlift.kernels.backend import AttentionBackend, AttentionShape, StepContext
+from chairlift.kernels.interface import Kernels, run_in_order
 from chairlift.kernels.linear import NO_PROLOGUE, Prologue
-from chairlift.kernels.registry import Kernels, run_in_order
 from chairlift.kernels.weights import Weights
 from chairlift.layers.attention import Attention
 from chairlift.layers.embedding import Embedding, LMHead

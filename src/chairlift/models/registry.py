@@ -8,7 +8,8 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS
-from chairlift.kernels.registry import Kernels, get_kernels
+from chairlift.kernels.interface import Kernels
+from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
 from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.process_client import ProcessClient
+from chairlift.engine.process.process_client import ProcessClient
 from chairlift.errors import ConfigError
 from chairlift.loading.resolve import resolve_model
 from chairlift.server.access.access_options import AccessOptions
@@ -19,7 +19,7 @@ from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.init_process import fork_if_process_1
 from chairlift.server.http.process_exit import END_SECONDS, ProcessExit
-from chairlift.server.observability.observability_options import ObservabilityOptions
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 
 if TYPE_CHECKING:
     import ssl
@@ -70,7 +70,7 @@ def run(
 
     # These take long to import; meanwhile the engine's process loads the model.
     from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.engine.heap import settle_heap
+    from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.http.application import create_app
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.preparation.preparation import PreparationWorkers
@@ -104,7 +104,7 @@ def run(
     )
     process_exit = ProcessExit(limits.drain_timeout)
     server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission, process_exit)
-    settle_heap()
+    trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from chairlift.control_groups import ControlGroups
 from chairlift.errors import ConfigError
+from chairlift.system.control_groups import ControlGroups
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ import pytest
 from certificates import self_signed
 from typer.testing import CliRunner
 
-from chairlift.cli import app
+from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import load_keys
 
@@ -93,7 +93,9 @@ def test_mistakes_are_told_before_anything_is_loaded(
     arguments: list[str], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CHAIRLIFT_API_KEY", raising=False)
-    monkeypatch.setattr("chairlift.engine.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr(
+        "chairlift.engine.process.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads")
+    )
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, ConfigError)
     assert match in str(error)

@@ -10,16 +10,16 @@ import typer
 from typer.testing import CliRunner
 
 from byte_tokenizer import SPECIAL
-from chairlift.commands.serve_options import add_api_options
+from chairlift.cli.serve_options import add_api_options
 from chairlift.engine.input_processor import InputProcessor
-from chairlift.loading.chat_template import ChatTemplate
-from chairlift.loading.marked_text import TEMPLATE, MarkedText, unmarked
-from chairlift.loading.template_check import log_template_problems
-from chairlift.loading.tokenizer import Tokenizer
+from chairlift.loading.text.chat_template import ChatTemplate
+from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, unmarked
+from chairlift.loading.text.template_check import log_template_problems
+from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.conversation import ConversationPlanner, _text_up_to
+from chairlift.server.api.conversation import ConversationPlanner, _cut_after
 from chairlift.server.api.protocol import ChatCompletionRequest
-from chairlift.server.tools.prompting import describe_tools_in_messages
+from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chat_templates import CHATML
 from chat_tokenizers import BACKENDS
 from running_server import RunningServer
@@ -101,7 +101,7 @@ def test_a_continued_message_is_text_to_its_end(api_server: RunningServer) -> No
 def test_a_continued_message_is_not_cut_in_what_the_template_writes(content: str) -> None:
     written = MarkedText("<|im_start|>assistant\n", TEMPLATE * 22)
     text = written + content + MarkedText("<|im_end|>\n", TEMPLATE * 11)
-    assert _text_up_to(text, content) == "<|im_start|>assistant\n" + content
+    assert _cut_after(text, content) == "<|im_start|>assistant\n" + content
 
 
 def test_an_option_restores_the_tokens(api_server: RunningServer) -> None:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chairlift import AsyncLLM
-from chairlift.cli import app
+from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest

@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 from chairlift import AsyncLLM
-from chairlift.cli import app
+from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.observability.observability_options import ObservabilityOptions
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -227,7 +227,9 @@ def test_what_browsers_send_is_an_origin(origin: str) -> None:
     ],
 )
 def test_mistakes_are_told(options: list[str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.engine.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr(
+        "chairlift.engine.process.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads")
+    )
     error = CliRunner().invoke(app, ["serve", *options]).exception
     assert isinstance(error, ConfigError)
     assert match in str(error)

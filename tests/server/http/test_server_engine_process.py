@@ -17,7 +17,7 @@ import pytest
 from test_server_faults import body, wait_for
 
 from chairlift import AsyncLLM
-from chairlift.engine import restart_policy
+from chairlift.engine.process import restart_policy
 from plain_http import NO_TLS
 from process_engines import faulty, started, tiny_config
 from running_server import RunningServer, run_server

@@ -20,8 +20,8 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
+from chairlift.kernels.interface import Kernels
 from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, NativePrologueKind, Prologue, RowKernel
-from chairlift.kernels.registry import Kernels
 from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from chairlift.kernels.backend import StepContext
 from chairlift.kernels.cpu.attention import NativePlan
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.row_buffers import RowBuffers
-from chairlift.kernels.registry import Layer, run_in_order
+from chairlift.kernels.interface import Layer, run_in_order
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native

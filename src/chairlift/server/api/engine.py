@@ -17,7 +17,7 @@ from chairlift.engine.event_hub import Subscription
 from chairlift.events import to_json
 from chairlift.server.api.protocol import ErrorBody
 from chairlift.server.http.streaming import EventStream
-from chairlift.server.observability.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import EngineObserver
 
 MAX_BUFFERED_EVENTS: Final = 4096
 """Events that a reader may be behind before the oldest are dropped."""

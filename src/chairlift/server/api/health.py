@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.engine.client import EngineState, EngineStatus
+from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api.protocol import Health
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.responses import Response
 
-from chairlift.server.observability.engine_observer import EngineObserver
+from chairlift.server.telemetry.engine_observer import EngineObserver
 
 
 def router(observer: EngineObserver) -> APIRouter:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from chairlift.engine.client import ServedEngine
+from chairlift.engine.process.client import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.logprobs import token_text

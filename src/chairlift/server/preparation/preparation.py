@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from chairlift.cpu_account import charge_cpu_time_to
 from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.process import (
@@ -24,6 +23,7 @@ from chairlift.server.preparation.process import (
     WorkerSetup,
 )
 from chairlift.server.preparation.request_plan import Fields, RequestPlanner
+from chairlift.system.cpu_account import charge_cpu_time_to
 
 Result = TypeVar("Result")
 

@@ -18,10 +18,10 @@ from typing import IO, Any, Final
 
 import psutil
 
-from chairlift.cpu_account import process_cpu_seconds
-from chairlift.engine.wire import EngineFacts
+from chairlift.engine.process.wire import EngineFacts
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
+from chairlift.system.cpu_account import process_cpu_seconds
 
 FRAME: Final = struct.Struct("<Q")
 """The length of a frame, which precedes it."""

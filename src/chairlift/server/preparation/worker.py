@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from chairlift.cpu_account import charge_cpu_time_to
 from chairlift.errors import ModelLoadError, RequestError
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
@@ -38,6 +37,7 @@ from chairlift.server.preparation.process import (
     write_frame,
 )
 from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
 """Address space of a worker."""
@@ -118,7 +118,7 @@ def _outcome(
 
 def _planners(setup: WorkerSetup) -> EndpointPlanners:
     from chairlift.engine.input_processor import InputProcessor, NoTokenizer
-    from chairlift.engine.remote_engine import RemoteEngine
+    from chairlift.engine.process.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
     files = resolve_model(setup.model)

@@ -1,0 +1,236 @@
+"""The engine in a process of its own: `python -m chairlift.engine.process.engine_process`, started by a ProcessClient.
+
+A line of JSON on standard input says what to run and whom to talk to. Standard input is closed by nobody but the front
+end's end: then this process ends too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import zmq
+
+from chairlift.config import EngineConfig
+from chairlift.core.engine_core import Executor
+from chairlift.engine.grammar_gate import GrammarGate
+from chairlift.engine.memory_trimming import trim_memory
+from chairlift.engine.process.commands import Command
+from chairlift.engine.process.core_loop import run_core
+from chairlift.engine.process.wire import (
+    Address,
+    EngineFacts,
+    EngineFailed,
+    EngineReady,
+    EventCredit,
+    Link,
+    LogLine,
+    RequestsStarted,
+    StartFailed,
+    StepResult,
+    ToEngine,
+    open_engine_link,
+    pack_events,
+)
+from chairlift.errors import ChairliftError
+from chairlift.events import DroppableEvent, Event
+from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
+
+logger = logging.getLogger("chairlift")
+
+MAX_UNREAD_EVENTS: Final = 16_384
+"""Events that the front end has not read; beyond them, those that may be dropped are, and are counted."""
+
+LINGER_SECONDS: Final = 2.0
+STACKS: Final = "stacks"
+
+
+class EngineLaunch(msgspec.Struct):
+    """The line on standard input. `folder` is private to the two processes; the last one removes it."""
+
+    address: Address
+    config: dict[str, Any]
+    folder: str
+    log_level: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, address: Address, folder: Path, log_level: int) -> EngineLaunch:
+        return cls(address, json.loads(json.dumps(asdict(config), default=str)), str(folder), log_level)
+
+
+class Outbox:
+    """Tells the front end: one message a step. Events of it ride along while the front end reads them."""
+
+    def __init__(self, link: Link[ToEngine]) -> None:
+        self._link = link
+        self._events: list[Event] = []
+        self._num_unread = 0
+        self._num_dropped = 0
+
+    def emit(self, event: Event) -> None:
+        if self._num_unread >= MAX_UNREAD_EVENTS and isinstance(event, DroppableEvent):
+            self._num_dropped += 1
+            return
+        self._num_unread += 1
+        self._events.append(event)
+
+    def credit(self, num_events: int) -> None:
+        """So many were read."""
+        self._num_unread -= num_events
+
+    def tell(self, outputs: list[EngineCoreOutput]) -> None:
+        """Send what a step gave; also if it gave nothing, since it proves progress."""
+        self._link.send(StepResult(outputs, pack_events(self._events), self._num_dropped))
+        self._events, self._num_dropped = [], 0
+
+    def flush(self) -> None:
+        """Send what happened since the last step."""
+        if self._events or self._num_dropped:
+            self.tell([])
+
+    def ready(self, facts: EngineFacts) -> None:
+        self._link.send(EngineReady(facts))
+
+    def begin(self, request_ids: list[str]) -> None:
+        """Send which requests the next step introduces, before it is computed."""
+        self._link.send(RequestsStarted(request_ids))
+
+
+class CommandSocket:
+    """The inbox of an engine core: commands of the front end."""
+
+    def __init__(self, link: Link[ToEngine], outbox: Outbox) -> None:
+        self._link = link
+        self._outbox = outbox
+
+    def take(self, wait: bool) -> Command | None:
+        while True:
+            message = self._link.receive()
+            if isinstance(message, EventCredit):
+                self._outbox.credit(message.num_events)
+            elif message is not None or not wait:
+                return message
+            else:
+                self._outbox.flush()
+                self._link.wait()
+
+
+class AnnouncingExecutor:
+    """Says which requests a step introduces before it is computed: they are what dies with it."""
+
+    def __init__(self, executor: Executor, begin: Callable[[list[str]], None]) -> None:
+        self._executor = executor
+        self._begin = begin
+
+    def submit(self, output: SchedulerOutput) -> Any:
+        if output.new_requests:
+            self._begin([request.request_id for request in output.new_requests])
+        return self._executor.submit(output)
+
+    def result(self, handle: Any) -> ModelRunnerOutput:
+        return self._executor.result(handle)
+
+
+class ForwardingLogHandler(logging.Handler):
+    """The engine's log is the front end's."""
+
+    def __init__(self, link: Link[ToEngine]) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._link.send(LogLine(record.levelno, record.name, self.format(record)))
+
+
+def main() -> None:
+    """Run an engine until the front end says Stop or is gone."""
+    # Both reach every process of a terminal or a service; the front end first answers what is in flight.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineLaunch)
+    threading.Thread(target=_end_with_the_front, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
+    faulthandler.enable()
+    link = open_engine_link(launch.address)
+    logging.basicConfig(level=launch.log_level, handlers=[ForwardingLogHandler(link)], format="%(message)s")
+    with Path(launch.folder, STACKS).open("w") as stacks:
+        if hasattr(faulthandler, "register"):
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        status = run(EngineConfig(**launch.config), link)
+    link.close(LINGER_SECONDS)
+    zmq.Context.instance().term()
+    sys.exit(status)
+
+
+def run(config: EngineConfig, link: Link[ToEngine]) -> int:
+    """Build an engine and serve the link; returns the exit status."""
+    outbox = Outbox(link)
+    try:
+        engine = _build(config, outbox)
+    except ChairliftError as error:
+        link.send(StartFailed(type(error).__name__, str(error)))
+        return 2
+    except BaseException as error:
+        if is_out_of_memory(error):
+            link.send(StartFailed("EngineDeadError", f"the engine cannot start: {describe_out_of_memory(error)}"))
+            return 1
+        logger.exception("the engine could not be started")
+        link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
+        return 1
+    try:
+        run_core(engine.core, CommandSocket(link, outbox), outbox.tell, _gate(engine))
+    except BaseException as error:
+        logger.exception("the engine died")
+        link.send(EngineFailed(repr(error)))
+        return 1
+    finally:
+        engine.close()
+    return 0
+
+
+def _gate(engine: Any) -> GrammarGate:
+    """The front end has tried every grammar before it sends it."""
+    grammars = engine.loaded.grammars
+    if grammars is not None:
+        grammars.is_checking = False
+    return GrammarGate(grammars)
+
+
+def _build(config: EngineConfig, outbox: Outbox) -> Any:
+    from chairlift.engine.startup.factory import build_engine
+
+    engine = build_engine(config, events=outbox, around_executor=lambda e: AnnouncingExecutor(e, outbox.begin))
+    facts = EngineFacts(
+        engine.model_name,
+        engine.model_config,
+        engine.scheduler_config,
+        engine.kv_cache_plan,
+        engine.limits,
+        engine.started,
+    )
+    trim_memory()
+    outbox.ready(facts)
+    return engine
+
+
+def _end_with_the_front(folder: str) -> None:
+    """Standard input ends when the front end does, however it ends."""
+    # Unbuffered: a buffer's lock would be held when the interpreter shuts down.
+    os.read(sys.stdin.fileno(), 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""An engine in another process: what the front end holds of it, and how it is run once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+from chairlift.engine.process.wire import EngineFacts
+from chairlift.events import EngineStarted
+from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.worker.kv_cache_plan import KVCachePlan
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEngine:
+    """What the front end holds of an engine in another process."""
+
+    facts: EngineFacts
+    tokenizer: Tokenizer | NoTokenizer
+    input_processor: InputProcessor
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.facts.model_config
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        return self.facts.scheduler_config
+
+    @property
+    def kv_cache_plan(self) -> KVCachePlan:
+        return self.facts.kv_cache_plan
+
+    @property
+    def model_name(self) -> str:
+        return self.facts.model_name
+
+    @property
+    def started(self) -> EngineStarted:
+        return self.facts.started
+
+
+def settled(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
+    """For another run: the limits of the first one, which requests were checked against, and logs of its own."""
+    return replace(
+        config,
+        num_kv_blocks=facts.kv_cache_plan.num_blocks,
+        kv_cache_memory=None,
+        max_model_len=facts.scheduler_config.max_model_len,
+        max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
+        event_log=_numbered(config.event_log, run),
+        record_trace=_numbered(config.record_trace, run),
+    )
+
+
+def _numbered(path: Path | None, run: int) -> Path | None:
+    return None if path is None else path.with_name(f"{path.stem}.{run}{path.suffix}")

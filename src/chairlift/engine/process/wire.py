@@ -1,0 +1,209 @@
+"""What crosses between a front end and an engine process: records in msgpack, over one socket each way.
+
+front end  --Add, Abort, Stop, EventCredit------------------->  engine
+           <--EngineReady, StartFailed, LogLine, RequestsStarted, StepResult, EngineFailed--
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar, cast
+
+import msgspec
+import zmq
+
+from chairlift.config import SchedulerConfig
+from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.process.commands import Abort, Add, Stop
+from chairlift.events import EVENT_TYPES, EngineStarted, Event
+from chairlift.models.config import ModelConfig
+from chairlift.outputs import EngineCoreOutput
+from chairlift.worker.kv_cache_plan import KVCachePlan
+
+MAX_IPC_PATH: Final = 100
+"""Bytes; a path of a Unix domain socket can be a few longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine has settled when it is ready."""
+
+    model_name: str
+    model_config: ModelConfig
+    scheduler_config: SchedulerConfig
+    kv_cache_plan: KVCachePlan
+    limits: RequestLimits
+    started: EngineStarted
+
+
+class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
+    """So many events have been read: the engine may send as many more."""
+
+    num_events: int
+
+
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The engine takes requests."""
+
+    facts: EngineFacts
+
+
+class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
+    """`kind` is the name of a class in `chairlift.errors`."""
+
+    kind: str
+    message: str
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True, tag="log_line"):
+    """A line of the engine's log."""
+
+    level: int
+    logger: str
+    text: str
+
+
+class RequestsStarted(msgspec.Struct, frozen=True, array_like=True, tag="requests_started"):
+    """These requests are about to be computed."""
+
+    request_ids: list[str]
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):
+    """What one step gave, or what happened between two. `events` are (type, record); some may have been dropped."""
+
+    outputs: list[EngineCoreOutput]
+    events: list[tuple[str, msgspec.Raw]]
+    num_dropped_events: int = 0
+
+
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
+    """A step raised this."""
+
+    message: str
+
+
+ToEngine = Add | Abort | Stop | EventCredit
+ToFront = EngineReady | StartFailed | LogLine | RequestsStarted | StepResult | EngineFailed
+
+_EVENT_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in EVENT_TYPES.items()}
+
+
+def pack_events(events: Iterable[Event]) -> list[tuple[str, msgspec.Raw]]:
+    """For `StepResult`; a record is written where it says Raw, and read as its bytes."""
+    return cast("list[tuple[str, msgspec.Raw]]", [(event.type, event) for event in events])
+
+
+def unpack_events(packed: Iterable[tuple[str, msgspec.Raw]]) -> list[Event]:
+    return [_EVENT_DECODERS[name].decode(raw) for name, raw in packed]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine finds its front end. The keys (CURVE, in Z85) are there on TCP only, where no file system keeps
+    others out."""
+
+    to_engine: str
+    to_front: str
+    front_key: bytes | None = None
+    public_key: bytes | None = None
+    secret_key: bytes | None = None
+
+
+Received = TypeVar("Received")
+
+
+class Link(Generic[Received]):
+    """One end: sends records of any kind, receives those of one union. Sending is safe from any thread."""
+
+    def __init__(
+        self, outgoing: zmq.Socket[bytes], incoming: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Received]
+    ) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = decoder
+        self._lock = threading.Lock()
+
+    @property
+    def fileno(self) -> int:
+        """Becomes readable when something has come since `receive` gave None."""
+        number = self._incoming.getsockopt(zmq.FD)
+        assert isinstance(number, int)
+        return number
+
+    def has_receiver(self, seconds: float = 0.0) -> bool:
+        """Whether somebody is there to receive, within so many seconds. The two directions are connected one after the
+        other: that something came does not say so."""
+        with self._lock:
+            return bool(self._outgoing.poll(int(seconds * 1e3), zmq.POLLOUT))
+
+    def send(self, record: msgspec.Struct) -> None:
+        """Never blocks: what nobody is there to receive is dropped, see `has_receiver`."""
+        message = self._encoder.encode(record)
+        with self._lock:
+            try:
+                self._outgoing.send(message, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def receive(self) -> Received | None:
+        """What has come; None if nothing has."""
+        try:
+            message = self._incoming.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return self._decoder.decode(message)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether something has come within so many seconds; None waits for it."""
+        return bool(self._incoming.poll(None if seconds is None else int(seconds * 1e3)))
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close both sockets; what was sent has so many seconds to leave."""
+        self._outgoing.close(int(linger * 1e3))
+        self._incoming.close(0)
+
+
+def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
+    """The front end's end, with sockets in a private folder, or on the loopback interface where that cannot be."""
+    decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+    outgoing, incoming = _sockets()
+    paths = folder / "to-engine", folder / "to-front"
+    if zmq.has("ipc") and max(len(bytes(path)) for path in paths) <= MAX_IPC_PATH:
+        for socket, path in zip((outgoing, incoming), paths, strict=True):
+            socket.bind(f"ipc://{path}")
+        return Link(outgoing, incoming, decoder), Address(f"ipc://{paths[0]}", f"ipc://{paths[1]}")
+    front_key, front_secret = zmq.curve_keypair()
+    public_key, secret_key = zmq.curve_keypair()
+    for socket in (outgoing, incoming):
+        socket.curve_server = True
+        socket.curve_secretkey = front_secret
+        socket.bind("tcp://127.0.0.1:*")
+    to_engine, to_front = (socket.getsockopt(zmq.LAST_ENDPOINT).decode() for socket in (outgoing, incoming))
+    return Link(outgoing, incoming, decoder), Address(to_engine, to_front, front_key, public_key, secret_key)
+
+
+def open_engine_link(address: Address) -> Link[ToEngine]:
+    """The engine's end."""
+    decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+    outgoing, incoming = _sockets()
+    for socket, endpoint in ((outgoing, address.to_front), (incoming, address.to_engine)):
+        if address.front_key is not None:
+            socket.curve_serverkey = address.front_key
+            socket.curve_publickey = address.public_key
+            socket.curve_secretkey = address.secret_key
+        socket.connect(endpoint)
+    return Link(outgoing, incoming, decoder)
+
+
+def _sockets() -> tuple[Any, Any]:
+    """Outgoing and incoming, without a limit: every sender here keeps one of its own."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    outgoing, incoming = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    for socket in (outgoing, incoming):
+        socket.set_hwm(0)
+    return outgoing, incoming

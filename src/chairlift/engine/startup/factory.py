@@ -1,0 +1,292 @@
+"""Where policy meets tensors: builds an engine from its configuration, and says what it decided."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chairlift.clock import Clock, MonotonicClock
+from chairlift.config import EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler, max_request_slots
+from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.kv.kv_cache_manager import KVCacheManager
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.startup.loaded_model import LoadedModel, load_model
+from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, resolve_max_model_len, startup_summary
+from chairlift.engine.startup.token_budget import (
+    TARGET_STEP_SECONDS,
+    ChunkTimer,
+    StepTimes,
+    largest_budget,
+    measure_steps,
+)
+from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
+from chairlift.kernels.cpu.sampling import NativeSampling
+from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.models.config import ModelConfig
+from chairlift.models.held_bytes import held_bytes, multiplied_bytes
+from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
+from chairlift.request import Request
+from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
+from chairlift.worker.memory import format_memory
+from chairlift.worker.model_runner import ModelRunner
+
+logger = logging.getLogger("chairlift")
+
+STEPS_AHEAD = {"cpu": 0, "cuda": 1}
+"""A CUDA device is kept one step ahead of the host; on the CPU `submit` computes, so there is nothing to overlap."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """A loaded model behind a scheduler, and what belongs to it."""
+
+    core: EngineCore
+    loaded: LoadedModel
+    scheduler_config: SchedulerConfig
+    kv_cache_plan: KVCachePlan
+    limits: RequestLimits
+    started: EngineStarted
+    seed: int | None = None
+    event_file: EventFile | None = None
+    recorder: EngineRecorder | None = None
+    _input_processor: InputProcessor | None = None
+
+    @property
+    def model_name(self) -> str:
+        return self.loaded.name
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.loaded.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | NoTokenizer:
+        """Loaded at first use."""
+        return self.loaded.tokenizer
+
+    @property
+    def input_processor(self) -> InputProcessor:
+        if self._input_processor is None:
+            self._input_processor = InputProcessor(
+                self.model_config, self.tokenizer, self.limits, self.seed, self.loaded.grammars
+            )
+        return self._input_processor
+
+    def close(self) -> None:
+        """Write out the event log and the trace."""
+        if self.event_file is not None:
+            self.event_file.close()
+        if self.recorder is not None:
+            self.recorder.close()
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    loaded: LoadedModel | None = None,
+    clock: Clock | None = None,
+    events: EventSink | None = None,
+    around_executor: Callable[[Executor], Executor] | None = None,
+) -> Engine:
+    """Load the model, size the pool, join scheduler and runner.
+
+    Args:
+        loaded: a model that `load_model` loaded for this configuration; it is loaded now if None. Engines that are to
+            be compared over one model must be given `num_kv_blocks`: what is free differs from one to the next.
+        clock: the engine's time; the machine's monotonic clock if None.
+        events: a listener besides `config.event_log`.
+        around_executor: puts something between the core and the model.
+
+    Raises:
+        ModelLoadError: the model cannot be had, read or run; says what would work.
+        ConfigError: an option that this model or this machine cannot honour, with the arithmetic.
+    """
+    says = loaded is None
+    loaded = loaded or load_model(config)
+    assert loaded.serves(config), "the model was loaded for another configuration"
+    plan = _plan_pool(config, loaded)
+    limits = _request_limits(config, loaded, plan)
+    loaded.provide_kv_cache(plan)
+    times = _step_times(config, loaded, limits.max_model_len, plan)
+    budget = None if times is None else largest_budget(times, config.max_num_seqs)
+    scheduler_config = config.scheduler_config(limits.max_model_len, budget)
+    manager = _manager(config, plan, scheduler_config)
+    runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
+    executor = runner if around_executor is None else around_executor(runner)
+    clock = clock or MonotonicClock()
+    listeners = _open_listeners(config, events)
+    started = _started(config, loaded, scheduler_config, plan, clock.now())
+    if listeners.sink is not None:
+        listeners.sink.emit(started)
+    if says:
+        _say(config, loaded, scheduler_config, plan)
+        _say_budget(scheduler_config.max_num_batched_tokens, times)
+    scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
+    return Engine(
+        core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
+        loaded=loaded,
+        scheduler_config=scheduler_config,
+        kv_cache_plan=plan,
+        limits=limits,
+        started=started,
+        seed=config.seed,
+        event_file=listeners.event_file,
+        recorder=listeners.recorder,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """Who is told what happens: the event log, the recorder of a trace, and `sink`, which is all of them."""
+
+    event_file: EventFile | None
+    recorder: EngineRecorder | None
+    sink: EventSink | None
+
+    @property
+    def on_add(self) -> Callable[[Request], None] | None:
+        return None if self.recorder is None else self.recorder.on_add
+
+
+def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listeners:
+    event_file = open_event_log(config.event_log)
+    recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+    sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
+    return _Listeners(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
+
+
+def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:
+    """What one request may ask for, be it alone in the pool."""
+    max_slots = max_request_slots(
+        config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
+    )
+    context = loaded.config.max_position_embeddings
+    max_model_len = resolve_max_model_len(config, context, plan.num_blocks, max_slots)
+    return RequestLimits(max_model_len, max_slots, supports_priority=config.scheduling_policy != "fcfs")
+
+
+def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:
+    return make_kv_cache_manager(
+        config.kv,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        max_model_len=scheduler_config.max_model_len,
+        enable_prefix_caching=config.has_prefix_cache,
+        arena=config.kv_arena,
+    )
+
+
+def _step_times(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTimes | None:
+    """What the token budget is chosen by; None: it is given, or not chosen.
+
+    Static batches stream nothing, so there is no reason to keep their steps short.
+    """
+    is_chosen = config.max_num_batched_tokens is None and config.batching == "continuous"
+    if not is_chosen or loaded.choice.kernels != "native":
+        return None
+    if loaded.step_times is None:
+        timer = ChunkTimer(_runner(loaded, 1, max_model_len, plan), max_model_len, plan.block_size)
+        loaded.step_times = measure_steps(timer.seconds_of, timer.longest)
+    return loaded.step_times
+
+
+def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KVCachePlan) -> ModelRunner:
+    return ModelRunner(
+        loaded.model,
+        loaded.model.plan,
+        vocab_size=loaded.config.vocab_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=plan.block_size,
+        device=loaded.device,
+        sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
+        grammars=loaded.grammars,
+    )
+
+
+def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
+    """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
+    return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
+
+
+def _started(
+    config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan, now: float
+) -> EngineStarted:
+    is_static = scheduler_config.batching == "static"
+    return EngineStarted(
+        time=now,
+        model=loaded.name,
+        block_size=plan.block_size,
+        num_blocks=plan.num_blocks,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        max_model_len=scheduler_config.max_model_len,
+        scheduling_policy=scheduler_config.scheduling_policy,
+        kv=config.kv,
+        enable_prefix_caching=config.has_prefix_cache,
+        batching=scheduler_config.batching,
+        static_batch_size=scheduler_config.static_batch_size if is_static else None,
+        static_run_to=scheduler_config.static_run_to if is_static else None,
+        kv_arena=None if config.kv == "paged" else config.kv_arena,
+        kernels=loaded.choice.kernels,
+        kv_cache_dtype=loaded.choice.kv_cache_dtype,
+        quantization=loaded.choice.quantization,
+        weight_bytes=_read_bytes(loaded),
+        kv_bytes_per_slot=plan.block_bytes // plan.block_size,
+    )
+
+
+def _read_bytes(loaded: LoadedModel) -> int:
+    """Of weights, in every step: the matrices of all layers and of the LM head."""
+    if loaded.choice.kernels == "native":
+        return multiplied_bytes(loaded.model)
+    return ModelShape.from_config(loaded.config, loaded.name, DTYPE_BYTES[loaded.choice.dtype]).weight_bytes
+
+
+def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
+    logger.info(
+        "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len %d, max_num_seqs %d, "
+        "max_num_batched_tokens %d",
+        plan.num_blocks,
+        plan.block_size,
+        plan.num_slots,
+        format_memory(plan.num_bytes),
+        scheduler_config.max_model_len,
+        scheduler_config.max_num_seqs,
+        scheduler_config.max_num_batched_tokens,
+    )
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    step = StepLimits(
+        scheduler_config.max_num_batched_tokens,
+        scheduler_config.max_num_seqs,
+        scheduler_config.max_model_len,
+        plan.block_size,
+    )
+    for line in startup_summary(
+        config,
+        scheduler_config,
+        plan,
+        weights=loaded.planned_weights,
+        activations=planned_activations(loaded.config, loaded.choice, loaded.device.type, step),
+        held_bytes=held_bytes(loaded.model),
+    ):
+        logger.info("%s", line)
+
+
+def _say_budget(budget: int, times: StepTimes | None) -> None:
+    if times is None:
+        return
+    logger.info(
+        "max_num_batched_tokens %d: such a step takes about %.0f ms here, one of %d tokens %.0f; %.0f are the limit",
+        budget,
+        times.of(budget) * 1e3,
+        2 * budget,
+        times.of(2 * budget) * 1e3,
+        TARGET_STEP_SECONDS * 1e3,
+    )

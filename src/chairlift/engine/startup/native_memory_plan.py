@@ -1,0 +1,111 @@
+"""What a model holds in memory on native kernels: matrices in the formats of the file or in the one asked for,
+everything else in float32, and the memory that a step's rows are written to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from chairlift.engine.startup.memory_plan import (
+    MemoryItem,
+    StepLimits,
+    plan_logits,
+    plan_request_rows,
+    rotary_tables,
+    small_values,
+    values,
+)
+from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
+from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec
+from chairlift.models.torch_operations import torch_operations
+
+MatrixFormats = Callable[[str], str]
+"""Name of a parameter -> how the file holds it, as `PackedRows.format`."""
+
+FLOAT_BYTES: Final = 4
+
+LOGIT_BYTES: Final = 12
+"""A sampled row and token of the vocabulary at worst: the logit, a copy for logprobs, penalty counts (4 each)."""
+
+
+def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> list[MemoryItem]:
+    """As `plan_weights`. A table that is tied to the LM head is there once, and serves both."""
+    groups: dict[str, Counter[tuple[int, int, str]]] = {}
+    for matrix in config.matrices:
+        group = _table(config) if matrix.group == EMBEDDING else matrix.group
+        shape = (matrix.out_features, matrix.in_features, _format_of(matrix, formats, quantization))
+        groups.setdefault(group, Counter())[shape] += 1
+    return [
+        *(_item(group, shapes) for group, shapes in groups.items()),
+        *small_values(config, FLOAT_BYTES),
+        *rotary_tables(config),
+    ]
+
+
+def native_read_bytes(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> int:
+    """Of the matrices that every step reads: all but an embedding that is not tied."""
+    return sum(
+        matrix_bytes(_format_of(matrix, formats, quantization), matrix.out_features, matrix.in_features)
+        for matrix in config.read_matrices
+    )
+
+
+def _table(config: ModelConfig) -> str:
+    return f"{EMBEDDING} and {LM_HEAD}" if config.tie_word_embeddings else EMBEDDING
+
+
+def _format_of(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | None) -> str:
+    return quantization or common_format([formats(name) for name in matrix.weight_names])
+
+
+def _item(what: str, shapes: Counter[tuple[int, int, str]]) -> MemoryItem:
+    num_bytes = sum(count * matrix_bytes(name, out, size) for (out, size, name), count in shapes.items())
+    return MemoryItem(what, " + ".join(_term(*shape, count) for shape, count in sorted(shapes.items())), num_bytes)
+
+
+def _term(out_features: int, in_features: int, name: str, count: int) -> str:
+    num_stripes, stripe_bytes = stripes(name, out_features, in_features)
+    return f"{count} x {num_stripes:,} stripes x {stripe_bytes:,} bytes ({out_features:,} x {in_features:,} in {name})"
+
+
+def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[MemoryItem]:
+    """As `plan_activations`. Every layer writes into the same rows, all float32: with T tokens, H hidden, Q and K the
+    widths of queries and keys, I inner, each of the widest layer,
+
+        residual stream   3 T H (an OPT adds positions)
+        attention         T (2 Q + 2 K), and T d of rotation
+        MLP               2 T I
+        row formats       T of the widest input, in float32 at most, with its scales
+    """
+    tokens, hidden = limits.num_tokens, config.hidden_size
+    inner = max(layer.feed_forward.inner_size for layer in config.layers)
+    specs = [layer.attention for layer in config.layers]
+    queries, keys = max(spec.query_size for spec in specs), max(spec.key_size for spec in specs)
+    head_dim = max(spec.head_dim for spec in specs)
+    widest = max(hidden, queries, inner)
+    return [
+        values("residual stream", f"3 x {tokens:,} x {hidden:,}", 3 * tokens * hidden, FLOAT_BYTES),
+        values(
+            "attention",
+            f"{tokens:,} x (2 x {queries:,} + 2 x {keys:,} + {head_dim})",
+            tokens * (2 * queries + 2 * keys + head_dim),
+            FLOAT_BYTES,
+        ),
+        values("MLP", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES),
+        values("rows as the products read them", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
+        *_torch_rows(config, tokens, inner),
+        plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
+        plan_request_rows(limits),
+    ]
+
+
+def _torch_rows(config: ModelConfig, tokens: int, inner: int) -> list[MemoryItem]:
+    """Rows that torch writes where native kernels have no function: an activation and a part of it; a branch, its norm
+    and the norm of the sum."""
+    if not torch_operations(config):
+        return []
+    hidden = config.hidden_size
+    how = f"{tokens:,} x (2 x {inner:,} + 3 x {hidden:,})"
+    return [values("rows that torch computes", how, tokens * (2 * inner + 3 * hidden), FLOAT_BYTES)]

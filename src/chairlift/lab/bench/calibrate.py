@@ -1,0 +1,153 @@
+"""Measures this CPU as a device for the simulator: how fast it multiplies, reads memory, and gets through a step."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from chairlift.config import EngineConfig
+from chairlift.engine.startup.factory import build_engine
+from chairlift.events import EventList, Step
+from chairlift.lab.bench.driver import drive_all_at_once
+from chairlift.lab.bench.machine import machine_facts
+from chairlift.lab.sim.devices import Device
+from chairlift.lab.workload.request import WorkloadRequest
+
+ROWS = 512
+SHAPES = ((2048, 2048), (5632, 2048), (2048, 5632))
+"""Outputs and inputs of the matrices that are multiplied: the sizes of a model of some 1.1 billion weights."""
+
+WEIGHT_BYTES = 256 << 20
+"""Of the matrix that is read from memory: more than a cache holds."""
+
+DEPTHS = (2, 12)
+"""Layers of the two tiny models whose steps are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A device, and (what was measured, the result with its unit)."""
+
+    device: Device
+    measured: list[tuple[str, str]]
+
+    def save(self, path: Path) -> None:
+        """Write the device as JSON, for `--device`."""
+        path.write_text(json.dumps(self.device.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def calibrate(
+    num_threads: int | None = None,
+    *,
+    rows: int = ROWS,
+    shapes: tuple[tuple[int, int], ...] = SHAPES,
+    weight_bytes: int = WEIGHT_BYTES,
+    depths: tuple[int, int] = DEPTHS,
+    num_steps: int = 200,
+    repeats: int = 5,
+) -> Calibration:
+    """Measure single precision, the engine's type on the CPU. What is measured is what a step reaches, so efficiencies
+    are 1.
+
+    Args:
+        num_threads: of torch; all that the process may use if None.
+        num_steps: decode steps of each tiny model; repeats: of each product, the median counts.
+    """
+    step_overhead, layer_overhead = _overheads(num_threads, depths, num_steps)
+    flops = {shape: _gemm_flops(rows, *shape, repeats) for shape in shapes}
+    bandwidth = _bandwidth(weight_bytes, repeats)
+    facts = machine_facts()
+    device = Device(
+        name=facts.cpu,
+        peak_flops=statistics.median(flops.values()),
+        bandwidth=bandwidth,
+        memory_bytes=facts.memory_bytes,
+        source=f"measured, {facts.num_threads} threads, torch {facts.torch}, chairlift {facts.chairlift}",
+        bytes_per_value=4,
+        flops_efficiency=1.0,
+        bandwidth_efficiency=1.0,
+        step_overhead=step_overhead,
+        layer_overhead=layer_overhead,
+    )
+    measured = [
+        *((f"{rows} x {i} by {i} x {o}", f"{value / 1e9:.4g} GFLOP/s") for (o, i), value in flops.items()),
+        (f"1 row by {weight_bytes >> 20} MiB", f"{bandwidth / 1e9:.4g} GB/s"),
+        ("step overhead", f"{step_overhead * 1e6:.4g} us"),
+        ("layer overhead", f"{layer_overhead * 1e6:.4g} us"),
+    ]
+    return Calibration(device, measured)
+
+
+def _gemm_flops(rows: int, outputs: int, inputs: int, repeats: int) -> float:
+    """FLOP/s of a linear layer over many rows."""
+    values, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    seconds = _median_seconds(lambda: torch.nn.functional.linear(values, weight), repeats)
+    return 2 * rows * outputs * inputs / seconds
+
+
+def _bandwidth(weight_bytes: int, repeats: int) -> float:
+    """Bytes of weights a second that a linear layer reads for one row, as a decode step does."""
+    inputs = 2048
+    weight = torch.randn(weight_bytes // 4 // inputs, inputs)
+    values = torch.randn(1, inputs)
+    seconds = _median_seconds(lambda: torch.nn.functional.linear(values, weight), repeats)
+    return weight.numel() * 4 / seconds
+
+
+def _median_seconds(call: Callable[[], object], repeats: int) -> float:
+    call()
+    samples = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def _overheads(num_threads: int | None, depths: tuple[int, int], num_steps: int) -> tuple[float, float]:
+    """Seconds a step and a layer of a model that has next to nothing to compute: a line through two depths."""
+    shallow, deep = (_tiny_step_seconds(num_threads, depth, num_steps) for depth in depths)
+    layer = max(0.0, (deep - shallow) / (depths[1] - depths[0]))
+    return max(0.0, shallow - depths[0] * layer), layer
+
+
+def _tiny_step_seconds(num_threads: int | None, num_layers: int, num_steps: int) -> float:
+    """The median decode step of a tiny model in the real engine, from one result to the next."""
+    log = EventList()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_tiny_config(num_layers, num_steps)), encoding="utf-8")
+        config = EngineConfig(
+            model=folder,
+            random_weights=True,
+            skip_tokenizer_init=True,
+            num_kv_blocks=2 + num_steps // 16,
+            num_threads=num_threads,
+        )
+        engine = build_engine(config, events=log)
+        drive_all_at_once(engine, [WorkloadRequest("r0", 0.0, [1, 2, 3], num_steps)])
+        engine.close()
+    times = [event.time for event in log.events if isinstance(event, Step)]
+    return statistics.median(later - earlier for earlier, later in pairwise(times))
+
+
+def _tiny_config(num_layers: int, num_steps: int) -> dict[str, object]:
+    """A Llama of 64 by 64 matrices."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 64,
+        "max_position_embeddings": num_steps + 16,
+        "rms_norm_eps": 1e-5,
+    }

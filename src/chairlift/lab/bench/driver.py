@@ -1,0 +1,94 @@
+"""Drives an engine through a workload, on the caller's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from chairlift.engine.input_processor import EngineRequest
+from chairlift.engine.startup.factory import Engine
+from chairlift.errors import ConfigError, RequestError
+from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.sampling_params import SamplingParams
+
+
+def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list[EngineRequest]:
+    """The workload as greedy requests whose output has exactly the wanted length, whatever they declare.
+
+    A history is not known yet: stand-in tokens take its place, so that the lengths are the true ones.
+
+    Raises:
+        ConfigError: a request does not fit the model or the pool, with the arithmetic.
+    """
+    lens = full_prompt_lens(workload)
+    requests: list[EngineRequest] = []
+    for item in workload:
+        history = [0] * (lens[item.request_id] - len(item.prompt_token_ids))
+        try:
+            requests.append(_forced_request(engine, item, [*history, *item.prompt_token_ids]))
+        except RequestError as error:
+            declared = "" if item.max_tokens is None else f", {item.max_tokens} declared"
+            raise ConfigError(
+                f"workload request {item.request_id} ({lens[item.request_id]} prompt, {item.output_len} output "
+                f"tokens{declared}) does not fit: {error} In a benchmark: narrow the length distributions, or enlarge "
+                "the pool."
+            ) from None
+    return requests
+
+
+def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) -> EngineRequest:
+    """The input processor takes the limit of a forced request for its length: here the two may differ."""
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len)
+    _, token_ids = engine.input_processor.encode(prompt)
+    (request,) = engine.input_processor.make(
+        item.request_id, token_ids, params, arrival_time=item.arrival, priority=item.priority
+    )
+    return replace(request, request_id=item.request_id, output_len=item.output_len)
+
+
+def drive(
+    engine: Engine, workload: Sequence[WorkloadRequest], max_concurrency: int | None = None
+) -> dict[str, list[int]]:
+    """Run the workload to its end; returns the output tokens of each request, by id.
+
+    A request's arrival time is when it was due, even if a step kept the engine from noticing: an open load does not
+    wait for the server.
+
+    Args:
+        max_concurrency: requests in the engine at once, at most; None: no limit.
+
+    Raises:
+        ConfigError: as `forced_requests` and `RequestFeed`.
+    """
+    core = engine.core
+    prepared = {request.request_id: request for request in forced_requests(engine, workload)}
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in prepared}
+    feed = RequestFeed(workload, max_concurrency)
+    start = core.now()
+    while not feed.is_exhausted or core.has_work:
+        now = core.now() - start
+        for item in feed.pop_due(now):
+            prompt = list(item.prompt_token_ids)
+            request = replace(prepared[item.request_id], prompt_token_ids=prompt, arrival_time=start + item.arrival)
+            core.add(request.to_request())
+        if not core.has_work:
+            next_time = feed.next_time()
+            assert next_time is not None, "nothing runs, so nothing can be waited for but time"
+            time.sleep(max(0.0, next_time - now))
+            continue
+        for output in core.step():
+            tokens[output.request_id] += output.new_token_ids
+            if output.finish_reason is not None:
+                feed.finish(output.request_id, tokens[output.request_id], core.now() - start)
+    return tokens
+
+
+def drive_all_at_once(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, list[int]]:
+    """Run the workload as a burst, whatever its arrivals; returns the output tokens of each request, by id.
+
+    Raises:
+        ConfigError: as `drive`.
+    """
+    return drive(engine, [replace(item, arrival=0.0) for item in workload])

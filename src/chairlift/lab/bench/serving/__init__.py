@@ -1,0 +1,1 @@
+"""Benchmark of a server over HTTP."""

@@ -1,0 +1,1 @@
+"""Latencies, throughput and memory use of a finished run."""

@@ -1,0 +1,243 @@
+"""Metrics of a run: throughput, latency percentiles, batch sizes, KV memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
+from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """Means over time of the five kinds of slots (see `core.kv.accounting`), as shares of the pool; their sum is 1.
+
+    `reserved` and `internal` are split as in the events, by `max_tokens`. A step counts by its duration.
+    """
+
+    token_states: float
+    reserved: float
+    internal: float
+    external: float
+    free: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunMetrics:
+    """A run from its first arrival to its last step. Times in seconds; each of n siblings counts as a request.
+
+    Attributes:
+        num_answered: requests that ended by a stop or by length; num_unfinished: that had not ended.
+        prompt_tokens: of requests that got a first token; cached_tokens: how many of all prompt tokens were found in
+            the prefix cache.
+        total_tokens_per_s: prompt and output tokens; requests_per_s: answered ones.
+        ttft, queue_time, tpot, itl: over all requests that have one; e2e_latency: over the answered ones;
+            normalized_latency: that by output token.
+        mean_batch_size: requests a step; mean_batch_tokens: tokens computed a step, without padding.
+        kv_use_mean, kv_use_peak: share of the pool's blocks that requests hold, sampled after each schedule; None
+            without an EngineStarted event.
+        preemptions: how often a request was thrown out to be recomputed.
+        padding_tokens: computed for rows of static batches beside their tokens; recomputed_tokens: that had K and V
+            before a preemption.
+        memory: None if the events do not say.
+    """
+
+    duration: float
+    num_requests: int
+    num_answered: int
+    num_unfinished: int
+    num_rejected: int
+    num_steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    requests_per_s: float
+    ttft: Summary | None
+    tpot: Summary | None
+    itl: Summary | None
+    e2e_latency: Summary | None
+    normalized_latency: Summary | None
+    queue_time: Summary | None
+    mean_batch_size: float
+    peak_batch_size: int
+    mean_batch_tokens: float
+    kv_use_mean: float | None
+    kv_use_peak: float | None
+    preemptions: int
+    padding_tokens: int
+    recomputed_tokens: int
+    memory: MemoryShares | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, None and nested dicts: ready for JSON."""
+        return asdict(self)
+
+
+def summarize(events: Iterable[Event]) -> RunMetrics:
+    """The metrics of a run out of its events, in the order in which they were emitted.
+
+    Rates of a run that took no time are 0, and so are the means of a run without steps.
+    """
+    tally = RunTally()
+    for event in events:
+        tally.emit(event)
+    return tally.result()
+
+
+class RunTally:
+    """An event sink that adds up a run and drops its events: what it keeps grows with the requests, not with their
+    tokens."""
+
+    def __init__(self) -> None:
+        self._steps = _StepTotals()
+        self._requests = _RequestTotals()
+        self._open = RequestTally(lambda _, metrics: self._requests.add(metrics))
+        self._first_time: float | None = None
+        self._num_rejected = 0
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self._note_start(event.scheduled_time)
+            self._steps.add(event)
+        elif isinstance(event, RequestArrived):
+            self._note_start(event.time)
+        elif isinstance(event, RequestRejected):
+            self._num_rejected += 1
+        elif isinstance(event, EngineStarted):
+            self._steps.num_blocks = event.num_blocks
+        self._open.emit(event)
+
+    def _note_start(self, time: float) -> None:
+        if self._first_time is None or time < self._first_time:
+            self._first_time = time
+
+    def result(self) -> RunMetrics:
+        """The metrics of the events so far."""
+        requests = deepcopy(self._requests)
+        for _, metrics in self._open.incomplete():
+            requests.add(metrics)
+        steps = self._steps
+        duration = 0.0
+        if steps.last_time is not None and self._first_time is not None:
+            duration = steps.last_time - self._first_time
+        per_second = 1 / duration if duration > 0 else 0.0
+        return RunMetrics(
+            duration=duration,
+            num_requests=requests.num_requests,
+            num_answered=requests.num_answered,
+            num_unfinished=requests.num_unfinished,
+            num_rejected=self._num_rejected,
+            num_steps=steps.num_steps,
+            prompt_tokens=requests.prompt_tokens,
+            cached_tokens=requests.cached_tokens,
+            output_tokens=requests.output_tokens,
+            output_tokens_per_s=requests.output_tokens * per_second,
+            total_tokens_per_s=(requests.prompt_tokens + requests.output_tokens) * per_second,
+            requests_per_s=requests.num_answered * per_second,
+            ttft=Summary.of(requests.ttft),
+            tpot=Summary.of(requests.tpot),
+            itl=Summary.of_counts(requests.itls),
+            e2e_latency=Summary.of(requests.e2e_latency),
+            normalized_latency=Summary.of(requests.normalized_latency),
+            queue_time=Summary.of(requests.queue_time),
+            mean_batch_size=steps.per_step(steps.num_rows),
+            peak_batch_size=steps.peak_batch_size,
+            mean_batch_tokens=steps.per_step(steps.num_tokens),
+            kv_use_mean=steps.per_step(steps.kv_use_sum) if steps.has_kv_use else None,
+            kv_use_peak=steps.kv_use_peak if steps.has_kv_use else None,
+            preemptions=steps.num_preemptions,
+            padding_tokens=steps.num_padding,
+            recomputed_tokens=steps.num_recomputed,
+            memory=steps.memory(),
+        )
+
+
+@dataclass(slots=True)
+class _RequestTotals:
+    """Sums and values over requests. The gaps between tokens are counted by value: a step's requests share theirs."""
+
+    num_requests: int = 0
+    num_answered: int = 0
+    num_unfinished: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft: list[float] = field(default_factory=list)
+    tpot: list[float] = field(default_factory=list)
+    e2e_latency: list[float] = field(default_factory=list)
+    normalized_latency: list[float] = field(default_factory=list)
+    queue_time: list[float] = field(default_factory=list)
+    itls: Counter[float] = field(default_factory=Counter)
+
+    def add(self, request: RequestMetrics) -> None:
+        self.num_requests += 1
+        self.num_answered += request.is_answered
+        self.num_unfinished += request.finish_reason is None
+        self.prompt_tokens += request.num_prompt_tokens if request.token_times else 0
+        self.cached_tokens += request.num_cached_tokens
+        self.output_tokens += request.num_output_tokens
+        self.itls.update(request.itls)
+        for values, value in (
+            (self.ttft, request.ttft),
+            (self.tpot, request.tpot),
+            (self.e2e_latency, request.e2e_latency),
+            (self.normalized_latency, request.normalized_latency),
+            (self.queue_time, request.queue_time),
+        ):
+            if value is not None:
+                values.append(value)
+
+
+@dataclass(slots=True)
+class _StepTotals:
+    """Sums over steps. `kinds` are slot seconds by kind, in the order of MemoryShares."""
+
+    num_blocks: int = 0
+    num_steps: int = 0
+    last_time: float | None = None
+    num_rows: int = 0
+    peak_batch_size: int = 0
+    num_tokens: int = 0
+    num_preemptions: int = 0
+    num_padding: int = 0
+    num_recomputed: int = 0
+    has_kv_use: bool = False
+    kv_use_sum: float = 0.0
+    kv_use_peak: float = 0.0
+    kinds: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def add(self, step: Step) -> None:
+        num_rows = len(step.request_ids)
+        self.num_steps += 1
+        self.last_time = step.time
+        self.num_rows += num_rows
+        self.peak_batch_size = max(self.peak_batch_size, num_rows)
+        self.num_tokens += sum(step.num_scheduled)
+        self.num_preemptions += len(step.preempted)
+        self.num_padding += sum(step.num_padding)
+        self.num_recomputed += step.num_recomputed
+        if self.num_blocks:
+            use = 1 - step.free_blocks / self.num_blocks
+            self.has_kv_use = True
+            self.kv_use_sum += use
+            self.kv_use_peak = max(self.kv_use_peak, use)
+        seconds, kinds = step.time - step.scheduled_time, self.kinds
+        kinds[0] += seconds * step.token_states
+        kinds[1] += seconds * step.reserved
+        kinds[2] += seconds * step.internal
+        kinds[3] += seconds * step.external
+        kinds[4] += seconds * step.free
+
+    def per_step(self, total: float) -> float:
+        return total / self.num_steps if self.num_steps else 0.0
+
+    def memory(self) -> MemoryShares | None:
+        total = sum(self.kinds)
+        return MemoryShares(*(kind / total for kind in self.kinds)) if total else None

@@ -1,0 +1,53 @@
+"""A report: the page, and its figures as files if wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+
+from chairlift.errors import ConfigError
+from chairlift.lab.report.figures import all_figures
+from chairlift.lab.report.figures.drawing import STYLE, Drawing, LeftOut
+from chairlift.lab.report.page import render
+from chairlift.lab.report.run_log import Run
+
+DOTS_PER_INCH = 160
+
+
+def draw_all(runs: Sequence[Run]) -> list[Drawing | LeftOut]:
+    """Every figure of the report, in order."""
+    with mpl.rc_context(STYLE):
+        return [draw(runs) for draw in all_figures()]
+
+
+def write_report(runs: Sequence[Run], output: Path, title: str | None = None, png: bool = False) -> list[Path]:
+    """Draw the runs and write the page; returns the files written, the page first.
+
+    Args:
+        png: write every figure beside the page too, as STEM-FIGURE.png.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    parts = draw_all(runs)
+    page = render(title or default_title(runs), runs, parts)
+    written = [output]
+    try:
+        output.write_text(page, encoding="utf-8")
+        for drawing in [part for part in parts if png and isinstance(part, Drawing)]:
+            written.append(output.with_name(f"{output.stem}-{drawing.key}.png"))
+            with mpl.rc_context(STYLE):
+                drawing.figure.savefig(written[-1], dpi=DOTS_PER_INCH, metadata={"Software": None})
+    except OSError as error:
+        raise ConfigError(f"output {written[-1]} cannot be written: {error.strerror or error}") from None
+    return written
+
+
+def default_title(runs: Sequence[Run]) -> str:
+    """Such as "static(8)/max and continuous/paged on smollm2-135m-instruct"."""
+    labels = [run.label for run in runs]
+    models = list(dict.fromkeys(run.started.model for run in runs))
+    what = f"{len(runs)} runs" if len(runs) > 3 else ", ".join(labels[:-1]) + " and " * (len(runs) > 1) + labels[-1]
+    return f"{what} on {', '.join(models)}"

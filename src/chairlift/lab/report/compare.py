@@ -1,0 +1,125 @@
+"""Runs beside one another: the points of figures in which every run is one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+
+import numpy as np
+
+from chairlift.lab.metrics.percentile import percentile
+from chairlift.lab.report.memory import KINDS, kind_shares
+from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.trace import RowKind
+
+CDF_POINTS = 200
+
+
+def cdf(values: Sequence[float], num_points: int = CDF_POINTS) -> tuple[list[float], list[float]]:
+    """Values in rising order, from the lowest at 0, and the share of all that is at most as large; percentiles if
+    there are many."""
+    ordered = sorted(values)
+    if len(values) <= num_points:
+        return [ordered[0], *ordered], [rank / len(values) for rank in range(len(values) + 1)]
+    shares = [index / (num_points - 1) for index in range(num_points)]
+    return [percentile(ordered, 100 * share) for share in shares], shares
+
+
+@dataclass(frozen=True, slots=True)
+class WasteShares:
+    """Mean shares of the pool over time, by kind; `is_saturated`: over the steps that left requests waiting."""
+
+    shares: dict[str, float]
+    is_saturated: bool
+
+
+def waste_shares(run: Run) -> WasteShares:
+    """The mean over the steps in which somebody waited, since memory that nobody asks for is not wasted; over all steps
+    if nobody ever did."""
+    assert run.kinds is not None
+    trace = run.trace
+    weights = trace.held_ends() - trace.starts
+    waited = np.array([step.num_waiting > 0 for step in trace.steps])
+    is_saturated = bool((weights * waited).sum() > 0)
+    if is_saturated:
+        weights = weights * waited
+    if not weights.sum():
+        weights = np.ones(len(weights))
+    shares = np.average(kind_shares(run.kinds), axis=0, weights=weights)
+    return WasteShares(dict(zip(KINDS, shares.tolist(), strict=True)), is_saturated)
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """The coefficient of variation: standard deviation over mean; None without values."""
+    if not values or not (mean := fmean(values)):
+        return None
+    return pstdev(values) / mean
+
+
+def group_by(runs: Sequence[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    """The runs by what `key` says of them, in the order in which it says so first."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[key(run)].append(run)
+    return dict(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizePoint:
+    """What one run says about its batch size.
+
+    Attributes:
+        batch_size: that was allowed (`num_seats`); peak: that was reached; mean: rows over the run's time.
+        decode_step_time: median of the steps without a prefill, in seconds: the ITL of whoever is in the batch,
+            streamed or not. None without such steps.
+        weight_bytes_per_token: read from memory for an output token; None if the log does not say.
+        kv_use: share of the pool that is held, mean over time.
+        memory_limit: requests that fit the pool, each with the mean of what it held; None if nothing was held.
+    """
+
+    batch_size: int
+    peak: int
+    mean: float
+    output_tokens_per_s: float
+    decode_step_time: float | None
+    weight_bytes_per_token: float | None
+    kv_use: float
+    memory_limit: float | None
+
+
+def batch_size_point(run: Run) -> BatchSizePoint:
+    trace, metrics = run.trace, run.metrics
+    times = trace.ends - trace.starts
+    weights = times if times.sum() else np.ones(len(times))
+    held = np.array([trace.started.num_blocks - step.free_blocks for step in trace.steps]) * trace.started.block_size
+    rows = np.array([len(step.request_ids) for step in trace.steps])
+    mean_held, mean_rows = float(np.average(held, weights=weights)), float(np.average(rows, weights=weights))
+    decode_times = times[~prefill_steps(run)]
+    read = trace.started.weight_bytes * len(trace.steps)
+    return BatchSizePoint(
+        batch_size=run.num_seats,
+        peak=metrics.peak_batch_size,
+        mean=mean_rows,
+        output_tokens_per_s=metrics.output_tokens_per_s,
+        decode_step_time=median(decode_times.tolist()) if len(decode_times) else None,
+        weight_bytes_per_token=read / metrics.output_tokens if read and metrics.output_tokens else None,
+        kv_use=mean_held / trace.num_slots,
+        memory_limit=trace.num_slots * mean_rows / mean_held if mean_held else None,
+    )
+
+
+def prefill_steps(run: Run) -> np.typing.NDArray[np.bool_]:
+    """[steps]: whether a row of the step was in prefill."""
+    is_prefill = np.zeros(len(run.trace.steps), dtype=np.bool_)
+    for stay in run.trace.stays:
+        for phase in stay.phases:
+            if phase.kind is RowKind.PREFILL:
+                is_prefill[phase.first : phase.last + 1] = True
+    return is_prefill
+
+
+def has_several(runs: Sequence[Run], value: Callable[[Run], float | int | None]) -> bool:
+    """Whether the runs differ in a value that they have."""
+    return len({v for run in runs if (v := value(run)) is not None}) > 1

@@ -1,0 +1,127 @@
+"""The batch over time: one lane a seat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+
+from chairlift.lab.report.figures.drawing import (
+    EMPTY_SEAT,
+    ROW_FILLS,
+    WIDTH,
+    Drawing,
+    figure_of,
+    legend_above,
+    over_time,
+    time_label,
+)
+from chairlift.lab.report.lanes import LaneCell, lane_cells, lane_shares
+from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.tables import number
+from chairlift.lab.report.trace import Floats, RowKind
+
+MAX_CELLS = 2000
+"""With more, lanes become an image of COLUMNS columns, each with the mean of its colours."""
+COLUMNS = 1600
+MAX_EDGED = 150
+MAX_NUMBERS = 60
+LANE, GAP = 0.84, 0.16
+
+
+def draw(runs: Sequence[Run]) -> Drawing:
+    shown, duration, note = over_time(runs)
+    cells = [lane_cells(run.trace) for run in shown]
+    lanes = [1 + max(cell.lane for cell in of_run) for of_run in cells]
+    heights = [min(max(0.13 * num_lanes, 0.6), 2.4) for num_lanes in lanes]
+    figure, panels = figure_of(len(shown), sum(heights) + 0.48 * len(shown) + 0.5, height_ratios=heights, sharex=True)
+    for axes, run, of_run, num_lanes in zip(panels, shown, cells, lanes, strict=True):
+        _draw_run(axes, run, of_run, num_lanes, duration)
+    panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
+    figure.align_ylabels(panels)
+    legend_above(figure, [*ROW_FILLS.values(), EMPTY_SEAT])
+    caption = (
+        "Each lane is a seat of the batch; a request takes the lowest free one when it is admitted and gives it back "
+        "when it leaves. The runs share one time axis. Numbers count the requests in the order of arrival, so the "
+        "same number is the same request if the runs served the same ones. Black is computed for nothing: a member of "
+        "a static batch that has ended keeps its row until the longest one ends, and short prompts are padded to the "
+        f"longest. With very many steps a column shows the mean colour of what happened in it.{note}"
+    )
+    return Drawing("batch", "The batch over time: who sits where", caption, figure)
+
+
+def _draw_run(axes: Axes, run: Run, cells: Sequence[LaneCell], num_lanes: int, duration: float) -> None:
+    end = run.trace.duration
+    axes.fill_between([0, end], 0, num_lanes, color=EMPTY_SEAT.colour, linewidth=0, zorder=-1)
+    if len(cells) > MAX_CELLS:
+        _draw_image(axes, cells, num_lanes, end)
+    else:
+        _draw_cells(axes, cells, duration)
+    axes.set(xlim=(0, duration), ylim=(num_lanes, 0), ylabel="seat")
+    axes.set_yticks(_lane_ticks(num_lanes), labels=[str(int(tick)) for tick in _lane_ticks(num_lanes) - 0.5])
+    axes.set_title(f"{run.label}: {run.metrics.num_answered} requests, {_end(run)}")
+    axes.spines["left"].set_visible(False)
+    if end < duration:
+        axes.axvline(end, color="#333333", linewidth=1)
+
+
+def _end(run: Run) -> str:
+    if not run.trace.is_timed:
+        return f"{len(run.trace.steps):,} steps"
+    return f"{number(run.trace.duration)} s, {number(run.metrics.output_tokens_per_s)} output tokens/s"
+
+
+def _lane_ticks(num_lanes: int) -> Floats:
+    every = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128, num_lanes) if num_lanes / n <= 8)
+    return np.arange(0, num_lanes, every, dtype=np.float64) + 0.5
+
+
+def _draw_cells(axes: Axes, cells: Sequence[LaneCell], duration: float) -> None:
+    for kind, of_kind in groupby(sorted(cells, key=attrgetter("kind")), key=attrgetter("kind")):
+        corners = [
+            [
+                (c.start, c.lane + GAP / 2),
+                (c.end, c.lane + GAP / 2),
+                (c.end, c.lane + 1 - GAP / 2),
+                (c.start, c.lane + 1 - GAP / 2),
+            ]
+            for c in of_kind
+        ]
+        edge = {"edgecolors": "white", "linewidths": 0.3} if len(cells) <= MAX_EDGED else {"linewidths": 0}
+        axes.add_collection(PolyCollection(corners, facecolors=ROW_FILLS[kind].colour, **edge))
+    if len({cell.request for cell in cells}) <= MAX_NUMBERS:
+        _write_numbers(axes, cells, duration)
+
+
+def _write_numbers(axes: Axes, cells: Sequence[LaneCell], duration: float) -> None:
+    """In the middle of each request's longest decode, if there is room."""
+    longest: dict[tuple[int, int], LaneCell] = {}
+    for cell in cells:
+        key = (cell.request, cell.lane)
+        if cell.kind is RowKind.DECODE and (key not in longest or length(cell) > length(longest[key])):
+            longest[key] = cell
+    for cell in longest.values():
+        if length(cell) / duration * WIDTH > 0.07 * len(str(cell.request + 1)) + 0.05:
+            middle = (cell.start + cell.end) / 2
+            axes.text(
+                middle, cell.lane + 0.54, str(cell.request + 1), size=8, ha="center", va="center", color="#08304B"
+            )
+
+
+def length(cell: LaneCell) -> float:
+    return cell.end - cell.start
+
+
+def _draw_image(axes: Axes, cells: Sequence[LaneCell], num_lanes: int, end: float) -> None:
+    shares = lane_shares(cells, num_lanes, end, COLUMNS)
+    colours = np.array([to_rgb(ROW_FILLS[kind].colour) for kind in RowKind])
+    empty = 1 - shares.sum(axis=0, keepdims=True).clip(0, 1)
+    image = np.einsum("klc,kr->lcr", shares, colours) + empty[0, :, :, None] * np.array(to_rgb(EMPTY_SEAT.colour))
+    lanes = np.repeat((image.clip(0, 1) * 255).astype(np.uint8), 6, axis=0)
+    lanes[5::6] = 255
+    axes.imshow(lanes, extent=(0, end, num_lanes, 0), aspect="auto", interpolation="none")

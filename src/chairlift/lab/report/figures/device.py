@@ -1,0 +1,103 @@
+"""What the device computes over time: useful tokens, padding, recomputed tokens; rows; weights read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from chairlift.lab.report.figures.drawing import (
+    BLACK,
+    PURPLE,
+    SKY,
+    Drawing,
+    Fill,
+    figure_of,
+    legend_above,
+    line_style,
+    over_time,
+    time_label,
+)
+from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.timeline import means, rates, stairs, time_edges
+from chairlift.lab.report.trace import Floats
+
+BINS = 150
+FILLS = (
+    Fill("useful tokens", SKY),
+    Fill("recomputed after a preemption", PURPLE, "//"),
+    Fill("padding", BLACK),
+)
+
+
+def draw(runs: Sequence[Run]) -> Drawing:
+    shown, duration, note = over_time(runs)
+    has_weights = any(run.started.weight_bytes for run in shown)
+    ratios = [1.0] * len(shown) + [1.1] * (1 + has_weights)
+    figure, panels = figure_of(len(ratios), 1.05 * sum(ratios) + 0.6, height_ratios=ratios, sharex=True)
+    num_runs = len(shown)
+    _draw_tokens(panels[:num_runs], shown, duration)
+    _draw_lines(panels[num_runs], shown, duration, _rows)
+    panels[num_runs].set_title("rows in the batch")
+    panels[num_runs].set_ylim(top=1.6 * panels[num_runs].get_ylim()[1])
+    panels[num_runs].legend(loc="upper right", ncols=3, handlelength=3)
+    if has_weights:
+        _draw_lines(panels[-1], shown, duration, _weight_bytes)
+        panels[-1].set_title("weights read from memory")
+        panels[-1].yaxis.set_major_formatter(EngFormatter(unit="B/s", sep=""))
+    unit = time_label(shown)
+    panels[-1].set_xlabel(f"{unit} since the run began")
+    legend_above(figure, FILLS)
+    caption = (
+        "Above, for each run: tokens that the device computed, on the same scale. Below: rows in the batch, those "
+        "that have ended included, and the weights that this takes from memory, once a step however many rows there "
+        f"are. Few rows mean that the weights are read for few tokens. Means over stretches of 1/{BINS} of the longest "
+        f"run.{note}"
+    )
+    return Drawing("device", "What the device is used for", caption, figure)
+
+
+def _tokens(run: Run) -> list[Floats]:
+    """Useful, recomputed and padding tokens of every step."""
+    steps = run.trace.steps
+    scheduled = np.array([sum(step.num_scheduled) for step in steps], dtype=np.float64)
+    recomputed = np.array([step.num_recomputed for step in steps], dtype=np.float64)
+    padding = np.array([sum(step.num_padding) for step in steps], dtype=np.float64)
+    return [scheduled - recomputed, recomputed, padding]
+
+
+def _rows(run: Run, edges: Floats) -> Floats:
+    trace = run.trace
+    return means(trace.starts, trace.held_ends(), np.array([float(len(s.request_ids)) for s in trace.steps]), edges)
+
+
+def _weight_bytes(run: Run, edges: Floats) -> Floats:
+    trace = run.trace
+    return rates(trace.starts, trace.ends, np.full(len(trace.steps), float(run.started.weight_bytes)), edges)
+
+
+def _draw_tokens(panels: Sequence[Axes], runs: Sequence[Run], duration: float) -> None:
+    top = 0.0
+    for axes, run in zip(panels, runs, strict=True):
+        edges = time_edges(run.trace, duration, BINS)
+        below = np.zeros(2 * (len(edges) - 1))
+        for amounts, fill in zip(_tokens(run), FILLS, strict=True):
+            x, y = stairs(edges, rates(run.trace.starts, run.trace.ends, amounts, edges))
+            axes.fill_between(
+                x, below, below + y, facecolor=fill.colour, hatch=fill.hatch, edgecolor="white", linewidth=0
+            )
+            below = below + y
+        top = max(top, float(below.max()))
+        axes.set_title(f"{run.label}: tokens computed a {time_label(runs).rstrip('s')}")
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    for axes in panels:
+        axes.set(xlim=(0, duration), ylim=(0, top * 1.05 or 1))
+
+
+def _draw_lines(axes: Axes, runs: Sequence[Run], duration: float, values: Callable[[Run, Floats], Floats]) -> None:
+    for index, run in enumerate(runs):
+        edges = time_edges(run.trace, duration, BINS)
+        axes.plot(*stairs(edges, values(run, edges)), linewidth=1.3, label=run.label, **line_style(index))
+    axes.set(xlim=(0, duration), ylim=(0, None))

@@ -1,0 +1,80 @@
+"""KV memory over time by kind: used, wasted, and in which way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
+
+from chairlift.lab.report.figures.drawing import (
+    KIND_FILLS,
+    NO_KINDS,
+    Drawing,
+    LeftOut,
+    figure_of,
+    legend_above,
+    over_time,
+    time_label,
+    with_kinds,
+)
+from chairlift.lab.report.memory import KINDS, MemoryKinds, kind_shares
+from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.timeline import means, stairs, time_edges
+from chairlift.lab.report.trace import Floats
+
+BINS = 300
+TITLE = "KV memory by kind"
+LIVE_BORDER: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.1}
+
+
+def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+    having, lacking = with_kinds(runs)
+    if not having:
+        return LeftOut("memory-kinds", TITLE, f"No picture of waste: {NO_KINDS}")
+    shown, duration, note = over_time(having)
+    figure, panels = figure_of(len(shown), 1.5 * len(shown) + 0.7, sharex=True)
+    for axes, run in zip(panels, shown, strict=True):
+        _draw_run(axes, run, duration)
+    panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
+    border = Line2D([], [], label="reserved, as seen live", **LIVE_BORDER)
+    legend_above(figure, list(KIND_FILLS.values()), *([border] if any(run.kinds != run.live for run in shown) else []))
+    caption = (
+        "Every slot of the pool is of one kind. Token states are in use. Reserved slots will be written by their "
+        "holder; internal fragmentation is held by one who never will; external fragmentation is lost to the "
+        "allocator's rounding, or lies in nobody's hands while the next request is refused for memory. What a request "
+        "will write is taken from its true length, which was known only afterwards; the dashed line is the upper edge "
+        f"of what the engine took for reserved meanwhile, by max_tokens. Means over stretches of 1/{BINS} of the "
+        f"longest run.{lacking}{note}"
+    )
+    return Drawing("memory-kinds", TITLE, caption, figure)
+
+
+def _draw_run(axes: Axes, run: Run, duration: float) -> None:
+    assert run.kinds is not None
+    assert run.live is not None
+    edges = time_edges(run.trace, duration, BINS)
+    shares = _binned(run, run.kinds, edges)
+    below = np.zeros(2 * (len(edges) - 1))
+    for kind, of_kind in zip(KINDS, shares, strict=True):
+        x, y = stairs(edges, of_kind)
+        fill = KIND_FILLS[kind]
+        axes.fill_between(x, below, below + y, facecolor=fill.colour, hatch=fill.hatch, edgecolor="white", linewidth=0)
+        below = below + y
+    if run.kinds != run.live:
+        live = _binned(run, run.live, edges)
+        axes.plot(*stairs(edges, live[0] + live[1]), **LIVE_BORDER)
+    axes.set(xlim=(0, duration), ylim=(0, 1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_title(f"{run.label}: share of {run.trace.num_slots:,} slots")
+
+
+def _binned(run: Run, kinds: Sequence[MemoryKinds], edges: Floats) -> Floats:
+    """[kinds, bins]; while nobody is there, all is free."""
+    trace = run.trace
+    ends = trace.held_ends()
+    held = [means(trace.starts, ends, column, edges) for column in kind_shares(kinds).T[:-1]]
+    return np.array([*held, 1 - np.sum(held, axis=0)]).clip(0, 1)

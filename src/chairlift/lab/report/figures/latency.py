@@ -1,0 +1,75 @@
+"""Distributions of latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
+
+from chairlift.lab.report.compare import cdf
+from chairlift.lab.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above, say_none
+from chairlift.lab.report.run_log import Run
+
+KEY, TITLE = "latency", "Latency of requests"
+Values = Callable[[Run], list[float]]
+
+
+def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+    timed = [run for run in runs if run.trace.is_timed and _ttft(run)]
+    if not timed:
+        return LeftOut(KEY, TITLE, "no request got a token in a run whose clock moved.")
+    figure = Figure(figsize=(WIDTH, 3.0 + 0.16 * len(timed)))
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, (title, values) in zip(panels, PANELS.items(), strict=True):
+        _draw_panel(axes, title, values, timed)
+    panels[0].set_ylabel("share of requests at most as slow")
+    lines_above(figure, panels[0])
+    caption = (
+        "Cumulative distributions: at height 0.5 is the median, at 0.99 the slowest hundredth. Left is better; an "
+        "axis that spans much is logarithmic. TTFT is the time from arrival to the first token, ITL the gap between "
+        "tokens (here the height is a share of gaps), E2E the time to the last token. Static batching answers when "
+        "the whole batch has ended: its first token comes with the last, and it has no ITL."
+    )
+    return Drawing(KEY, TITLE, caption, figure)
+
+
+def _ttft(run: Run) -> list[float]:
+    return [value for r in run.requests if (value := r.ttft) is not None]
+
+
+def _itl(run: Run) -> list[float]:
+    return [] if run.is_static else [gap for r in run.requests for gap in r.itls]
+
+
+def _e2e(run: Run) -> list[float]:
+    return [value for r in run.requests if (value := r.e2e_latency) is not None]
+
+
+PANELS: dict[str, Values] = {"TTFT": _ttft, "ITL": _itl, "E2E latency": _e2e}
+
+
+def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> None:
+    for index, run in enumerate(runs):
+        label = f"{run.label}, {run.arrivals}"
+        if of_run := values(run):
+            axes.plot(*cdf(of_run), drawstyle="steps-post", label=label, linewidth=1.3, **line_style(index))
+    axes.set(title=title, ylim=(0, 1.01))
+    if axes.lines:
+        _scale(axes)
+    else:
+        say_none(axes)
+    axes.grid(True, color="#DDDDDD", linewidth=0.5)
+
+
+def _scale(axes: Axes) -> None:
+    """Logarithmic, with ticks as far apart as their labels are wide; linear over less than half a decade."""
+    low, high = axes.dataLim.intervalx
+    if low > 0 and high / low > 10**0.5:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(EngFormatter(unit="s", sep=""))
+    axes.minorticks_off()

@@ -1,0 +1,118 @@
+"""The map of KV memory over time: whose is which block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.patches import Patch
+
+from chairlift.lab.report.figures.drawing import (
+    BLACK,
+    GREY,
+    NO_KINDS,
+    OWNERS,
+    PALE,
+    Drawing,
+    Fill,
+    LeftOut,
+    figure_of,
+    over_time,
+    time_label,
+)
+from chairlift.lab.report.memory import BlockSpan, block_spans, owner_colours, rounding_spans, shared_spans
+from chairlift.lab.report.run_log import Run
+
+COLUMNS, MAX_ROWS = 1400, 500
+TITLE = "KV memory by owner"
+FREE, ROUNDING, SHARED = len(OWNERS), len(OWNERS) + 1, len(OWNERS) + 2
+KEYS = (
+    Fill("free", PALE),
+    Fill("lost to rounding", GREY),
+    Fill("shared by several", BLACK),
+)
+COLOURS = np.array([to_rgb(colour) for colour in (*OWNERS, PALE, GREY, BLACK)])
+
+
+def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+    holding = [run for run in runs if any(step.new_blocks for step in run.trace.steps)]
+    if not holding:
+        return LeftOut("memory-map", TITLE, f"No map: {NO_KINDS}")
+    shown, duration, note = over_time(holding)
+    figure, panels = figure_of(len(shown), 1.75 * len(shown) + 0.6, sharex=True)
+    for axes, run in zip(panels, shown, strict=True):
+        _draw_run(axes, run, duration)
+    panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
+    _legend(figure)
+    caption = (
+        "Block addresses upwards, time to the right. A colour is a request; colours come again, chosen so that "
+        "neighbours differ. A block changes hands when its request finishes or is preempted, in a static batch when "
+        "the batch ends. Reservations are wide bands that begin at full height; paging gives block after block, "
+        "wherever one is free. Grey blocks were given by the buddy allocator beyond what was asked for, and serve "
+        f"nobody.{note}"
+    )
+    return Drawing("memory-map", TITLE, caption, figure)
+
+
+def _legend(figure: Figure) -> None:
+    owners = tuple(Patch(facecolor=colour) for colour in OWNERS)
+    keys: list[Any] = [owners, *(fill.patch() for fill in KEYS)]
+    figure.legend(
+        keys,
+        ["held: a colour a request", *(fill.label for fill in KEYS)],
+        loc="outside upper left",
+        ncols=len(KEYS) + 1,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
+        handlelength=2.6,
+    )
+
+
+def _draw_run(axes: Axes, run: Run, duration: float) -> None:
+    num_blocks = run.started.num_blocks
+    colours = COLOURS[paint(run)]
+    image = (colours * 255).astype(np.uint8)
+    axes.imshow(
+        image, extent=(0, run.trace.duration, 0, num_blocks), origin="lower", aspect="auto", interpolation="none"
+    )
+    axes.set(xlim=(0, duration), ylim=(0, num_blocks), ylabel="block")
+    slots = f"{num_blocks:,} blocks of {run.started.block_size} slots"
+    axes.set_title(f"{run.label}: {slots}")
+
+
+def paint(run: Run) -> npt.NDArray[np.intp]:
+    """[rows, columns]: what the block at that height is at that time, as an index of COLOURS."""
+    trace = run.trace
+    num_blocks = trace.started.num_blocks
+    num_rows = min(num_blocks, MAX_ROWS)
+    canvas = np.full((num_rows, COLUMNS), FREE)
+    scale = COLUMNS / trace.duration
+    columns = (trace.starts * scale).astype(int).tolist(), (trace.held_ends() * scale).round().astype(int).tolist()
+    spans = block_spans(trace)
+    owners = owner_colours(spans, num_blocks, len(OWNERS))
+    for span in rounding_spans(trace):
+        _fill(canvas, columns, num_rows / num_blocks, span, ROUNDING)
+    for span in spans:
+        _fill(canvas, columns, num_rows / num_blocks, span, owners[span.request])
+    if any(step.shared for step in trace.steps):
+        for span in shared_spans(spans):
+            _fill(canvas, columns, num_rows / num_blocks, span, SHARED)
+    return canvas
+
+
+def _fill(
+    canvas: npt.NDArray[np.intp],
+    columns: tuple[list[int], list[int]],
+    rows_per_block: float,
+    span: BlockSpan,
+    colour: int,
+) -> None:
+    """At least one pixel, however small the span."""
+    top, bottom = int(span.block * rows_per_block), int((span.block + span.num_blocks) * rows_per_block)
+    left, right = columns[0][span.first], columns[1][span.last]
+    canvas[top : max(bottom, top + 1), left : max(right, left + 1)] = colour

@@ -1,0 +1,87 @@
+"""Where KV memory goes under each policy, beside what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from chairlift.lab.report.compare import waste_shares
+from chairlift.lab.report.figures.drawing import (
+    KIND_FILLS,
+    NO_KINDS,
+    Drawing,
+    Fill,
+    LeftOut,
+    figure_of,
+    legend_above,
+    with_kinds,
+)
+from chairlift.lab.report.memory import KINDS
+from chairlift.lab.report.published import KWON_2023_FIGURE_2, KWON_2023_SETTING
+from chairlift.lab.report.run_log import Run
+
+TITLE = "Waste of KV memory by policy"
+UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
+MIN_WRITTEN = 0.035
+
+
+def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+    having, lacking = with_kinds(runs)
+    if not having:
+        return LeftOut("waste", TITLE, f"No bars: {NO_KINDS}")
+    heights = [len(having), len(KWON_2023_FIGURE_2)]
+    figure, (ours, published) = figure_of(2, 0.33 * sum(heights) + 1.7, height_ratios=heights, sharex=True)
+    _draw_ours(ours, having)
+    _draw_published(published)
+    published.xaxis.set_major_formatter(PercentFormatter(1))
+    published.set_xlabel("share of KV memory")
+    legend_above(figure, [*KIND_FILLS.values(), UNDIVIDED])
+    caption = (
+        "Above: means over the time in which requests waited, with true lengths; what is free then could not be taken "
+        "for want of seats or because a batch was closed. Means over the whole run where it says that nobody waited. "
+        f"Below, hatched: published shares ({KWON_2023_SETTING}), measured on another model and workload than ours, so "
+        "compare the order and the pattern, not the numbers. There, external fragmentation includes whatever else is "
+        f"left over.{lacking}"
+    )
+    return Drawing("waste", TITLE, caption, figure)
+
+
+def _draw_ours(axes: Axes, runs: Sequence[Run]) -> None:
+    labels = []
+    for row, run in enumerate(runs):
+        waste = waste_shares(run)
+        labels.append(run.label if waste.is_saturated else f"{run.label}\n(nobody waited)")
+        left = 0.0
+        for kind in KINDS:
+            left += _bar(axes, row, left, waste.shares[kind], KIND_FILLS[kind]._replace(hatch=""))
+    _finish(axes, labels, "these runs")
+
+
+def _draw_published(axes: Axes) -> None:
+    labels = []
+    for row, bar in enumerate(KWON_2023_FIGURE_2):
+        labels.append(f"{bar.name} = {bar.policy}")
+        left = 0.0
+        for kind in KINDS[:-1]:
+            fill = KIND_FILLS[kind]
+            left += _bar(axes, row, left, getattr(bar, kind) / 100, fill._replace(hatch=fill.hatch or "\\\\"))
+        _bar(axes, row, left, bar.undivided / 100, UNDIVIDED)
+    _finish(axes, labels, "published, another model and workload")
+
+
+def _bar(axes: Axes, row: int, left: float, share: float, fill: Fill) -> float:
+    if share:
+        edge = "#666666" if fill is UNDIVIDED else "white"
+        axes.barh(row, share, left=left, height=0.72, color=fill.colour, hatch=fill.hatch, edgecolor=edge, lw=0.5)
+    if share >= MIN_WRITTEN:
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.15"}
+        axes.text(left + share / 2, row, f"{100 * share:.1f}", size=8, ha="center", va="center", bbox=box)
+    return share
+
+
+def _finish(axes: Axes, labels: Sequence[str], title: str) -> None:
+    axes.set_yticks(range(len(labels)), labels=labels)
+    axes.set(xlim=(0, 1), ylim=(len(labels) - 0.5, -0.5), title=title)
+    axes.tick_params(axis="y", length=0)

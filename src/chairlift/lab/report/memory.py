@@ -1,0 +1,177 @@
+"""KV memory over time: the kinds of slots with the true lengths, and which blocks whose were."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from chairlift.events import Event
+from chairlift.lab.report.trace import Floats, Stay, Trace, trace_events
+
+
+class MemoryKinds(NamedTuple):
+    """The slots of the pool after one step's schedule, each in exactly one kind; see `core.kv.accounting`."""
+
+    token_states: int
+    reserved: int
+    internal: int
+    external: int
+    free: int
+
+
+KINDS = MemoryKinds._fields
+
+
+def live_kinds(trace: Trace) -> list[MemoryKinds] | None:
+    """The kinds as the engine saw them, step by step; None if the log has none (schema version 1)."""
+    kinds = [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
+    return kinds if any(map(sum, kinds)) else None
+
+
+def true_kinds(events: Iterable[Event]) -> list[MemoryKinds]:
+    """The kinds of every step's slots, split again now that the true lengths are known.
+
+    An engine cannot know which of the held and empty slots will be written, and takes `max_tokens` for the length:
+
+        |-- token states --|------ reserved ------|--------------- internal ---------------|   live
+        |-- token states --|- reserved -|-------------------- internal --------------------|   true
+                           written      P + n - 1          P + max_tokens - 1              held
+
+    Only the border between reserved and internal moves, so the five still add up to the pool. Of a request that was
+    aborted or had not ended, what is known counts: see `TracedRequest.final_slots`. A preempted request is taken to
+    write on where it is.
+
+    Args:
+        events: of one run, in the order in which they were emitted, with the kinds (schema version 2).
+    """
+    return true_kinds_of(trace_events(events))
+
+
+def true_kinds_of(trace: Trace) -> list[MemoryKinds]:
+    """`true_kinds`, of a run that is traced already."""
+    kinds = []
+    for step, reserved in zip(trace.steps, _reserved_slots(trace), strict=True):
+        unwritten = step.reserved + step.internal
+        reserved = min(reserved, unwritten)
+        kinds.append(MemoryKinds(step.token_states, reserved, unwritten - reserved, step.external, step.free))
+    return kinds
+
+
+def _reserved_slots(trace: Trace) -> list[int]:
+    """Slots that are held and will be written, step by step. What several hold is written, so nobody counts twice."""
+    arrivals: dict[int, list[Stay]] = defaultdict(list)
+    departures: dict[int, list[str]] = defaultdict(list)
+    for stay in trace.stays:
+        arrivals[stay.first].append(stay)
+        departures[stay.last + 1].append(stay.request.arrived.request_id)
+    block_size = trace.started.block_size
+    final: dict[str, int] = {}
+    held: dict[str, int] = {}
+    reserved: dict[str, int] = {}
+    total, totals = 0, []
+    for position, step in enumerate(trace.steps):
+        for request_id in departures[position]:
+            total -= reserved.pop(request_id)
+        for stay in arrivals[position]:
+            request_id = stay.request.arrived.request_id
+            final[request_id], held[request_id], reserved[request_id] = stay.request.final_slots, 0, 0
+        for request_id, block_ids in step.new_blocks.items():
+            held[request_id] += len(block_ids) * block_size
+        for request_id, computed, scheduled in zip(
+            step.request_ids, step.num_computed, step.num_scheduled, strict=True
+        ):
+            now = max(min(held[request_id], final[request_id]) - computed - scheduled, 0)
+            total += now - reserved[request_id]
+            reserved[request_id] = now
+        totals.append(total)
+    return totals
+
+
+def kind_shares(kinds: Sequence[MemoryKinds]) -> Floats:
+    """[steps, kinds] as shares of the pool."""
+    slots = np.array(kinds, dtype=np.float64)
+    shares: Floats = slots / slots.sum(axis=1, keepdims=True)
+    return shares
+
+
+class BlockSpan(NamedTuple):
+    """Consecutive blocks that one request holds in consecutive steps (positions in `Trace.steps`, both included)."""
+
+    block: int
+    num_blocks: int
+    first: int
+    last: int
+    request: int
+
+
+def block_spans(trace: Trace) -> list[BlockSpan]:
+    """Who holds which blocks when, by the step in which they were taken. A block held by several is in several."""
+    spans = [
+        BlockSpan(block, count, position, stay.last, stay.request.number)
+        for stay in trace.stays
+        for position, block_ids in stay.blocks
+        for block, count in _runs(block_ids)
+    ]
+    return sorted(spans, key=lambda span: span.first)
+
+
+def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:
+    """(first, count) of each run of consecutive ids."""
+    runs = []
+    for _, group in groupby(enumerate(sorted(block_ids)), key=lambda item: item[1] - item[0]):
+        members = [block for _, block in group]
+        runs.append((members[0], len(members)))
+    return runs
+
+
+def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
+    """Single blocks while more than one request holds them; `request` is the later one."""
+    held: dict[int, list[BlockSpan]] = defaultdict(list)
+    for span in spans:
+        for block in range(span.block, span.block + span.num_blocks):
+            held[block].append(span)
+    shared = []
+    for block, holders in held.items():
+        until = -1
+        for span in holders:
+            if span.first <= until:
+                shared.append(BlockSpan(block, 1, span.first, min(span.last, until), span.request))
+            until = max(until, span.last)
+    return shared
+
+
+def rounding_spans(trace: Trace) -> list[BlockSpan]:
+    """Blocks that the buddy allocator gives beyond what was asked for: lost to all as long as the request stays."""
+    if trace.started.kv_arena != "buddy":
+        return []
+    spans = []
+    for span in block_spans(trace):
+        lost = (1 << (span.num_blocks - 1).bit_length()) - span.num_blocks
+        if lost:
+            spans.append(span._replace(block=span.block + span.num_blocks, num_blocks=lost))
+    return spans
+
+
+def owner_colours(spans: Iterable[BlockSpan], num_blocks: int, num_colours: int) -> dict[int, int]:
+    """A colour for every request, chosen when it first takes blocks: the one that is rarest among the neighbours and
+    earlier owners of these blocks, and of several such the one used longest ago.
+
+    Args:
+        spans: in the order of `first`.
+    """
+    colour_of_block = np.full(num_blocks + 2, num_colours)
+    colours: dict[int, int] = {}
+    last_used = list(range(num_colours))
+    for turn, span in enumerate(spans, start=num_colours):
+        around = colour_of_block[span.block : span.block + span.num_blocks + 2]
+        if span.request not in colours:
+            seen = np.bincount(around, minlength=num_colours)
+            colour = min(range(num_colours), key=lambda c: (seen[c], last_used[c]))
+            colours[span.request] = colour
+            last_used[colour] = turn
+        around[1:-1] = colours[span.request]
+    return colours

@@ -1,0 +1,116 @@
+"""The page: one HTML document with everything inside, for the screen and for paper."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+import matplotlib as mpl
+
+from chairlift import __version__
+from chairlift.lab.report.figures.drawing import STYLE, Drawing, LeftOut
+from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.tables import SECTIONS
+
+RUNS_A_TABLE = 4
+LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
+"""A coordinate, in points, with more than two decimals."""
+
+CSS = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; color: #1a1a1a;
+  background: #fff; max-width: 60rem; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; }
+h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
+a { color: #0072b2; }
+nav ol { columns: 2; padding-left: 1.4rem; }
+figure { margin: 0; }
+figure svg { width: 100%; height: auto; }
+figcaption, .left-out { color: #444; font-size: .9rem; max-width: 52rem; }
+.left-out { border-left: 3px solid #ccc; padding-left: .8rem; }
+.scroll { overflow-x: auto; margin-bottom: 1.2rem; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .18rem .7rem; border-bottom: 1px solid #eee; vertical-align: top; }
+th:first-child, tbody th { text-align: left; font-weight: 400; color: #444; white-space: nowrap; padding-left: 0; }
+thead th, tbody th.section { font-weight: 600; color: #1a1a1a; }
+tbody th.section { padding-top: .8rem; }
+footer { margin-top: 3rem; color: #666; font-size: .85rem; }
+@media print {
+  @page { margin: 14mm; }
+  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; }
+  nav { display: none; }
+  h2 { break-after: avoid; }
+  figure, tr { break-inside: avoid; }
+  .scroll { overflow: visible; }
+}
+"""
+
+
+def svg_of(drawing: Drawing) -> str:
+    """The figure as an SVG element for a page, with ids that no other figure has."""
+    file = io.StringIO()
+    with mpl.rc_context(STYLE):
+        drawing.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    element = text[text.index("<svg") :]
+    element = re.sub(r' d="[^"]*"', lambda path: LONG_NUMBER.sub(r"\1", path.group()), element)
+    element = re.sub(r'(\sid="|href="#|url\(#)', rf"\g<1>{drawing.key}-", element)
+    label = escape(drawing.title, quote=True)
+    return element.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def render(title: str, runs: Sequence[Run], parts: Iterable[Drawing | LeftOut]) -> str:
+    """The HTML document: contents, a table of the runs, and every figure with its caption, or why it is not there."""
+    parts = list(parts)
+    lines = [
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>",
+        f"<h1>{escape(title)}</h1>",
+        *_contents(parts),
+        '<main>\n<section id="runs">\n<h2>The runs</h2>',
+        *_tables(runs),
+        "</section>",
+        *(line for part in parts for line in _section(part)),
+        "</main>",
+        f"<footer>Drawn by Chairlift {escape(__version__)} from event logs; what was published is marked.</footer>",
+        "</body>\n</html>\n",
+    ]
+    return "\n".join(lines)
+
+
+def _contents(parts: Iterable[Drawing | LeftOut]) -> Iterator[str]:
+    yield '<nav aria-label="Contents">\n<ol>\n<li><a href="#runs">The runs</a></li>'
+    for part in parts:
+        missing = " (left out)" if isinstance(part, LeftOut) else ""
+        yield f'<li><a href="#{part.key}">{escape(part.title)}</a>{missing}</li>'
+    yield "</ol>\n</nav>"
+
+
+def _section(part: Drawing | LeftOut) -> Iterator[str]:
+    yield f'<section id="{part.key}">\n<h2>{escape(part.title)}</h2>'
+    if isinstance(part, Drawing):
+        yield f"<figure>\n{svg_of(part)}\n<figcaption>{escape(part.caption)}</figcaption>\n</figure>"
+    else:
+        yield f'<p class="left-out">Left out: {escape(part.reason)}</p>'
+    yield "</section>"
+
+
+def _tables(runs: Sequence[Run]) -> Iterator[str]:
+    for start in range(0, len(runs), RUNS_A_TABLE):
+        yield '<div class="scroll">'
+        yield from _table(runs[start : start + RUNS_A_TABLE])
+        yield "</div>"
+
+
+def _table(runs: Sequence[Run]) -> Iterator[str]:
+    heads = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in runs)
+    yield f"<table>\n<thead><tr><th></th>{heads}</tr></thead>\n<tbody>"
+    for section in SECTIONS:
+        yield f'<tr><th class="section" colspan="{len(runs) + 1}">{escape(section.title)}</th></tr>'
+        for row in section.rows:
+            cells = "".join(f"<td>{escape(row.value(run))}</td>" for run in runs)
+            yield f'<tr><th scope="row">{escape(row.label)}</th>{cells}</tr>'
+    yield "</tbody>\n</table>"

@@ -1,0 +1,46 @@
+"""Numbers of steps as numbers of equal stretches of time, so that a picture of 100,000 steps stays small."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chairlift.lab.report.trace import Floats, Trace
+
+
+def amounts_in_bins(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:
+    """Split the amount of every step over the bins in proportion to time.
+
+    Args:
+        starts, ends, amounts: [steps]; the steps in order and without overlap.
+        edges: [bins + 1], rising.
+
+    Returns:
+        [bins]; adds up to the amounts of the steps within the edges.
+    """
+    times = np.empty(2 * len(starts))
+    times[0::2], times[1::2] = starts, ends
+    total = np.empty(2 * len(starts))
+    total[1::2] = np.cumsum(amounts)
+    total[0], total[2::2] = 0.0, total[1:-1:2]
+    return np.diff(np.interp(edges, times, total))
+
+
+def rates(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:
+    """Amounts a second in every bin."""
+    return amounts_in_bins(starts, ends, amounts, edges) / np.diff(edges)
+
+
+def means(starts: Floats, ends: Floats, values: Floats, edges: Floats) -> Floats:
+    """The mean over time of a value in every bin; it is 0 while no step runs."""
+    return rates(starts, ends, values * (ends - starts), edges)
+
+
+def time_edges(trace: Trace, duration: float, num_bins: int) -> Floats:
+    """Edges of bins over the run, as wide as those of a run that takes `duration`."""
+    width = duration / num_bins
+    return np.append(np.arange(0, trace.duration, width), trace.duration)
+
+
+def stairs(edges: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """x and y of a line that is level over every bin."""
+    return np.repeat(edges, 2)[1:-1], np.repeat(values, 2)

@@ -1,0 +1,120 @@
+"""Seconds of a step from first principles: what it computes and what it reads, whichever takes longer.
+
+The roofline model (Williams, Waterman and Patterson, CACM 2009), layer by layer:
+
+    layer    = max(FLOPs, weight bytes) + max(attention FLOPs, KV bytes) + overhead + two all-reduces
+    step     = layers * layer + max(LM head FLOPs, LM head bytes) + overhead
+
+Left out: activations (small beside the weights), K and V written, sampling, swapping, pipeline parallelism, and any
+difference of kernels but the two efficiencies of the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from chairlift.engine.startup.model_shape import LayerCost, ModelShape
+from chairlift.errors import ConfigError
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.devices import Device
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of each of `num_layers` equal layers: of a token's products and of reading the weights, of a pair of
+    query and key and of reading K and V of a token."""
+
+    num_layers: int
+    token: float
+    weights: float
+    pair: float
+    context_token: float
+
+
+class Roofline:
+    """A cost model of a model on a device, or on `tensor_parallel_size` of them.
+
+    Tensor parallelism (Shoeybi et al., Megatron-LM, 2019, section 3) divides matrices, heads, and K and V evenly, the
+    last as far as there are KV heads, and adds two ring all-reduces a layer of num_tokens * hidden_size values.
+
+    Raises:
+        ConfigError: tensor_parallel_size does not divide the heads, or the device has no link.
+    """
+
+    def __init__(self, model: ModelShape, device: Device, tensor_parallel_size: int = 1) -> None:
+        self.model = model
+        self.device = device
+        self.tensor_parallel_size = tensor_parallel_size
+        for heads in {layer.attention.num_heads for layer in model.config.layers}:
+            if tensor_parallel_size < 1 or heads % tensor_parallel_size:
+                raise ConfigError(
+                    f"tensor_parallel_size={tensor_parallel_size} must divide the {heads} heads of {model.name}"
+                )
+        if tensor_parallel_size > 1 and not device.link_bandwidth:
+            raise ConfigError(f"tensor_parallel_size={tensor_parallel_size}: {device.name} has no link to others")
+        flop = 1 / (device.peak_flops * device.flops_efficiency)
+        byte = 1 / (device.bandwidth * device.bandwidth_efficiency)
+        share = 1 / tensor_parallel_size
+        self._layers = [self._layer_seconds(layer, count, flop, byte) for layer, count in model.layers]
+        self._head_row = 2 * model.lm_head_weights * flop * share
+        self._head_weights = model.lm_head_weights * model.bytes_per_weight * byte * share
+        self._overhead = device.layer_overhead
+        self._exchanged_token = 0.0
+        if tensor_parallel_size > 1:
+            num_bytes = 2 * (1 - share) * model.config.hidden_size * model.bytes_per_kv_value
+            self._exchanged_token = 2 * num_bytes / device.link_bandwidth
+            self._overhead += 2 * device.all_reduce_latency
+
+    def _layer_seconds(self, layer: LayerCost, count: int, flop: float, byte: float) -> LayerSeconds:
+        model, num_devices = self.model, self.tensor_parallel_size
+        share = 1 / num_devices
+        kv_share = -(-layer.num_kv_heads // num_devices) / layer.num_kv_heads
+        return LayerSeconds(
+            num_layers=count,
+            token=2 * layer.num_weights * flop * share,
+            weights=layer.num_weights * model.bytes_per_weight * byte * share,
+            pair=4 * layer.attention_size * flop * share,
+            context_token=round(layer.kv_values * model.bytes_per_kv_value) * byte * kv_share,
+        )
+
+    def seconds(self, shape: StepShape) -> float:
+        num_tokens, _, num_sampled, num_context, num_pairs = shape
+        layers = 0.0
+        for count, token, weights, pair, context_token in self._layers:
+            layers += count * (
+                max(num_tokens * token, weights)
+                + max(num_pairs * pair, num_context * context_token)
+                + num_tokens * self._exchanged_token
+                + self._overhead
+            )
+        head = max(num_sampled * self._head_row, self._head_weights) if num_sampled else 0.0
+        return layers + head + self.device.step_overhead
+
+    def constants(self) -> list[tuple[str, str]]:
+        model, device = self.model, self.device
+        attention = [layer.attention for layer in model.config.layers]
+        heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))
+        kv_heads = "/".join(str(count) for count in dict.fromkeys(spec.num_kv_heads for spec in attention))
+        constants = [
+            (
+                "model",
+                f"{model.name}: {model.config.num_layers} layers, hidden {model.config.hidden_size}, {heads} heads, "
+                f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB read a step, "
+                f"{model.kv_bytes_per_slot:,} bytes of K and V a token",
+            ),
+            (
+                "device",
+                f"{device.name}: {device.peak_flops / 1e12:.4g} TFLOP/s, {device.bandwidth / 1e9:,.4g} GB/s "
+                f"({device.source})",
+            ),
+            ("flops_efficiency", f"{device.flops_efficiency:g}"),
+            ("bandwidth_efficiency", f"{device.bandwidth_efficiency:g}"),
+            ("step_overhead", f"{device.step_overhead * 1e3:g} ms"),
+            ("layer_overhead", f"{device.layer_overhead * 1e6:g} us"),
+        ]
+        if self.tensor_parallel_size > 1:
+            constants += [
+                ("tensor_parallel_size", str(self.tensor_parallel_size)),
+                ("link_bandwidth", f"{device.link_bandwidth / 1e9:g} GB/s"),
+                ("all_reduce_latency", f"{device.all_reduce_latency * 1e6:g} us"),
+            ]
+        return constants

@@ -1,0 +1,209 @@
+"""The engine's own loop, scheduler and KV manager in virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from chairlift.clock import VirtualClock
+from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.engine_core import EngineCore
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.errors import RequestError
+from chairlift.events import EngineStarted, EventSink
+from chairlift.lab.sim.cost_model import CostModel
+from chairlift.lab.sim.executor import SimExecutor, Tokens
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.request import Request
+from chairlift.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """The engine that is simulated; fields are those of `EngineConfig`.
+
+    Attributes:
+        enable_prefix_caching: None is on for "paged" and off for reservations, which have none.
+        model: what the events say of the model; None where none is meant.
+
+    Raises:
+        ConfigError: as EngineConfig, for the same combinations.
+    """
+
+    scheduler: SchedulerConfig
+    num_blocks: int
+    block_size: int = DEFAULT_BLOCK_SIZE
+    kv: str = "paged"
+    kv_arena: str = "buddy"
+    enable_prefix_caching: bool | None = None
+    model: ModelShape | None = None
+
+    def __post_init__(self) -> None:
+        EngineConfig(
+            block_size=self.block_size,
+            num_kv_blocks=self.num_blocks,
+            kv=self.kv,
+            kv_arena=self.kv_arena,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        return self.kv == "paged" and self.enable_prefix_caching is not False
+
+    def engine_started(self) -> EngineStarted:
+        """The first event of a run, at time 0."""
+        limits, model = self.scheduler, self.model
+        is_static = limits.batching == "static"
+        return EngineStarted(
+            time=0.0,
+            model="none" if model is None else model.name,
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            scheduling_policy=limits.scheduling_policy,
+            kv=self.kv,
+            enable_prefix_caching=self.has_prefix_cache,
+            batching=limits.batching,
+            static_batch_size=limits.static_batch_size if is_static else None,
+            static_run_to=limits.static_run_to if is_static else None,
+            kv_arena=None if self.kv == "paged" else self.kv_arena,
+            weight_bytes=0 if model is None else model.weight_bytes,
+            kv_bytes_per_slot=0 if model is None else model.kv_bytes_per_slot,
+        )
+
+
+@dataclass(slots=True)
+class SimResult:
+    """What `simulate` did. What happened in it is in the events.
+
+    Attributes:
+        num_requests: handed to the engine, the refused ones included.
+        num_steps: that were computed.
+        seconds: of virtual time, from 0 to the end of the last step.
+        wall_seconds: that the simulation itself took.
+        refused: (request id, why) of requests that could never fit.
+    """
+
+    num_requests: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    wall_seconds: float = 0.0
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def steps_per_wall_second(self) -> float:
+        return self.num_steps / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+
+def simulate(
+    workload: RequestFeed | Sequence[WorkloadRequest],
+    config: SimConfig,
+    cost_model: CostModel,
+    events: EventSink | None = None,
+    *,
+    tokens: Tokens | None = None,
+) -> SimResult:
+    """Run a workload to its end; every output has exactly its forced length.
+
+    Nothing is scheduled here: `EngineCore`, `Scheduler` and the KV manager are those of the engine. Where nothing is
+    to be computed, the clock jumps to the next arrival.
+
+    Args:
+        workload: a feed (with a limit on concurrency, say), or requests that arrive as they say.
+        events: gets what a real run's listener would get, times in virtual seconds. A run's events may be many and
+            large: `metrics.run.RunTally` takes in each and keeps little.
+        tokens: replays recorded output tokens, because they enter block hashes; 0 everywhere if None.
+
+    Raises:
+        ConfigError: the pool cannot serve the policy (see `make_kv_cache_manager`).
+    """
+    clock = VirtualClock()
+    manager = make_kv_cache_manager(
+        config.kv,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        max_model_len=config.scheduler.max_model_len,
+        enable_prefix_caching=config.has_prefix_cache,
+        arena=config.kv_arena,
+    )
+    if events is not None:
+        events.emit(config.engine_started())
+    scheduler = make_scheduler(config.scheduler, manager, events)
+    executor = SimExecutor(cost_model, clock, tokens)
+    feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
+    result = _Run(EngineCore(scheduler, executor, clock), clock, feed).to_end()
+    result.num_steps = executor.num_steps
+    return result
+
+
+class _Run:
+    """One workload on its way through one engine."""
+
+    def __init__(self, core: EngineCore, clock: VirtualClock, feed: RequestFeed) -> None:
+        self._core = core
+        self._clock = clock
+        self._feed = feed
+        self._requests: dict[str, Request] = {}
+        self._result = SimResult()
+
+    def to_end(self) -> SimResult:
+        started = time.perf_counter()
+        while True:
+            self._add_due()
+            if self._core.has_work:
+                self._step()
+            elif (next_time := self._feed.next_time()) is not None:
+                self._clock.advance(max(0.0, next_time - self._clock.now()))
+            else:
+                break
+        assert self._feed.is_exhausted, "whoever waits for another one's end is due when nothing is out"
+        self._result.seconds = self._clock.now()
+        self._result.wall_seconds = time.perf_counter() - started
+        return self._result
+
+    def _add_due(self) -> None:
+        """A request that could never fit is refused and counts as ended, so that others need not wait for it."""
+        now = self._clock.now()
+        next_time = self._feed.next_time()
+        while next_time is not None and next_time <= now:
+            for item in self._feed.pop_due(now):
+                self._add(item, now)
+            next_time = self._feed.next_time()
+
+    def _add(self, item: WorkloadRequest, now: float) -> None:
+        self._result.num_requests += 1
+        request = forced_request(item)
+        try:
+            self._core.add(request)
+        except RequestError as error:
+            self._result.rejected.append((item.request_id, str(error)))
+            self._feed.finish(item.request_id, (), now)
+        else:
+            self._requests[item.request_id] = request
+
+    def _step(self) -> None:
+        for output in self._core.step():
+            if output.finish_reason is not None:
+                request = self._requests.pop(output.request_id)
+                tokens = request.token_ids[request.num_prompt_tokens :]
+                self._feed.finish(output.request_id, tokens, self._clock.now())
+
+
+def forced_request(item: WorkloadRequest) -> Request:
+    """The request with its output length forced; it asks for `max_tokens`, if it says so, and for no more otherwise."""
+    return Request(
+        item.request_id,
+        list(item.prompt_token_ids),
+        SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len),
+        item.max_output_len,
+        arrival_time=item.arrival,
+        priority=item.priority,
+        tenant=item.tenant,
+        output_len=item.output_len,
+    )

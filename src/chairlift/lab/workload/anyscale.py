@@ -1,0 +1,133 @@
+"""The workload of "How continuous batching enables 23x throughput in LLM inference while reducing p50 latency" (Daniel
+et al., Anyscale, 2023), number for number as the scripts published with it draw it
+(anyscale/llm-continuous-batching-benchmarks on GitHub).
+
+A burst of 1000 prompts of 512 tokens; output lengths are exponential with mean 128, rounded, and drawn again above a
+cap; end-of-sequence tokens are ignored. The longest pair, 512 and 1536, just fits the model's 2048 positions.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, Final
+
+import numpy as np
+
+from chairlift.errors import ConfigError
+from chairlift.lab.workload.request import WorkloadRequest
+
+SEED: Final = 0xCADE
+NUM_REQUESTS: Final = 1000
+PROMPT_LEN: Final = 512
+OPT_VOCAB_SIZE: Final = 50272
+MEAN_OUTPUT_LEN: Final = 128
+CAPS: Final = (32, 128, 512, 1536)
+"""Output lengths are at most this; one workload for each."""
+
+STATIC_BATCH_SIZES: Final = {32: 16, 128: 12, 512: 8, 1536: 4}
+"""By cap, on an A100 with 40 GB: the largest that cannot run out of memory."""
+
+TOKEN_BUDGETS: Final = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
+"""By cap: the token budgets of the continuous systems."""
+
+
+def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int = NUM_REQUESTS) -> list[WorkloadRequest]:
+    """The requests of the throughput figure: all at once, 512 prompt tokens each.
+
+    Args:
+        cap: the longest output; one of CAPS for a published workload.
+        vocab_size: token ids are 10..50000, modulo this.
+        count: 1000 for the published workload; another count is another workload, not a part of it.
+
+    Raises:
+        ConfigError: cap, vocab_size or count is less than 1.
+    """
+    prompts, state = _prompts(count, PROMPT_LEN, PROMPT_LEN, vocab_size)
+    return _requests(prompts, _output_lens(state, cap, count), [0.0] * count)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyscaleLengths:
+    """The output lengths of the throughput figure as a `LengthDistribution` that draws nothing: always the first ones,
+    divided by `divisor` and rounded up, for machines and models that are as much smaller."""
+
+    syntax: ClassVar[str] = "anyscale:CAP[/DIVISOR]"
+    cap: int
+    divisor: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("CAP", self.cap), ("DIVISOR", self.divisor)):
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+
+    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
+        if count > NUM_REQUESTS:
+            raise ConfigError(f"{self}: the published workload has {NUM_REQUESTS} requests, and {count} are wanted")
+        return [-(-length // self.divisor) for length in _published_output_lens(self.cap)[:count]]
+
+    def __str__(self) -> str:
+        return f"anyscale:{self.cap}" + (f"/{self.divisor}" if self.divisor > 1 else "")
+
+
+@cache
+def _published_output_lens(cap: int) -> tuple[int, ...]:
+    return tuple(item.output_len for item in throughput_workload(cap))
+
+
+def latency_workload(
+    request_rate: float,
+    vocab_size: int = OPT_VOCAB_SIZE,
+    count: int = 100,
+    prompt_len: tuple[int, int] = (1, 512),
+) -> list[WorkloadRequest]:
+    """The requests of the latency figures: Poisson arrivals, outputs capped at 1536.
+
+    Args:
+        request_rate: requests a second; the figures have 1 and 4.
+        count: 100 for the published workload.
+        prompt_len: the shortest and the longest prompt, uniform; 1..512 says the text, 128..384 the scripts.
+
+    Raises:
+        ConfigError: the rate is not positive; as throughput_workload.
+    """
+    if not 0 < request_rate < float("inf"):
+        raise ConfigError(f"request_rate must be a positive number, got {request_rate}")
+    prompts, state = _prompts(count, *prompt_len, vocab_size)
+    output_lens = _output_lens(state, max(CAPS), count)
+    gaps = [0.0, *(state.exponential(1 / request_rate) for _ in range(count - 1))]
+    return _requests(prompts, output_lens, np.cumsum(gaps).tolist())
+
+
+def _prompts(count: int, low: int, high: int, vocab_size: int) -> tuple[list[list[int]], np.random.RandomState]:
+    """The prompts, and the generator that goes on from them.
+
+    All lengths are drawn before the first token, and equal bounds draw too: both move the generator.
+    """
+    for name, value in (("count", count), ("shortest prompt_len", low), ("vocab_size", vocab_size)):
+        if value < 1:
+            raise ConfigError(f"Anyscale workload: {name} must be at least 1, got {value}")
+    if high < low:
+        raise ConfigError(f"Anyscale workload: prompt_len must be (shortest, longest), got ({low}, {high})")
+    source = random.Random(SEED)
+    lens = [source.randint(low, high) for _ in range(count)]
+    prompts = [[source.randint(10, 50000) % vocab_size for _ in range(length)] for length in lens]
+    return prompts, np.random.RandomState(source.randint(0, 1_000_000))
+
+
+def _output_lens(state: np.random.RandomState, cap: int, count: int) -> list[int]:
+    """Drawn one by one until accepted; a length of zero asks for one token, as it did there."""
+    if cap < 1:
+        raise ConfigError(f"Anyscale workload: cap must be at least 1, got {cap}")
+    lens: list[int] = []
+    while len(lens) < count:
+        length = round(state.exponential(MEAN_OUTPUT_LEN))
+        if length <= cap:
+            lens.append(max(1, length))
+    return lens
+
+
+def _requests(prompts: list[list[int]], output_lens: list[int], times: list[float]) -> list[WorkloadRequest]:
+    columns = zip(times, prompts, output_lens, strict=True)
+    return [WorkloadRequest(f"anyscale-{i}", *column) for i, column in enumerate(columns)]

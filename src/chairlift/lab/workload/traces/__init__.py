@@ -1,0 +1,19 @@
+"""Reads recorded workloads.
+
+| format | file | one request |
+|---|---|---|
+| azure | CSV | TIMESTAMP, ContextTokens, GeneratedTokens (Azure public dataset, 2023 and 2024) |
+| burstgpt | CSV | Timestamp in seconds, Request tokens, Response tokens (and Model, Total tokens, Log Type) |
+| mooncake | JSON lines | timestamp in ms, input_length, output_length, hash_ids: one for each 512 tokens |
+| sharegpt | JSON list | {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}, ...]} |
+| custom | JSON lines | {"prompt": text, "output_tokens": n}, as vLLM's benchmarks read it |
+| chairlift | JSON lines | our own: see `own` |
+
+A trace has lengths, not tokens: where the text is missing, tokens are synthetic (`workload.synthetic`), equal where the
+trace says that they are equal, and different elsewhere.
+"""
+
+from chairlift.lab.workload.traces.options import RecordedTrace, TraceOptions
+from chairlift.lab.workload.traces.trace_loader import FORMATS, load_trace, read_trace
+
+__all__ = ["FORMATS", "RecordedTrace", "TraceOptions", "load_trace", "read_trace"]

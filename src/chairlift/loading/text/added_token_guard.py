@@ -1,0 +1,281 @@
+"""Tokenizing a rendered chat template so that added tokens match in template text only.
+
+The `tokenizers` library matches added tokens anywhere in a text. To restrict the matches, the added tokens of the
+template text are replaced with secret aliases, and the text is encoded by a tokenizer with the same normalizer,
+pre-tokenizer and model whose added tokens are these aliases. The library itself therefore splits the text at them, and
+encodes what is between two of them as one piece.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import tokenizers
+from tokenizers import AddedToken
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.text.marked_text import CONTENT, MarkedText, mask_of, template_spans, unmarked
+from chairlift.loading.text.spelling_pattern import spelling_pattern
+
+NONCE_CHARACTERS: Final = 10
+PRIVATE_USE: Final = range(0x100000, 0x10FFFE)
+MAX_UNUSED_IDS: Final = 1 << 20
+CUT: Final = -1
+"""Stands for a boundary inside content, which becomes no token."""
+
+Item = str | int
+"""A piece of text to encode, the id of an added token, or CUT."""
+
+
+def is_markup(token: AddedToken) -> bool:
+    """Whether an added token is kept out of content: every special token, and the others unless they are only white
+    space or a single character. Such tokens spell ordinary text, and models were trained to read it with them."""
+    if token.special:
+        return True
+    return len(token.content) > 1 and not token.content.replace("▁", " ").isspace()
+
+
+class AddedTokenGuard:
+    """Encodes marked text for one tokenizer; safe to use from several threads.
+
+    Args:
+        backend: its added tokens must not change afterwards.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._added = added
+        self._guarded = {token.content: i for i, token in added.items() if is_markup(token)}
+        self._spellings = {i: spelling for spelling, i in self._guarded.items()}
+        self._pattern = spelling_pattern(self._guarded)
+
+    @property
+    def guarded_tokens(self) -> dict[str, int]:
+        """Spelling -> id of the added tokens that match in template text only."""
+        return dict(self._guarded)
+
+    def encode(self, text: MarkedText, *, add_special_tokens: bool = False) -> list[int]:
+        """The token ids of a prompt. No guarded token comes out of content; content that spells none is encoded as
+        the library encodes it.
+
+        Args:
+            add_special_tokens: add what the tokenizer puts before and after a text.
+        """
+        expected = self._template_tokens(text)
+        if expected is not None:
+            ids: list[int] = self._backend.encode(unmarked(text), add_special_tokens=False).ids
+            if self._guarded_ids(ids) == expected:
+                return self._framed(ids) if add_special_tokens else ids
+        ids = self.encode_strictly(text)
+        return self._framed(ids) if add_special_tokens else ids
+
+    def encode_strictly(self, text: MarkedText) -> list[int]:
+        """As `encode`, by way of the aliases whether or not content spells an added token."""
+        items = self._items(text)
+        while True:
+            encoding = _Encoding.of(self._aliased, items)
+            repaired = encoding.without_unmatched(items, self._spellings)
+            if repaired is None:
+                repaired = encoding.with_cuts(items, self._spellings, self._unknown_id)
+            if repaired is None:
+                return encoding.real_ids()
+            items = repaired
+
+    def _template_tokens(self, text: MarkedText) -> list[int] | None:
+        """The guarded tokens in the text, or None if any spelling of one, overlapping others or not, is not template
+        text alone."""
+        mask, plain = mask_of(text), unmarked(text)
+        found: list[int] = []
+        end = 0
+        match = self._pattern.search(plain)
+        while match is not None:
+            start, stop = match.span()
+            if CONTENT in mask[start:stop]:
+                return None
+            if start >= end:
+                found.append(self._guarded[match[0]])
+                end = stop
+            match = self._pattern.search(plain, start + 1)
+        return [i for i in found if i != self._unknown_id]
+
+    def _guarded_ids(self, ids: list[int]) -> list[int]:
+        """Those of the ids that are guarded; the unknown token stands for other text too, and is left out."""
+        return [i for i in ids if i in self._spellings and i != self._unknown_id]
+
+    def _items(self, text: MarkedText) -> list[Item]:
+        """The text, with each added token of the template text as an item of its own."""
+        plain = unmarked(text)
+        items: list[Item] = []
+        end = 0
+        for start, stop in template_spans(text):
+            for match in self._pattern.finditer(plain, start, stop):
+                items += [plain[end : match.start()], self._guarded[match[0]]]
+                end = match.end()
+        return [*items, plain[end:]]
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        before, after = self._frame
+        return [*before, *ids, *after]
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        return unknown_id(self._backend)
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer adds before and after any text."""
+        bare: list[int] = self._backend.encode("a", add_special_tokens=False).ids
+        framed: list[int] = self._backend.encode("a", add_special_tokens=True).ids
+        extra = len(framed) - len(bare)
+        start = next((start for start in range(extra + 1) if framed[start : start + len(bare)] == bare), extra)
+        return framed[:start], framed[start + len(bare) :]
+
+    @cached_property
+    def _aliased(self) -> _AliasedTokenizer:
+        return _AliasedTokenizer(self._backend, self._added, self._spellings)
+
+
+class _AliasedTokenizer:
+    """The tokenizer with an alias for each guarded token. An alias holds a random number of 160 bits or more that never
+    leaves this process, so content cannot contain it."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, added: dict[int, AddedToken], guarded: dict[int, str]) -> None:
+        nonce = "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(NONCE_CHARACTERS))
+        self.alias = {i: nonce + _number(index) for index, i in enumerate([CUT, *guarded])}
+        self.backend = tokenizers.Tokenizer(backend.model)
+        if backend.normalizer is not None:
+            self.backend.normalizer = backend.normalizer
+        if backend.pre_tokenizer is not None:
+            self.backend.pre_tokenizer = backend.pre_tokenizer
+        self._fill_unused_ids()
+        self.backend.add_tokens([_renamed(token, self.alias.get(i, token.content)) for i, token in added.items()])
+        self.backend.add_tokens([AddedToken(self.alias[CUT], normalized=False, special=True)])
+        self.alias_ids = {self._id(alias): i for i, alias in self.alias.items()}
+        self.real_ids = {self._id(token.content): i for i, token in added.items() if i not in guarded}
+        self.real_ids |= self.alias_ids
+
+    def _id(self, token: str) -> int:
+        token_id = self.backend.token_to_id(token)
+        assert token_id is not None, "it was added"
+        return token_id
+
+    def _fill_unused_ids(self) -> None:
+        """The library numbers added tokens from the size of the vocabulary on, where a vocabulary with gaps still has
+        tokens of its own."""
+        ids = self.backend.get_vocab(with_added_tokens=False).values()
+        unused = max(ids, default=-1) + 1 - len(ids)
+        if unused > MAX_UNUSED_IDS:
+            raise ModelLoadError(f"the vocabulary has {len(ids)} tokens but ids up to {max(ids)}: it is damaged")
+        fillers = (self.alias[CUT] + _number(index) for index in range(unused))
+        self.backend.add_tokens([AddedToken(filler, normalized=False) for filler in fillers])
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    """Items, encoded.
+
+    Attributes:
+        ids: the tokenizer's, aliases among them.
+        offsets: where in the joined items each token comes from; start and end, in characters.
+    """
+
+    tokenizer: _AliasedTokenizer
+    text: str
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, tokenizer: _AliasedTokenizer, items: list[Item]) -> _Encoding:
+        text = "".join(item if isinstance(item, str) else tokenizer.alias[item] for item in items)
+        encoding = tokenizer.backend.encode(text, add_special_tokens=False)
+        return cls(tokenizer, text, encoding.ids, encoding.offsets)
+
+    def real_ids(self) -> list[int]:
+        """The ids of the tokenizer that has no aliases."""
+        real_ids = self.tokenizer.real_ids
+        return [real for i in self.ids if (real := real_ids.get(i, i)) != CUT]
+
+    def without_unmatched(self, items: list[Item], spellings: dict[int, str]) -> list[Item] | None:
+        """The items with text in place of the added tokens that the library did not match, as some match only between
+        spaces; None if it matched all."""
+        alias_ids = self.tokenizer.alias_ids
+        found = [offsets for i, offsets in zip(self.ids, self.offsets, strict=True) if i in alias_ids]
+        if len(found) >= sum(isinstance(item, int) for item in items):
+            return None
+        repaired: list[Item] = []
+        at, number = 0, 0
+        for item in items:
+            length = len(item if isinstance(item, str) else self.tokenizer.alias[item])
+            if isinstance(item, str):
+                repaired.append(item)
+            elif number < len(found) and found[number][0] <= at and at + length <= found[number][1]:
+                repaired.append(item)
+                number += 1
+            elif item != CUT:
+                repaired.append(spellings[item])
+            at += length
+        return repaired
+
+    def with_cuts(self, items: list[Item], spellings: dict[int, str], unknown_id: int | None) -> list[Item] | None:
+        """The items, cut inside the text that the model itself merged into a guarded token; None if there is none."""
+        cuts = [
+            start + (end - start) // 2
+            for i, (start, end) in zip(self.ids, self.offsets, strict=True)
+            if i in spellings
+            and i not in self.tokenizer.real_ids
+            and end - start > 1
+            and (i != unknown_id or self.text[start:end] == spellings[i])
+        ]
+        return _cut(items, cuts, self.tokenizer.alias) if cuts else None
+
+
+def _cut(items: list[Item], cuts: list[int], alias: dict[int, str]) -> list[Item]:
+    """The items, with a CUT at each of the positions in the joined text; these are sorted and inside of pieces."""
+    pending = iter(cuts)
+    position = next(pending, None)
+    made: list[Item] = []
+    at = 0
+    for item in items:
+        if not isinstance(item, str):
+            made.append(item)
+            at += len(alias[item])
+            continue
+        start = 0
+        while position is not None and position < at + len(item):
+            made += [item[start : position - at], CUT]
+            start = position - at
+            position = next(pending, None)
+        made.append(item[start:])
+        at += len(item)
+    return made
+
+
+def _renamed(token: AddedToken, content: str) -> AddedToken:
+    return AddedToken(
+        content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=token.special,
+    )
+
+
+def _number(index: int) -> str:
+    """A number in two characters, so that no alias is the beginning of another one."""
+    return "".join(chr(PRIVATE_USE.start + digit) for digit in divmod(index, len(PRIVATE_USE)))
+
+
+def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
+    """The id that the model gives to text that the vocabulary does not cover, if it has one."""
+    model = backend.model
+    if isinstance(model, tokenizers.models.Unigram):
+        found = json.loads(model.__getstate__())["unk_id"]
+        return found if isinstance(found, int) else None
+    unknown = getattr(model, "unk_token", None)
+    return backend.token_to_id(unknown) if isinstance(unknown, str) else None

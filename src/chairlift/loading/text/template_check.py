@@ -1,0 +1,96 @@
+"""Checks of a chat template when it is loaded: do special tokens stay out of content, and do the template's own reach
+the model?"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from chairlift.errors import RequestError
+from chairlift.loading.text.chat_template import ChatTemplate
+from chairlift.loading.text.marked_text import MarkedText, template_spans, unmarked
+from chairlift.loading.text.tokenizer import Tokenizer
+
+SENTINEL: Final = "qzvx"
+"""Does not occur in templates, so that the probe's content can be found in a prompt."""
+MAX_NAMED: Final = 5
+MAX_SECONDS: Final = 5.0
+"""No further probe is rendered after this time; a template that computes without end must not delay the start."""
+logger = logging.getLogger(__name__)
+
+Conversation = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Messages, and further variables of a template."""
+
+
+def log_template_problems(template: ChatTemplate, tokenizer: object) -> None:
+    """Log a warning for each problem; does nothing for an engine without a tokenizer."""
+    for problem in template_problems(template, tokenizer) if isinstance(tokenizer, Tokenizer) else ():
+        logger.warning("chat template: %s", problem)
+
+
+def template_problems(template: ChatTemplate, tokenizer: Tokenizer) -> list[str]:
+    """What is wrong with the prompts of probe conversations, as sentences; empty if nothing is."""
+    spellings = sorted(tokenizer.guard.guarded_tokens)
+    if not spellings:
+        return []
+    hostile = SENTINEL + SENTINEL.join(["", *spellings, ""])
+    deadline = time.monotonic() + MAX_SECONDS
+    problems: list[str] = []
+    for prompt in _rendered(template, "x", deadline):
+        problems += _lost_tokens(prompt, tokenizer)
+    for prompt in _rendered(template, hostile, deadline):
+        problems += _content_as_template(prompt)
+    return list(dict.fromkeys(problems))
+
+
+def _rendered(template: ChatTemplate, content: str, deadline: float) -> Iterator[MarkedText]:
+    """The prompts of the conversations that the template accepts; ends at the deadline, in monotonic time."""
+    for messages, variables in _conversations(content, "tools" in template.variables):
+        if time.monotonic() > deadline:
+            logger.warning("chat template: its check was stopped after %g s", MAX_SECONDS)
+            return
+        try:
+            yield template.render(messages, **variables)
+        except RequestError as error:
+            logger.debug("chat template: a probe conversation was refused: %s", error)
+
+
+def _lost_tokens(prompt: MarkedText, tokenizer: Tokenizer) -> list[str]:
+    """Special tokens of an ordinary conversation that the template does not write as text of its own."""
+    before = tokenizer.encode(unmarked(prompt), add_special_tokens=False)
+    after = tokenizer.guard.encode_strictly(prompt)
+    if before == after:
+        return []
+    lost = [i for i in tokenizer.guard.guarded_tokens.values() if before.count(i) > after.count(i)]
+    names = ", ".join(repr(tokenizer.id_to_token(i)) for i in lost[:MAX_NAMED]) or "some tokens"
+    return [
+        f"{names} of the template are encoded as plain text, because the template builds their text with an operation "
+        "that does not keep track of template text and content (such as a number in the token, encode, safe, or a "
+        "format specification). Write them as string constants, or start with --allow-special-tokens-in-content, "
+        "which also reads special tokens in messages"
+    ]
+
+
+def _content_as_template(prompt: MarkedText) -> list[str]:
+    plain = unmarked(prompt)
+    leaked = [plain[start:end] for start, end in template_spans(prompt) if SENTINEL in plain[start:end]]
+    return [f"content of messages counts as template text ({text[:80]!r}); report this template" for text in leaked]
+
+
+def _conversations(content: str, has_tools: bool) -> Iterator[Conversation]:
+    """Conversations that hold the content in every field; templates may refuse some of them."""
+    system = {"role": "system", "content": content}
+    user = {"role": "user", "content": content, "name": content}
+    assistant = {"role": "assistant", "content": content, "reasoning_content": content}
+    yield [user], {}
+    yield [user, assistant, user], {}
+    yield [system, user, assistant, user], {"documents": [{"title": content, "text": content}]}
+    if has_tools:
+        function = {"name": content, "description": content, "parameters": {"type": "object", "properties": {}}}
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": content, "arguments": {content: content}}}
+        calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "content": content, "name": content, "tool_call_id": "abcdefghi"}
+        yield [user, calling, result, user], {"tools": [{"type": "function", "function": function}]}
+        yield [user, calling, result], {"tools": [{"type": "function", "function": function}]}

@@ -1,0 +1,190 @@
+"""The Jinja2 environment of chat templates: a sandbox whose output is marked as template text or content.
+
+String constants and the text between tags of a template are template text. Everything else is content, and so is the
+result of an operation that `MarkedText` does not handle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes, pass_eval_context
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.filters import FILTERS
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+
+from chairlift.loading.text.marked_text import MarkedText, is_template_text, join_marked, template_text
+
+MAX_CACHED_CHARACTERS: Final = 1 << 17
+"""Longer templates are compiled for each render, so that the cache holds a bounded amount of memory."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; a prompt contains just its body."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Literals(dict[str, MarkedText]):
+    """String constants of templates, marked when they are first used."""
+
+    def __missing__(self, text: str) -> MarkedText:
+        self[text] = marked = template_text(text)
+        return marked
+
+
+class _MarkingGenerator(CodeGenerator):
+    """Generates code in which string constants are marked, and computes nothing while it compiles."""
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        if isinstance(node.value, str):
+            self.write(f"environment.literals[{node.value!r}]")
+        else:
+            super().visit_Const(node, frame)
+
+    def visit_TemplateData(self, node: nodes.TemplateData, frame: Frame) -> None:
+        if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
+            super().visit_TemplateData(node, frame)
+        else:
+            self.write(f"environment.literals[{node.data!r}]")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
+            super().visit_Concat(node, frame)
+            return
+        self.write("environment.concat(map(str, (")
+        for operand in node.nodes:
+            self.visit(operand, frame)
+            self.write(", ")
+        self.write(")))")
+
+    def _output_const_repr(self, group: Iterable[Any]) -> str:
+        return f"environment.literals[{super()._output_const_repr(group)}]"
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, (nodes.TemplateData, nodes.Const)):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
+
+class _MarkedFormatter(SandboxedFormatter):
+    """`str.format` for a marked format string: fields without a format specification keep their marks."""
+
+    def marked(self, layout: MarkedText, values: Sequence[Any], named: Mapping[str, Any]) -> MarkedText:
+        """The formatted text; all of it is content if the layout is not template text alone."""
+        text = MarkedText(self.vformat(layout, values, named))
+        if not is_template_text(layout):
+            return text
+        pieces: list[str] = []
+        number = 0
+        for literal, name, specification, conversion in self.parse(layout):
+            pieces.append(template_text(literal))
+            if name is None:
+                continue
+            if not name:
+                name, number = str(number), number + 1
+            pieces.append(self._field(name, specification or "", conversion, values, named))
+        joined = join_marked(pieces)
+        return joined if joined == text else text
+
+    def _field(
+        self, name: str, specification: str, conversion: Any, values: Sequence[Any], named: Mapping[str, Any]
+    ) -> str:
+        value, _ = self.get_field(name, values, named)
+        value = self.convert_field(value, conversion)
+        if isinstance(value, MarkedText) and not specification:
+            return value
+        return str(self.format_field(value, specification))
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja2's sandbox with the helpers that chat templates expect. Renders MarkedText.
+
+    It does not evaluate constant expressions while it compiles: a compiled template is about as large as its source.
+    """
+
+    code_generator_class = _MarkingGenerator
+    concat = staticmethod(join_marked)
+
+    def __init__(self) -> None:
+        extensions = [GenerationTag, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
+        self.literals = _Literals()
+        self.filters |= {"tojson": to_json, "join": join_values}
+        helpers: dict[str, Callable[..., Any]] = {"raise_exception": raise_exception, "strftime_now": strftime_now}
+        self.globals |= helpers
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        layout = getattr(value, "__self__", None)
+        if wrapped is None or not isinstance(layout, MarkedText) or value.__name__ != "format":
+            return wrapped
+        formatter = _MarkedFormatter(self)
+        return lambda *values, **named: formatter.marked(layout, values, named)
+
+
+def raise_exception(message: str) -> NoReturn:
+    """Reject the conversation: a template calls this with the reason."""
+    raise jinja2.TemplateError(message)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> MarkedText:
+    """The `tojson` filter without HTML escapes; its result is content."""
+    return MarkedText(
+        json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    )
+
+
+@pass_eval_context
+def join_values(
+    eval_ctx: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    """The `join` filter, whose result keeps the marks of its parts."""
+    separator = MarkedText(d) if type(d) is str else d
+    return str(FILTERS["join"](eval_ctx, value, separator, attribute))
+
+
+def strftime_now(layout: str) -> str:
+    """The local time in a format of `strftime`, for templates that write the date."""
+    return datetime.now().strftime(layout)
+
+
+def compiled(text: str) -> jinja2.Template:
+    """A template that is ready to render; short ones are cached.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the text is not a template.
+    """
+    return _compiled(text) if len(text) <= MAX_CACHED_CHARACTERS else TemplateEnvironment().from_string(text)
+
+
+@lru_cache(maxsize=16)
+def _compiled(text: str) -> jinja2.Template:
+    return TemplateEnvironment().from_string(text)
+
+
+def variables_read(text: str) -> list[str]:
+    """The names of the variables that a template reads from its context.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the text is not a template.
+    """
+    return sorted(meta.find_undeclared_variables(TemplateEnvironment().parse(text)))

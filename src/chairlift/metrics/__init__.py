@@ -1,1 +1,0 @@
-"""Metrics: everything that is measured is computed from events."""

@@ -1,0 +1,1 @@
+"""Request tracking, metrics, explanations of waiting times, trace recording and `chairlift top`."""

@@ -1,0 +1,261 @@
+"""Prometheus metrics of a running engine, from its events. What vLLM counts too has vLLM's name, unit and buckets, so
+that its dashboards work; the rest begins with `chairlift:`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, RequestRejected, Step
+from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+
+TTFT_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+ITL_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+LATENCY_BUCKETS: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+STEP_BUCKETS: Final = tuple(map(float, (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)))
+TOKEN_BUCKETS: Final = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
+
+
+class Histogram:
+    """Counts by bucket; a value may come several times at once."""
+
+    def __init__(self, buckets: tuple[float, ...]) -> None:
+        self._buckets = buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._buckets, value)] += count
+        self._sum += value * count
+
+    def points(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by upper bound, and the sum of all values."""
+        bounds = [*map(str, self._buckets), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
+
+
+HISTOGRAMS: Final = {
+    "vllm:time_to_first_token_seconds": ("Time to first token.", TTFT_BUCKETS),
+    "vllm:inter_token_latency_seconds": ("Time between two tokens of a request.", ITL_BUCKETS),
+    "vllm:request_time_per_output_token_seconds": ("Mean time per output token of a request.", ITL_BUCKETS),
+    "vllm:e2e_request_latency_seconds": ("From arrival to the end.", LATENCY_BUCKETS),
+    "vllm:request_queue_time_seconds": ("From arrival to the first step.", LATENCY_BUCKETS),
+    "vllm:request_inference_time_seconds": ("From the first step to the end.", LATENCY_BUCKETS),
+    "vllm:request_prefill_time_seconds": ("From the first step to the first token.", LATENCY_BUCKETS),
+    "vllm:request_decode_time_seconds": ("From the first token to the end.", LATENCY_BUCKETS),
+    "vllm:request_prompt_tokens": ("Prompt tokens of a request.", TOKEN_BUCKETS),
+    "vllm:request_generation_tokens": ("Output tokens of a request.", TOKEN_BUCKETS),
+    "vllm:iteration_tokens_total": ("Tokens computed in a step.", STEP_BUCKETS),
+}
+
+COUNTERS: Final = {
+    "vllm:num_preemptions": ("Preemptions.", ()),
+    "vllm:prompt_tokens": ("Prompt tokens of requests that were admitted.", ()),
+    "vllm:generation_tokens": ("Output tokens.", ()),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
+    "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
+    "vllm:request_success": ("Requests that ended, by reason.", ("finished_reason",)),
+    "chairlift:requests_rejected": ("Requests refused because they could never fit.", ()),
+    "chairlift:steps": ("Steps computed.", ()),
+    "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", ()),
+    "chairlift:padding_tokens": ("Padding computed for static batches.", ()),
+    "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", ()),
+    "chairlift:wait_steps": ("Steps that began while a request waited, by reason.", ("reason",)),
+    "chairlift:wait_seconds": ("Seconds that requests waited, by reason.", ("reason",)),
+    "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by what was in them.", ("kind",)),
+}
+
+
+class PrometheusMetrics(Collector):
+    """An event sink and a collector.
+
+    Args:
+        tracker: of the same events, told before this one.
+        gauges: further values that are asked for when metrics are collected: name -> (help, value).
+    """
+
+    def __init__(
+        self, tracker: RequestTracker, gauges: dict[str, tuple[str, Callable[[], float]]] | None = None
+    ) -> None:
+        self._tracker = tracker
+        self._gauges = gauges or {}
+        self._histograms = {name: Histogram(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
+        self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
+        self._arrivals: dict[str, float] = {}
+        self._last_tokens: dict[str, float] = {}
+        self._leaving: list[str] = []
+        self._seen: set[str] = set()
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self._take_step(event)
+        elif isinstance(event, RequestArrived):
+            self._arrivals[event.request_id] = event.time
+        elif isinstance(event, RequestFinished):
+            self._finish(event)
+        elif isinstance(event, RequestRejected):
+            self._count("chairlift:requests_rejected")
+        elif isinstance(event, EngineStarted):
+            for kept in (self._arrivals, self._last_tokens):
+                kept.clear()
+            self._seen.clear()
+
+    def _count(self, name: str, amount: float = 1, *labels: str) -> None:
+        self._counters[name][labels] += amount  # type: ignore[assignment]
+
+    def _take_step(self, step: Step) -> None:
+        self._count("chairlift:steps")
+        self._count("vllm:num_preemptions", len(step.preempted))
+        self._count("vllm:generation_tokens", sum(step.num_new))
+        self._count("chairlift:recomputed_tokens", step.num_recomputed)
+        self._count("chairlift:padding_tokens", sum(step.num_padding))
+        seconds = step.time - step.scheduled_time
+        for kind in SLOT_KINDS:
+            self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
+        self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))
+        self._admit(step)
+        if self._is_streamed:
+            self._take_tokens(step)
+        for request_id in self._leaving:
+            self._arrivals.pop(request_id, None)
+            self._last_tokens.pop(request_id, None)
+            self._seen.discard(request_id)
+        self._leaving.clear()
+
+    @property
+    def _is_streamed(self) -> bool:
+        started = self._tracker.started
+        return started is None or started.batching != "static"
+
+    def _admit(self, step: Step) -> None:
+        """Prompts count when they are first admitted."""
+        started = self._tracker.started
+        has_cache = started is not None and started.enable_prefix_caching
+        for request_id in step.admitted:
+            request = self._tracker.get(request_id)
+            if request is None or request_id in self._seen:
+                continue
+            self._seen.add(request_id)
+            self._count("vllm:prompt_tokens", request.arrived.num_prompt_tokens)
+            if has_cache:
+                self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
+                self._count("vllm:prefix_cache_hits", request.num_cached_tokens)
+
+    def _take_tokens(self, step: Step) -> None:
+        """Most rows of a step have the same gap to their last token."""
+        gaps: Counter[float] = Counter()
+        for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
+            if not num_new or (arrival := self._arrivals.get(request_id)) is None:
+                continue
+            last = self._last_tokens.get(request_id)
+            if last is None:
+                self._histograms["vllm:time_to_first_token_seconds"].add(step.time - arrival)
+            else:
+                gaps[step.time - last] += 1
+            self._last_tokens[request_id] = step.time
+        for gap, count in gaps.items():
+            self._histograms["vllm:inter_token_latency_seconds"].add(gap, count)
+
+    def _finish(self, event: RequestFinished) -> None:
+        self._leaving.append(event.request_id)
+        self._count("vllm:request_success", 1, event.finish_reason)
+        for reason, steps in event.steps_waited.items():
+            self._count("chairlift:wait_steps", steps, reason)
+        self._count_waits(event.request_id)
+        add = self._histograms
+        add["vllm:request_prompt_tokens"].add(event.num_prompt_tokens)
+        add["vllm:request_generation_tokens"].add(event.num_output_tokens)
+        add["vllm:e2e_request_latency_seconds"].add(event.time - event.arrival_time)
+        scheduled, first = event.first_scheduled_time, event.first_token_time
+        if scheduled is None:
+            return
+        add["vllm:request_queue_time_seconds"].add(scheduled - event.arrival_time)
+        add["vllm:request_inference_time_seconds"].add(event.time - scheduled)
+        if first is None:
+            return
+        add["vllm:request_prefill_time_seconds"].add(first - scheduled)
+        add["vllm:request_decode_time_seconds"].add(event.time - first)
+        if not self._is_streamed:
+            add["vllm:time_to_first_token_seconds"].add(first - event.arrival_time)
+        elif event.num_output_tokens > 1:
+            per_token = (event.time - first) / (event.num_output_tokens - 1)
+            add["vllm:request_time_per_output_token_seconds"].add(per_token)
+
+    def _count_waits(self, request_id: str) -> None:
+        request = self._tracker.get(request_id)
+        if request is None:
+            return
+        for index, spans in enumerate(self._tracker.spans(request)):
+            for span in spans:
+                self._count("chairlift:wait_seconds", span.end - span.start, span.reason)
+                if index:
+                    self._count("chairlift:preempted_seconds", span.end - span.start)
+
+    # -- exposition ----------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Metric]:
+        started = self._tracker.started
+        labels = {"model_name": "" if started is None else started.model, "engine": "0"}
+        yield from self._gauge_families(labels)
+        for name, (text, names) in COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=[*labels, *names])
+            for key, value in (self._counters[name] or ({(): 0} if not names else {})).items():
+                counter.add_metric([*labels.values(), *key], float(value))
+            yield counter
+        for name, (text, _) in HISTOGRAMS.items():
+            buckets, total = self._histograms[name].points()
+            histogram = HistogramMetricFamily(name, text, labels=list(labels))
+            histogram.add_metric(list(labels.values()), buckets, total)
+            yield histogram
+
+    def _gauge_families(self, labels: dict[str, str]) -> Iterable[Metric]:
+        started, state = self._tracker.started, self._tracker.counts()
+        held = 0.0 if started is None else self._tracker.num_held_blocks() / started.num_blocks
+        values: dict[str, tuple[str, float]] = {
+            "vllm:num_requests_running": ("Requests in the batch.", state["running"]),
+            "vllm:num_requests_waiting": ("Requests that wait.", state["waiting"]),
+            "vllm:kv_cache_usage_perc": ("Share of the KV blocks that is held; 1 is all.", held),
+            **{name: (text, value()) for name, (text, value) in self._gauges.items()},
+        }
+        for name, (text, number) in values.items():
+            gauge = GaugeMetricFamily(name, text, labels=list(labels))
+            gauge.add_metric(list(labels.values()), float(number))
+            yield gauge
+        kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by what is in them.", labels=[*labels, "kind"])
+        for kind, count in self._tracker.slots().items():
+            kinds.add_metric([*labels.values(), kind], float(count))
+        yield kinds
+        if started is not None:
+            yield _cache_config(started)
+
+
+def _cache_config(started: EngineStarted) -> Metric:
+    shown = {
+        "engine": "0",
+        "block_size": str(started.block_size),
+        "num_gpu_blocks": str(started.num_blocks),
+        "enable_prefix_caching": str(started.enable_prefix_caching),
+        "cache_dtype": started.kv_cache_dtype,
+        "kv": started.kv,
+        "batching": started.batching,
+    }
+    info = GaugeMetricFamily("vllm:cache_config_info", "The KV pool's configuration.", labels=list(shown))
+    info.add_metric(list(shown.values()), 1.0)
+    return info

@@ -1,0 +1,85 @@
+"""The access log: a line a call, of sizes and times; of what was asked only if that is wanted."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from chairlift.server.telemetry.call_log import CallRecord
+from chairlift.server.telemetry.log_file import LogFile
+
+PLAIN: Final = "/-._~!$&'()*+,;=:@"
+"""Characters that a path has as they are, besides letters and digits (RFC 3986, section 3.3)."""
+
+
+class AccessLog:
+    """Writes records as lines.
+
+    Args:
+        log_format: "text" or "json".
+        path: None is standard error.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+
+    def __init__(self, log_format: str, path: Path | None = None) -> None:
+        self._format = {"text": _text, "json": _json}[log_format]
+        self._file = LogFile("access_log", path)
+
+    def __call__(self, record: CallRecord) -> None:
+        self._file.write(self._format(access_fields(record)))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def access_fields(record: CallRecord) -> dict[str, Any]:
+    """What is known of a call. Times in seconds; tokens are sums over its sequences; fields that say nothing are left
+    out."""
+    fields: dict[str, Any] = {
+        "time": datetime.fromtimestamp(record.time, UTC).isoformat(timespec="milliseconds"),
+        "client": record.client,
+        "key": record.key,
+        "method": record.method,
+        "path": record.path,
+        "status": record.status,
+        "duration": round(record.seconds, 6),
+        "is_disconnected": record.is_disconnected or None,
+        "request_id": record.call_id,
+        "body": None if record.body is None else record.body.decode("utf-8", "replace"),
+        **(_of_sequences(record) if record.sequences else {}),
+    }
+    return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
+def _of_sequences(record: CallRecord) -> dict[str, Any]:
+    sequences = record.sequences
+    first = sequences[0]
+    first_tokens = [s.first_token - s.arrived.time for s in sequences if s.first_token is not None]
+    queue_times = [s.queue_time for s in sequences if s.queue_time is not None]
+    leaders = [s for s in sequences if s.arrived.leader_id is None]
+    return {
+        "prompt_tokens": sum(s.arrived.num_prompt_tokens for s in leaders),
+        "cached_tokens": sum(s.num_cached_tokens for s in leaders),
+        "output_tokens": sum(s.num_output_tokens for s in sequences),
+        "queue_time": round(max(queue_times), 6) if queue_times else None,
+        "ttft": round(min(first_tokens), 6) if first_tokens else None,
+        "preemptions": sum(s.num_preemptions for s in sequences) or None,
+        "finish_reason": record.finish_reason or (None if first.finished is None else first.finished.finish_reason),
+    }
+
+
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _text(fields: dict[str, Any]) -> str:
+    """As `key=value`, but for the first ones. Nothing that a caller sent can end the line or pass for another field."""
+    fields["path"] = quote(fields.get("path", "-"), safe=PLAIN)
+    head = [str(fields.pop(name, "-")) for name in ("time", "client", "key", "method", "path", "status")]
+    rest = [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+    return " ".join((*head, *rest))

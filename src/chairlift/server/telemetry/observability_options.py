@@ -1,0 +1,70 @@
+"""What a server tells of its calls, and to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from chairlift.errors import ConfigError
+from chairlift.system.optional_packages import check_installed
+from chairlift.system.output_files import check_writable
+
+if TYPE_CHECKING:
+    from chairlift.server.telemetry.access_log import AccessLog
+    from chairlift.server.telemetry.engine_observer import EngineObserver
+    from chairlift.server.telemetry.tracing import CallTracer
+
+
+ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityOptions:
+    """Attributes:
+    access_log_format: "text", "json" (JSON lines) or "none".
+    access_log: a file; None is standard error.
+    access_log_bodies: the beginning of what was asked is logged too: prompts, that is.
+    otlp_traces_endpoint: where OpenTelemetry spans go; None: nowhere.
+
+    Raises:
+        ConfigError: another format, a log that is both given and "none" or cannot be written, or spans without the
+            extra `otel`.
+    """
+
+    access_log_format: str = "text"
+    access_log: Path | None = None
+    access_log_bodies: bool = False
+    otlp_traces_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.access_log_format not in ACCESS_LOG_FORMATS:
+            formats = ", ".join(ACCESS_LOG_FORMATS)
+            raise ConfigError(f"access_log_format must be one of {formats}, got {self.access_log_format!r}")
+        if self.access_log_format == "none" and (self.access_log is not None or self.access_log_bodies):
+            raise ConfigError("access_log_format=none writes nothing: leave out access_log and access_log_bodies")
+        if self.access_log is not None:
+            check_writable("access_log", self.access_log)
+        if self.otlp_traces_endpoint is not None:
+            check_installed("opentelemetry", "otel", f"otlp_traces_endpoint={self.otlp_traces_endpoint}")
+
+    def listeners(self, observer: EngineObserver) -> list[AccessLog | CallTracer]:
+        """Who is told of each call; to be closed in the end."""
+        from chairlift.server.telemetry.access_log import AccessLog
+
+        found: list[AccessLog | CallTracer] = []
+        if self.access_log_format != "none":
+            found.append(AccessLog(self.access_log_format, self.access_log))
+        if self.otlp_traces_endpoint is not None:
+            from chairlift.server.telemetry.tracing import CallTracer, otlp_exporter
+
+            found.append(CallTracer(observer, otlp_exporter(self.otlp_traces_endpoint)))
+        return found
+
+
+HELP = {
+    "access_log_format": f"A line for each call: {', '.join(ACCESS_LOG_FORMATS)}.",
+    "access_log": "Write those lines to this file; to standard error if not given.",
+    "access_log_bodies": "Log the beginning of what was asked, too: prompts.",
+    "otlp_traces_endpoint": "Send OpenTelemetry spans there, such as http://localhost:4318/v1/traces.",
+}

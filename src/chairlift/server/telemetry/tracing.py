@@ -1,0 +1,132 @@
+"""OpenTelemetry spans of calls: the extra `otel`.
+
+POST /v1/chat/completions             the call; continues the caller's trace (W3C traceparent)
+  sequence                            one of its answers
+    wait: memory                      as `explain` has them
+    prefill
+    decode
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from chairlift.observability.tracked_request import TrackedRequest
+from chairlift.server.telemetry.call_log import CallRecord
+from chairlift.server.telemetry.engine_observer import EngineObserver
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """Sends spans to a collector, OTLP over HTTP, such as http://localhost:4318/v1/traces."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=endpoint)
+
+
+class CallTracer:
+    """Makes spans of a call that is over.
+
+    Args:
+        exporter: gets them in batches, on a thread of its own.
+    """
+
+    def __init__(self, observer: EngineObserver, exporter: SpanExporter, service_name: str = "chairlift") -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._observatory = observer
+        self._propagator = TraceContextTextMapPropagator()
+        self._provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("chairlift")
+
+    def __call__(self, record: CallRecord) -> None:
+        """Only calls that got as far as the engine are traced."""
+        if record.call_id is None:
+            return
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        parent = self._propagator.extract(record.headers)
+        start = int(record.time * 1e9)
+        attributes: dict[str, Any] = {
+            "http.request.method": record.method,
+            "http.response.status_code": record.status,
+            "url.path": record.path,
+            "gen_ai.request.id": record.call_id,
+        }
+        span = self._tracer.start_span(
+            f"{record.method} {record.path}", parent, SpanKind.SERVER, attributes, start_time=start
+        )
+        if record.status >= 500:
+            span.set_status(StatusCode.ERROR)
+        inside = set_span_in_context(span, parent)
+        for sequence in record.sequences:
+            self._sequence(sequence, record.finish_reason, inside)
+        span.end(start + int(record.seconds * 1e9))
+
+    def _sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        shift = time.time() - self._observatory.now()
+        ended = request.finished.time if request.finished is not None else request.last_token
+        end = self._observatory.now() if ended is None else ended
+        if request.finished is not None:
+            finish_reason = request.finished.finish_reason
+        attributes = _attributes(request, finish_reason, end)
+        span = self._tracer.start_span(
+            "sequence", parent, attributes=attributes, start_time=_ns(request.arrived.time, shift)
+        )
+        inside = set_span_in_context(span, parent)
+        for spans in self._observatory.tracker.spans(request, end):
+            for wait in spans:
+                self._part(f"wait: {wait.reason}", wait.start, wait.end, shift, inside, {"steps": wait.num_steps})
+        if request.first_scheduled is not None and request.first_token is not None:
+            self._part("prefill", request.first_scheduled, request.first_token, shift, inside)
+            self._part("decode", request.first_token, end, shift, inside)
+        span.end(_ns(end, shift))
+
+    def _part(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        shift: float,
+        parent: Context,
+        attributes: dict[str, Any] | None = None,
+    ) -> None:
+        self._tracer.start_span(name, parent, attributes=attributes, start_time=_ns(start, shift)).end(_ns(end, shift))
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+def _ns(engine_time: float, shift: float) -> int:
+    return int((engine_time + shift) * 1e9)
+
+
+def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) -> dict[str, Any]:
+    arrived = request.arrived
+    attributes: dict[str, Any] = {
+        "gen_ai.request.id": request.request_id,
+        "gen_ai.request.max_tokens": arrived.max_tokens,
+        "gen_ai.usage.input_tokens": arrived.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": request.num_output_tokens,
+        "gen_ai.latency.e2e": end - arrived.time,
+        "chairlift.cached_tokens": request.num_cached_tokens,
+        "chairlift.preemptions": request.num_preemptions,
+    }
+    if finish_reason is not None:
+        attributes["gen_ai.response.finish_reasons"] = [finish_reason]
+    if request.queue_time is not None:
+        attributes["gen_ai.latency.time_in_queue"] = request.queue_time
+    if request.first_token is not None:
+        attributes["gen_ai.latency.time_to_first_token"] = request.first_token - arrived.time
+    return attributes

@@ -1,0 +1,1 @@
+"""Limits that the operating system sets: memory, control groups, files."""

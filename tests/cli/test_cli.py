@@ -1,0 +1,159 @@
+"""The command line, in a process of its own where that is what a test is about."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import openai
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import chairlift
+from chairlift.cli.load_options import Load, add_load_options
+from chairlift.cli.main import app, main
+from chairlift.cli.options import ENGINE_OPTIONS, HELP
+from chairlift.lab.bench.load import LoadOptions
+
+COMMAND = [sys.executable, "-m", "chairlift"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    wide = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, env=wide, check=False)
+
+
+def help_of(command: str) -> str:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [command, "--help"]).stdout
+
+
+def test_version_and_help() -> None:
+    assert run("version").stdout.strip() == run("--version").stdout.strip() == chairlift.__version__
+    listed = run("--help").stdout
+    assert all(command in listed for command in ("generate", "serve", "bench", "fetch"))
+    assert "--max-num-batched-tokens" in help_of("serve")
+
+
+def test_every_engine_option_is_an_option_of_the_command_line() -> None:
+    assert ENGINE_OPTIONS.keys() == {field.name for field in fields(chairlift.EngineConfig)} - {"model"} == HELP.keys()
+    listed = help_of("serve")
+    assert all(f"--{name.replace('_', '-')}" in listed for name in ENGINE_OPTIONS)
+
+
+def test_every_field_of_a_load_is_an_option_with_its_default() -> None:
+    assert Load.__annotations__.keys() == {field.name for field in fields(LoadOptions)}
+    taken: list[Load] = []
+    command = typer.Typer()
+
+    @command.command()
+    @add_load_options()
+    def take(*, load: Load) -> None:
+        taken.append(load)
+
+    command([], standalone_mode=False)
+    assert LoadOptions(**taken[0]) == LoadOptions()
+
+
+NO_LABORATORY = """
+import sys
+sys.modules.update(dict.fromkeys(["chairlift.lab", "matplotlib", "textual", "transformers"]))
+"""
+
+
+def test_serve_answers_without_the_laboratory_and_ends_on_sigterm(smollm2_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_LABORATORY)  # in the engine's process as well
+    command = [*COMMAND, "serve", "--port", "0", "--num-kv-blocks", "100", "--num-threads", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if found := re.search(r"ready in [\d.]+ s: (\S+) answers", line):
+            break
+    else:
+        raise AssertionError("".join(said))
+    client = openai.OpenAI(base_url=found[1], api_key="unused")
+    model = client.models.list().data[0].id
+    answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=3, temperature=0)
+    assert "Paris" in answer.choices[0].text
+    assert any("KV pool: 100 blocks of 16 slots" in line for line in said)
+    process.send_signal(signal.SIGTERM)
+    process.stderr.read()
+    assert process.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+def test_generate_prints_the_answers_in_order(smollm2_gguf: Path) -> None:
+    options = ["--no-chat", "--max-tokens", "3", "--num-kv-blocks", "50"]
+    result = run("generate", "The capital of France is", "The capital of Germany is", *options)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("The capital")]
+    assert lines[0].startswith("The capital of France is Paris")
+    assert lines[1].startswith("The capital of Germany is Berlin")
+
+
+def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., Path]) -> None:
+    load = ["--num-prompts", "6", "--prompt-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
+    engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
+    result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert "output tokens" in result.stdout
+    assert len(record) > 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["bench", "throughput", "--prompt-len", "zipf:3"], "zipf"),
+        (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
+        (["serve", "--kv-cache-memory", "lots"], "memory must be a positive amount"),
+        (["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "max_num_batched_tokens=8 is less than"),
+        (["generate", "hi", "--device", "cuda"], "sees no CUDA device|device"),
+        (["generate", "hi", "--temperature", "-1"], "temperature must be in"),
+        (["generate", "hi", "--dtype", "int3"], "dtype must be one of"),
+        (["generate", "hi", "--num-threads", "1000"], "num_threads=1000 is more than the 256"),
+        (["generate", "hi", "--num-kv-blocks", "100000000"], "TiB, more than the .* this process may use: lower num"),
+    ],
+)
+def test_mistakes_end_with_a_sentence_and_status_2(
+    arguments: list[str], match: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    monkeypatch.setattr(sys, "argv", ["chairlift", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert re.search(match, capsys.readouterr().err, re.DOTALL)
+
+
+def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
+    assert result.returncode == 2
+    assert "cannot listen on 127.0.0.1" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_serving_loads_no_transformers(tiny_model_dir: Callable[..., Path]) -> None:
+    code = f"""
+import sys
+import chairlift.server.serve
+from chairlift import LLM, SamplingParams
+llm = LLM({str(tiny_model_dir("llama"))!r}, skip_tokenizer_init=True, num_kv_blocks=9)
+llm.generate([3, 4], SamplingParams(max_tokens=2))
+print([name for name in ("transformers", "matplotlib", "scipy", "pandas") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,160 @@
+"""`chairlift plan` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from chairlift.cli.main import app
+from chairlift.errors import ChairliftError, ConfigError
+from chairlift.lab.sim.devices import DEVICES
+from native import needs_native
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+def record_of(*arguments: str) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.exception
+    (line,) = result.stdout.splitlines()
+    record: dict[str, Any] = json.loads(line)
+    return record
+
+
+def serve_options(command: str) -> dict[str, Any]:
+    """What `chairlift serve` understands of a command line."""
+    program, name, *arguments = shlex.split(command)
+    assert (program, name) == ("chairlift", "serve")
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options: dict[str, Any] = serve.make_context("serve", arguments).params
+    return options
+
+
+SHAREGPT = ["--prompt-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]
+
+
+def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
+    result = run("opt-13b", "--device", "A100-40GB", "--kv-cache-memory", "12GiB", *SHAREGPT)
+    assert result.exit_code == 0, result.exception
+    assert "982 blocks of 16 = 15,712 slots" in result.stdout
+    assert "TTFT alone" in result.stdout
+    record = json.loads(result.stdout.splitlines()[-1])
+    fits = {(each["pool"]["kv"], each["pool"]["kv_arena"]): each for each in record["policies"]}
+    assert len(fits) == 9
+    assert fits["max", "buddy"]["num_fit"] == 7
+    assert fits["oracle", "buddy"]["num_fit"] < fits["paged", "buddy"]["num_fit"] == record["fit"]["num_fit"]
+    assert record["serve"] in result.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--kv", "exact", "--kv-arena", "first-fit", "--max-tokens", "40", "--block-size", "8"],
+        ["--kv", "max", "--batching", "static", "--static-batch-size", "3", "--max-num-seqs", "5"],
+        ["--dtype", "bfloat16", "--max-model-len", "100", "--max-num-batched-tokens", "70"],
+    ],
+)
+def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
+    load = ["--prompt-len", "uniform:1..30", "--output-len", "uniform:1..30"]
+    record = record_of(str(tiny_model_dir("llama")), "--memory", "16MiB", *options, *load)
+    served = serve_options(record["serve"])
+    assert served["model"] == str(tiny_model_dir("llama"))
+    assert served["num_kv_blocks"] == record["num_kv_blocks"]
+    assert served["max_model_len"] == record["max_model_len"]
+    assert served["kv"] == record["fit"]["pool"]["kv"]
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    for name in given.keys() - {"--max-tokens"}:
+        assert str(served[name[2:].replace("-", "_")]) == given[name]
+
+
+def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., Path]) -> None:
+    options = [
+        str(tiny_model_dir("opt")),
+        "--num-kv-blocks",
+        "50",
+        "--prompt-len",
+        "fixed:20",
+        "--output-len",
+        "fixed:9",
+    ]
+    assert "embedding: 256 x 64 values x 4 bytes = 65,536" not in run(*options).stdout
+    explained = run(*options, "--kernels", "torch", "--explain").stdout
+    assert "embedding: 256 x 64 values x 4 bytes = 65,536" in explained
+    assert "a slot: 2 layers x 4 KV heads x (2 x 16 x 4) bytes = 1,024" in explained
+    assert "25 requests write 700 slots and hold 800 of 800; the next one does not fit" in explained
+
+
+def test_torch_kernels_take_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:
+    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100", "--kernels", "torch")
+    assert record["weight_bytes"] > 5 * smollm2_gguf.stat().st_size
+    assert any("The file has 93.81 MiB" in note for note in record["notes"])
+    assert record["speed"] is None
+
+
+@needs_native
+def test_native_kernels_take_a_quantized_file_as_it_is(smollm2_gguf: Path) -> None:
+    record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100")
+    assert 0.9 < record["weight_bytes"] / smollm2_gguf.stat().st_size < 1.01
+    assert record["kv_bytes_per_slot"] == 30 * 3 * 64 * 2 * 2
+    options = ("--num-kv-blocks", "100", "--kv-cache-dtype", "int8", "--quantization", "q4_0")
+    smaller = record_of(str(smollm2_gguf), *options)
+    assert smaller["kv_bytes_per_slot"] == 30 * 3 * (64 * 2 + 8)
+    assert smaller["weight_bytes"] < record["weight_bytes"]
+    assert "--kv-cache-dtype int8" in smaller["serve"]
+    assert "--quantization q4_0" in smaller["serve"]
+
+
+def test_a_calibrated_device_says_how_fast(tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:
+    file = tmp_path / "cpu.json"
+    file.write_text(json.dumps({**DEVICES["H200"].to_dict(), "name": "a CPU", "bytes_per_value": 4}))
+    record = record_of(
+        str(tiny_model_dir("llama")), "--device", str(file), "--num-kv-blocks", "60", "--request-rate", "inf"
+    )
+    assert record["dtype"] == "float32"
+    assert record["speed"]["constants"][1][1].startswith("a CPU")
+    assert serve_options(record["serve"])["device"] == "cpu"
+
+
+def test_without_a_number_the_memory_is_what_serve_would_take(tiny_model_dir: Callable[..., Path]) -> None:
+    folder = str(tiny_model_dir("llama"))
+    free, given = record_of(folder), record_of(folder, "--memory", "1GiB")
+    assert free["memory_bytes"] != given["memory_bytes"] == 1 << 30
+    device = record_of(folder, "--device", "H200")
+    assert device["memory_bytes"] == DEVICES["H200"].memory_bytes
+    assert serve_options(device["serve"])["device"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--device", "cuda"], "device=cuda says not how much memory there is"),
+        (["--device", "TPU"], "no such device or file"),
+        (["no-such-model"], "no such file or folder"),
+        (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "kv must be one of"),
+        (["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"], "give memory, kv_cache_memory or num_kv_blocks"),
+        (["opt-13b", "--num-kv-blocks", "9", "--prompt-len", "zipf:3"], "zipf"),
+        (["opt-13b", "--num-kv-blocks", "9", "--max-tokens", "many"], "many"),
+        (["opt-13b", "--memory", "20GiB"], "leaves nothing for K and V"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], match: str) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, ChairliftError)
+    with pytest.raises(ChairliftError, match=match):
+        raise result.exception
+
+
+def test_an_option_that_needs_a_device_says_so() -> None:
+    result = run("opt-13b", "--num-kv-blocks", "200", "--request-rate", "2")
+    assert isinstance(result.exception, ConfigError)
+    assert "request_rate=2" in str(result.exception)

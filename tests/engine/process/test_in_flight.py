@@ -1,0 +1,82 @@
+"""Whatever comes and goes: what is kept was asked for, did not end, and no sibling of it had begun."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from chairlift.engine.input_processor import EngineRequest
+from chairlift.engine.process.commands import Add
+from chairlift.engine.process.in_flight import MAX_RUNS, InFlightRequests
+from chairlift.outputs import EngineCoreOutput
+from chairlift.sampling_params import SamplingParams
+
+
+def siblings(name: int, count: int) -> list[EngineRequest]:
+    first = EngineRequest(f"{name}", [1], SamplingParams(), 4, [], seed=0, arrival_time=0.0)
+    return [first, *(replace(first, request_id=f"{name}.{i}", leader_id=f"{name}") for i in range(1, count))]
+
+
+class Requests(RuleBasedStateMachine):
+    """A model of it: request id -> whether its group has begun, by group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_flight = InFlightRequests()
+        self.groups: dict[int, list[str]] = {}
+        self.begun: set[int] = set()
+        self.runs: dict[int, int] = {}
+        self.num_made = 0
+
+    def ids(self) -> list[str]:
+        return [request_id for group in self.groups.values() for request_id in group]
+
+    @rule(count=st.integers(1, 3), is_sent=st.booleans())
+    def add(self, count: int, is_sent: bool) -> None:
+        requests = siblings(self.num_made, count)
+        self.in_flight.add(requests, is_sent=is_sent)
+        self.groups[self.num_made] = [request.request_id for request in requests]
+        self.runs[self.num_made] = int(is_sent)
+        self.num_made += 1
+
+    @rule(data=st.data(), ends=st.booleans())
+    def leave(self, data: st.DataObject, ends: bool) -> None:
+        gone = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
+        if ends:
+            self.in_flight.note([EngineCoreOutput(request_id, [], finish_reason="stop") for request_id in gone])
+        else:
+            self.in_flight.remove(gone)
+        self.groups = {name: [i for i in group if i not in gone] for name, group in self.groups.items()}
+        self.groups = {name: group for name, group in self.groups.items() if group}
+
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        begun = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
+        self.in_flight.begin(begun)
+        self.in_flight.note([EngineCoreOutput(request_id, [3]) for request_id in begun])
+        self.begun |= {name for name, group in self.groups.items() if set(group) & set(begun)}
+
+    @rule(comes_back=st.booleans())
+    def die(self, comes_back: bool) -> None:
+        lost = {name for name in self.groups if name in self.begun or self.runs[name] == MAX_RUNS}
+        assert self.in_flight.lose_begun() == [i for name, group in self.groups.items() if name in lost for i in group]
+        self.groups = {name: group for name, group in self.groups.items() if name not in lost}
+        if not comes_back:
+            return
+        for name in self.groups:
+            self.runs[name] += 1
+        again = self.in_flight.again()
+        assert all(isinstance(command, Add) for command in again)
+        assert [[request.request_id for request in command.requests] for command in again] == list(self.groups.values())
+
+    @invariant()
+    def agrees(self) -> None:
+        assert len(self.in_flight) == len(self.ids())
+        waiting = [i for name, group in self.groups.items() if name not in self.begun for i in group]
+        assert [request.request_id for request in self.in_flight.waiting] == waiting
+        assert len(self.in_flight.begun) == len(self.ids()) - len(waiting)
+
+
+TestRequests = Requests.TestCase

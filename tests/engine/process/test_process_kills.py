@@ -1,0 +1,153 @@
+"""Engines that are killed at any time: every request is answered rightly or ends with an error, and exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from chairlift import AsyncLLM
+from chairlift.engine.process import in_flight, process_client, restart_policy, watchdog
+from chairlift.errors import EngineDeadError
+from fakes import expected_tokens
+from process_engines import FAKE_ENGINE, forced, started, tiny_config, until
+
+NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_engines_that_are_killed_at_any_time(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(in_flight, "MAX_RUNS", NUM_KILLS + 2)  # where this machine is slow, many wait for longer
+    rng = random.Random(seed)
+    outcomes: list[str] = []
+
+    async def ask(llm: AsyncLLM, leaves: bool) -> None:
+        await asyncio.sleep(rng.uniform(0, 2))
+        prompt = [rng.randrange(3, 250) for _ in range(rng.randint(1, 20))]
+        num_tokens, n = rng.randint(1, 40), rng.choice((1, 1, 1, 2))
+        generation = llm.start(None, prompt, forced(num_tokens, n=n))
+        try:
+            if leaves:
+                await asyncio.wait_for(anext(generation), rng.uniform(0, 0.5))
+                generation.abort()
+                outcomes.append("left")
+                return
+            answer = await generation.collect()
+        except EngineDeadError:
+            outcomes.append("lost")
+        except TimeoutError:
+            outcomes.append("left")
+        else:
+            assert [a.token_ids for a in answer.outputs] == [expected_tokens(prompt, num_tokens)] * n
+            outcomes.append("answered")
+        finally:
+            generation.abort()
+
+    async def kill(client: process_client.ProcessClient, llm: AsyncLLM) -> None:
+        for restarts in range(NUM_KILLS):
+            await until(lambda r=restarts: llm.status().state == "running" and llm.status().restarts == r)
+            await asyncio.sleep(rng.uniform(0.05, 0.3))
+            os.kill(client.engine_pid, signal.SIGKILL)
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE)
+        llm = AsyncLLM(client=client)
+        llm.open()
+        jobs = [ask(llm, rng.random() < 0.2) for _ in range(NUM_REQUESTS)]
+        await asyncio.wait_for(asyncio.gather(*jobs, kill(client, llm)), timeout=60)
+        await until(lambda: llm.status().state == "running")
+        assert llm.status().restarts == NUM_KILLS
+        assert llm.num_unfinished == len(client._in_flight) == 0
+        answer = await llm.start(None, [5], forced(4)).collect()
+        assert answer.outputs[0].token_ids == expected_tokens([5], 4)
+        llm.close()
+
+    asyncio.run(run())
+    assert len(outcomes) == NUM_REQUESTS
+    assert 0 < outcomes.count("lost") <= NUM_KILLS * NUM_SEATS
+
+
+def test_an_engine_that_listens_late_misses_nothing(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
+    late = (sys.executable, str(Path(FAKE_ENGINE[1]).with_name("late_engine_process.py")))
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), late)
+        llm = AsyncLLM(client=client)
+        llm.open()
+        first = await asyncio.wait_for(llm.start(None, [5], forced(4)).collect(), 20)
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: llm.status().state == "restarting")
+        second = await asyncio.wait_for(llm.start(None, [5], forced(4)).collect(), 20)
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids == expected_tokens([5], 4)
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_hangs_while_it_starts_again_is_given_up(
+    tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
+    monkeypatch.setattr(process_client, "START_FACTOR", 0.0)
+    monkeypatch.setattr(process_client, "STACKS_SECONDS", 0.05)
+    monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
+
+    async def run() -> None:
+        client = started(
+            tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE, watchdog_timeout=0.4
+        )
+        llm = AsyncLLM(client=client)
+        llm.open()
+        await llm.start(None, [5], forced(4)).collect()
+        assert llm.status().last_failure is None
+        hangs = f"test -e {tmp_path}/hung && exec {shlex.join(FAKE_ENGINE)}; touch {tmp_path}/hung; exec sleep 60"
+        client._command = ("sh", "-c", hangs)
+        os.kill(client.engine_pid, signal.SIGKILL)
+        await until(lambda: "not ready 0.4 s after" in (llm.status().last_failure or ""))
+        assert llm.status().state == "restarting"
+        client._start_watchdog.timeout = 60.0
+        answer = await llm.start(None, [5], forced(4)).collect()
+        assert answer.outputs[0].token_ids == expected_tokens([5], 4), "it waited for an engine that starts"
+        assert llm.status().state == "running"
+        llm.close()
+
+    asyncio.run(run())
+
+
+def test_the_event_loop_goes_on_while_an_engine_does_not_stop(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "STOP_SECONDS", 0.4)
+
+    async def run() -> None:
+        client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE)
+        llm = AsyncLLM(client=client)
+        waiting = llm.start(None, [5], forced(100))
+        os.kill(client.engine_pid, signal.SIGSTOP)
+        closing = asyncio.create_task(llm.aclose())
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await waiting.collect()
+        turns = []
+        while not closing.done():
+            turns.append(time.monotonic())
+            await asyncio.sleep(0.01)
+        await closing
+        assert turns[-1] - turns[0] > 0.3
+        assert len(turns) > 10
+        assert client._child.has_exited
+
+    asyncio.run(run())

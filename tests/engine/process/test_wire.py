@@ -1,0 +1,130 @@
+"""Records arrive as they were sent; a front end that reads no events costs events, and no answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.engine.input_processor import EngineRequest
+from chairlift.engine.process import engine_process
+from chairlift.engine.process.commands import Abort, Add, Stop
+from chairlift.engine.process.engine_process import CommandSocket, Outbox
+from chairlift.engine.process.wire import (
+    EngineFailed,
+    EventCredit,
+    LogLine,
+    StepResult,
+    open_engine_link,
+    open_front_link,
+    unpack_events,
+)
+from chairlift.events import EVENT_TYPES, Event, RequestRejected, Step
+from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTimes, TokenLogprobs
+from chairlift.request import FinishReason
+from chairlift.sampling_params import SamplingParams
+from chairlift.structured_outputs import Reasoning, StructuredOutputs
+
+FULL_OUTPUT = EngineCoreOutput(
+    "a~1",
+    [3, 4],
+    "stop",
+    4,
+    [TokenLogprobs(Logprob(3, -0.5, 1), [Logprob(3, -0.5, 1)])],
+    (0, [TokenLogprobs(Logprob(9, -1.5, 2), [])]),
+    16,
+    1,
+    RequestTimes(1.0, 2.0, 3.0, 4.0),
+    RequestStats({"seats": 3}, 1, 2, 3.5, 2.5),
+)
+PARAMS = SamplingParams(
+    stop=["a", "b"],
+    logit_bias={5: -1.0},
+    seed=-3,
+    stop_token_ids=[7],
+    structured_outputs=StructuredOutputs(regex="a+", reasoning=Reasoning("<t>", "</t>")),
+)
+
+
+def some(event_type: type[Event]) -> Event:
+    values = {
+        "str": "x",
+        "float": 1.5,
+        "float | None": None,
+        "int": 3,
+        "bool": True,
+        "list[str]": ["a"],
+        "list[int]": [1, 2],
+    }
+    fields = [f for f in dataclasses.fields(event_type) if f.default is f.default_factory is dataclasses.MISSING]
+    return event_type(**{f.name: values[str(f.type)] for f in fields})
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_records_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool) -> None:
+    if not has_files:
+        monkeypatch.setattr("chairlift.engine.process.wire.MAX_IPC_PATH", 0)
+    front, address = open_front_link(tmp_path)
+    engine = open_engine_link(address)
+    request = EngineRequest("a~1", [1, 2], PARAMS, 5, [2, 7], seed=2**64 - 1, arrival_time=0.5, leader_id="a~0")
+    for message in (LogLine(20, "chairlift", "line"), EngineFailed("why"), StepResult([FULL_OUTPUT], [], 2)):
+        engine.send(message)
+        assert front.wait(5)
+        assert front.receive() == message
+    assert front.has_receiver(5)
+    for command in (Add([request]), Abort(["a~1"], FinishReason.STOP), EventCredit(3), Stop()):
+        front.send(command)
+        assert engine.wait(5)
+        assert engine.receive() == command
+    assert front.receive() is None
+    front.close()
+    engine.close()
+
+
+def test_every_kind_of_event_crosses(tmp_path: Path) -> None:
+    front, address = open_front_link(tmp_path)
+    engine = open_engine_link(address)
+    outbox = Outbox(engine)
+    events = [some(kind) for kind in EVENT_TYPES.values()]
+    for event in events:
+        outbox.emit(event)
+    outbox.tell([FULL_OUTPUT])
+    assert front.wait(5)
+    news = front.receive()
+    assert isinstance(news, StepResult)
+    assert unpack_events(news.events) == events
+    assert news.outputs == [FULL_OUTPUT]
+    front.close()
+    engine.close()
+
+
+def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "MAX_UNREAD_EVENTS", 3)
+    front, address = open_front_link(tmp_path)
+    engine = open_engine_link(address)
+    outbox = Outbox(engine)
+    inbox = CommandSocket(engine, outbox)
+
+    def told(num_events: int) -> tuple[list[Any], int, int]:
+        for number in range(num_events):
+            outbox.emit(Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0))
+        outbox.tell([FULL_OUTPUT])
+        assert front.wait(5)
+        news = front.receive()
+        assert isinstance(news, StepResult)
+        return [event.time for event in unpack_events(news.events)], len(news.outputs), news.num_dropped_events
+
+    assert told(2) == ([0, 1], 1, 0)
+    assert told(4) == ([0], 1, 3)
+    assert told(1) == ([], 1, 1)
+    outbox.emit(RequestRejected(7.0, "", ""))
+    assert told(1) == ([7], 1, 1), "what becomes of a request is told in any case"
+    assert front.has_receiver(5)
+    front.send(EventCredit(4))
+    assert engine.wait(5)
+    assert inbox.take(wait=False) is None
+    assert told(2) == ([0, 1], 1, 0)
+    front.close()
+    engine.close()

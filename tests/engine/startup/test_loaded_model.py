@@ -1,0 +1,96 @@
+"""KV memory that cannot be had is refused in words, whoever finds out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from chairlift import LLM, EngineConfig
+from chairlift.engine.startup import loaded_model
+from chairlift.errors import ConfigError
+from chairlift.models.model import Model
+from chairlift.system.control_groups import ControlGroups
+
+
+def allocate_with(monkeypatch: pytest.MonkeyPatch, allocate: Callable[[], object]) -> None:
+    """Instead of what the model would do; as much memory as one likes."""
+    monkeypatch.setattr(Model, "allocate_kv_cache", lambda *_arguments: allocate())
+    monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1 << 60)
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory"])
+@pytest.mark.parametrize(
+    ("allocate", "words"),
+    [
+        (lambda: np.zeros(1 << 55, np.uint8), r"Unable to allocate 32\.0 PiB"),
+        (lambda: torch.zeros(1 << 55, dtype=torch.uint8), r"DefaultCPUAllocator: .* memory"),
+        (lambda: fail(torch.OutOfMemoryError("CUDA out of memory")), "CUDA out of memory"),
+    ],
+    ids=["numpy", "torch", "device"],
+)
+def test_what_the_system_does_not_give_is_refused(
+    tiny_model_dir: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    allocate: Callable[[], object],
+    words: str,
+) -> None:
+    allocate_with(monkeypatch, allocate)
+    config = EngineConfig(str(tiny_model_dir("llama")), skip_tokenizer_init=True, **{option: 10 << 20})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=rf"which cannot be had \(.*{words}.*\): lower {option}"):
+        LLM.from_config(config)
+
+
+def test_a_mistake_of_ours_is_not_told_as_short_memory(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocate_with(monkeypatch, lambda: torch.zeros(2, 3) @ torch.zeros(2, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60)
+
+
+def test_more_than_the_machine_has_is_not_asked_for(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1024)
+    with pytest.raises(
+        ConfigError, match=r"takes .* KiB, more than the 1 KiB that this process may use: lower num_kv_blocks"
+    ):
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60)
+
+
+def test_more_than_the_control_group_allows_is_refused(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ControlGroups, "memory_limit", lambda _self: 1 << 20)
+    with pytest.raises(ConfigError, match=r"more than the 1 MiB that this process may use: lower num_kv_blocks"):
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=6000)
+
+
+def test_a_pool_larger_than_what_is_free_gives_a_warning(
+    tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ControlGroups, "memory_available", lambda _self: 4096)
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60).close()
+    assert "once it is full, and only 4 KiB are free now" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("quota", "num_threads"), [(None, 8), (0.3, 1), (1.0, 1), (1.9, 1), (2.0, 2), (7.99, 7), (8.0, 8), (64.0, 8)]
+)
+def test_threads_are_no_more_than_the_quota_of_cpu_time(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, num_threads: int
+) -> None:
+    monkeypatch.setattr(loaded_model.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    monkeypatch.setattr(ControlGroups, "cpu_quota", lambda _self: quota)
+    assert loaded_model.default_num_threads() == num_threads

@@ -1,0 +1,49 @@
+"""benchmarks/fairness.py on a tiny model: the loads are what it says, and its claims are computed from its calls."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def fairness() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        return importlib.import_module("fairness")
+
+
+def test_the_flood_is_twenty_times_as_much_and_the_other_key_sends_the_same(fairness: ModuleType) -> None:
+    load = fairness.Load(rate=5.0, seconds=60.0, prompt_len=8, output_len=4)
+    light, flood = load.arrivals("light", 1), load.arrivals("heavy", 20)
+    assert light == load.arrivals("light", 1) == sorted(light)
+    assert 15 < len(flood) / len(light) < 27
+    assert max(flood) < 60
+
+
+def test_runs_are_measured_on_a_server_and_drawn(
+    fairness: ModuleType, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = fairness.Load(rate=6.0, seconds=0.8, prompt_len=8, output_len=4)
+    monkeypatch.setattr(fairness, "VOCABULARY", 90)
+    monkeypatch.setattr(fairness, "POLICIES", ("fair",))
+    runs = fairness.run_all(load, [str(tiny_model_dir("llama")), "--skip-tokenizer-init", "--max-model-len", "64"])
+    assert [(run.policy, run.times_as_much) for run in runs] == [("fair", 1), ("fair", 20)]
+    for run in runs:
+        assert run.num_sent["light"] == len(run.calls["light"]) == len(load.arrivals("light", 1))
+        assert run.num_sent["heavy"] == len(load.arrivals("heavy", run.times_as_much))
+    runs += [replace(run, policy="fcfs") for run in runs]
+    flooded = fairness.find(runs, "fair", 20).ttft("light", 50)
+    assert fairness.claims(runs) == {
+        "fair_flood_over_equal": flooded / fairness.find(runs, "fair", 1).ttft("light", 50),
+        "fair_flood_over_fcfs_flood": 1.0,
+    }
+    fairness.draw(runs, load, tmp_path / "fairness.png")
+    assert (tmp_path / "fairness.png").stat().st_size > 10_000

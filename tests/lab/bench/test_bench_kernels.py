@@ -1,0 +1,270 @@
+"""`bench kernels` on tiny random models: its arithmetic, and that it measures what it says."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from chairlift.cli.main import app
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+from chairlift.kernels.cpu import load
+from chairlift.kernels.cpu.formats import matrix_bytes
+from chairlift.kernels.cpu.tape import MAX_ROWS
+from chairlift.kernels.registry import get_kernels
+from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _Measured, run_kernels
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, Work, median_of
+from chairlift.lab.bench.kernels.instructions import instruction_counts
+from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, _metadata
+from chairlift.lab.bench.kernels.tables import print_kernels
+from chairlift.loading.random_weights import RandomWeights
+from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.models import registry
+from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import LM_HEAD
+from chairlift.models.registry import build_model
+from native import needs_native
+
+TinyModel = Callable[..., Path]
+CEILINGS = Ceilings("avx2", 2, dot_u8s8=100.0, dot_u4s8=200.0, fma=50.0, read=10.0, onednn_fp32=40.0)
+OPTIONS = KernelOptions(rows=(1, 9), batch_sizes=(1, 3), contexts=(20, 64), repeats=2, ceiling_seconds=0.01)
+
+
+def model_config(folder: Path) -> ModelConfig:
+    return load_config(resolve_model(str(folder)))
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------------------
+
+
+def test_the_slower_of_compute_and_memory_is_the_ceiling() -> None:
+    assert CEILINGS.least_seconds(Work({"dot_u8s8": 50.0, "dot_u4s8": 100.0}, 5.0)) == (1.0, "compute")
+    assert CEILINGS.least_seconds(Work({"fma": 50.0}, 20.0)) == (2.0, "memory")
+    assert CEILINGS.least_seconds(Work({"fma": 25.0}, 20.0, in_cache=True)) == (0.5, "compute")
+    assert CEILINGS.least_seconds(Work(num_bytes=20.0, in_cache=True)) is None
+
+
+def test_the_best_of_two_measurements() -> None:
+    other = Ceilings("avx2", 2, dot_u8s8=90.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=39.0)
+    best = CEILINGS.best_of(other)
+    assert best == Ceilings("avx2", 2, dot_u8s8=100.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=40.0)
+    assert best.best_of(replace(other, onednn_fp32=None)) == best.best_of(other)
+
+
+def test_the_median_of_measurements() -> None:
+    samples = [replace(CEILINGS, read=read, fma=fma) for read, fma in ((9.0, 70.0), (30.0, 60.0), (8.0, 80.0))]
+    assert median_of(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
+
+
+def test_each_pass_is_compared_with_the_moment_before_it() -> None:
+    """A machine that halves its speed for both changes no share."""
+    work = Work(num_bytes=20.0)
+    measured = _Measured({"k": ("", work)}, {}, {"k": []}, [])
+    for speed in (1.0, 0.5, 0.25):
+        measured.add(replace(CEILINGS, read=10.0 * speed), [{"k": 2.5 / speed}, {"k": 9.0}, {"k": 2.5 / speed}])
+    (time,) = measured.times()
+    assert time.share == pytest.approx(0.8)
+    assert (time.limit, time.seconds.median) == ("memory", 5.0)
+
+
+def test_work_adds_up() -> None:
+    assert Work({"fma": 1.0}, 2.0) + Work({"fma": 3.0, "dot_u8s8": 4.0}, 5.0) == Work(
+        {"fma": 4.0, "dot_u8s8": 4.0}, 7.0
+    )
+
+
+def test_instructions_of_a_turn() -> None:
+    (one, four) = instruction_counts("avx512-vnni", "q4_1", [1, 4, 16, 512])
+    assert (one.rows, four.rows) == (1, 4)
+    # 96 dots, 32 broadcasts, 36 to unpack, 5 a sum, two loads a stripe and two a row.
+    assert four.total * 16 * 3 * 4 == pytest.approx(96 + 32 + 36 + 60 + 6 + 8)
+    assert one.total * 16 * 3 == pytest.approx(24 + 8 + 36 + 15 + 6 + 2)
+    (wide,) = instruction_counts("avx512-vnni", "int8", [4])
+    assert wide.epilogue * 16 * 3 * 4 == pytest.approx((36 + 8) / 4)
+    (floats,) = instruction_counts("avx512", "bf16", [8])
+    assert floats.total * 16 * 3 * 4 == pytest.approx(32 * (12 + 4 + 6))
+    (cut,) = instruction_counts("avx2", "q8_0", [4])
+    assert cut.dot * 4 * 8 == 8 * 6 * 4
+    assert instruction_counts("portable", "q8_0", [4]) == []
+
+
+@pytest.mark.parametrize("arch", ["llama", "opt"])
+def test_linear_layers_are_those_of_the_model(tiny_model_dir: TinyModel, arch: str) -> None:
+    folder = tiny_model_dir(arch)
+    config = model_config(folder)
+    loaded: list[tuple[tuple[str, ...], int, int]] = []
+    made: list[str] = []
+
+    class Recorder:
+        def __init__(self) -> None:
+            self._kernels = get_kernels("reference")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._kernels, name)
+
+        def load_matrix(self, weights: Any, parts: Any, in_features: int) -> Any:
+            names = tuple(f"{name}.weight" for name, _ in parts)
+            loaded.append((names, sum(out for _, out in parts), in_features))
+            return self._kernels.load_matrix(weights, parts, in_features)
+
+        def make_linear(self, matrix: Any, bias: Any, prologue: Any) -> Any:
+            made.append(prologue.kind)
+            return self._kernels.make_linear(matrix, bias, prologue)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "get_kernels", lambda *_: Recorder())
+        weights = RandomWeights(config, torch.float32, torch.device("cpu"))
+        build_model(config, weights, dtype=torch.float32, device="cpu", kernels="reference")
+    products = [*(product for layer in config.layers for product in layer.products), config.head_product]
+    matrices = [product.matrix for product in products]
+    assert {(each.weight_names, each.out_features, each.in_features) for each in matrices} <= set(loaded)
+    assert [product.prologue for product in products] == made
+
+
+# -- passes --------------------------------------------------------------------------------------------------------
+
+
+@needs_native
+def test_a_pass_counts_every_weight_once(tiny_model_dir: TinyModel) -> None:
+    config = model_config(tiny_model_dir("llama"))
+    layers = LinearPass(load(), config, lambda layer: "q8_0" if layer.kernel == LM_HEAD else "q4_0", MAX_ROWS + 1)
+    seconds = layers(3)
+    assert list(seconds) == layers.kernels == [LAYERS, "qkv", "output", "gate_up", "down", LM_HEAD]
+    assert all(value > 0 for value in seconds.values())
+    by_calls = layers(MAX_ROWS + 1)
+    assert by_calls[LAYERS] == pytest.approx(sum(by_calls.values()) - by_calls[LAYERS] - by_calls[LM_HEAD])
+    assert layers.formats_of(LAYERS) == "q4_0"
+    assert layers.formats_of(LM_HEAD) == "q8_0"
+    one_layer = [(128, 64), (64, 64), (192, 64), (64, 96)]
+    assert layers.work(LAYERS, 3) == Work(
+        {"dot_u4s8": 2 * sum(2 * 3 * out * size for out, size in one_layer)},
+        2 * sum(matrix_bytes("q4_0", out, size) for out, size in one_layer),
+    )
+    assert layers.work(LM_HEAD, 3) == Work({"dot_u8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
+
+
+@needs_native
+def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
+    def work(arch: str, **case: int) -> Work:
+        config = model_config(tiny_model_dir(arch))
+        layers = AttentionPass(config, kv_dtype=torch.bfloat16, block_size=16, **case)
+        assert layers()[layers.kernel] > 0
+        assert layers.num_layers == 2
+        return layers.work()
+
+    token_bytes, per_key = 2 * 2 * 16 * 2, 4 * 4 * 16
+    assert work("llama", num_seqs=3, num_queries=1, context=50) == Work({"fma": 3 * 50 * per_key}, 3 * 50 * token_bytes)
+    seen = sum(range(41, 51))
+    assert work("llama", num_seqs=1, num_queries=10, context=50) == Work({"fma": seen * per_key}, 50 * token_bytes)
+    # A window of 24 keys: the first of ten queries sees 24, and so do the others; 33 keys are read.
+    windowed = work("mistral", num_seqs=1, num_queries=10, context=50)
+    assert windowed == Work({"fma": 10 * 24 * per_key}, 33 * token_bytes)
+
+
+def test_slots_are_those_of_the_last_tokens() -> None:
+    metadata = _metadata(num_seqs=3, num_queries=4, context=21, block_size=8)
+    assert sorted(metadata.block_tables.flatten().tolist()) == list(range(9))
+    tables = metadata.block_tables.tolist()
+    expected = [table[position // 8] * 8 + position % 8 for table in tables for position in range(17, 21)]
+    assert metadata.slot_mapping.tolist() == expected
+    assert metadata.query_start_loc_host == [0, 4, 8, 12]
+
+
+@needs_native
+def test_ceilings_are_measured() -> None:
+    meter = CeilingMeter(load(), 0.01, read_bytes=1 << 20)
+    ceilings, sample = meter.measure(), meter.sample()
+    assert (sample.isa, sample.num_threads, sample.onednn_fp32) == (ceilings.isa, ceilings.num_threads, None)
+    assert min(sample.dot_u8s8, sample.dot_u4s8, sample.fma, sample.read) > 1e8
+    assert ceilings.isa == load().isa()
+    assert min(ceilings.dot_u8s8, ceilings.dot_u4s8, ceilings.fma, ceilings.read) > 1e9
+    assert ceilings.onednn_fp32 is not None
+    assert 1e9 < ceilings.onednn_fp32 < 2 * ceilings.fma, "torch cannot be faster than the instructions"
+
+
+# -- the whole -----------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, options: KernelOptions = OPTIONS, **changes: Any) -> tuple[KernelResult, str, dict[str, Any]]:
+    result = run_kernels(EngineConfig(model=str(folder), num_threads=1, **changes), options)
+    out = io.StringIO()
+    print_kernels(result, out)
+    *table, last = out.getvalue().splitlines()
+    return result, "\n".join(table), json.loads(last)
+
+
+@needs_native
+def test_as_the_file_has_it(tiny_model_dir: TinyModel) -> None:
+    result, table, record = run(tiny_model_dir("llama"))
+    assert {time.format for time in result.linear} == {"f32"}
+    assert len(result.linear) == 2 * 6
+    assert [time.case for time in result.attention if time.kernel == "prefill"] == [
+        {"batch_size": 1, "num_queries": 20, "context": 20},
+        {"batch_size": 1, "num_queries": 64, "context": 64},
+    ]
+    assert len(result.attention) == 2 * 3
+    assert [time.kernel for time in result.sampling] == ["greedy", "greedy", "random", "random"]
+    assert all(time.share is None for time in result.sampling)
+    first = record["linear"][0]
+    assert first["operations_per_s"] == pytest.approx(2 * 2 * 30720 / first["seconds"]["median"])
+    assert first["share"] > 0  # more than 1 where all weights fit the caches
+    assert first["seconds"]["min"] <= first["seconds"]["median"] <= first["seconds"]["max"]
+    assert record["ceilings"]["num_threads"] == record["machine"]["num_threads"] == 1
+    for label in ("ceilings", "gate_up", "1 x 64", "greedy", "reading memory"):
+        assert label in table
+
+
+@needs_native
+def test_formats_beside_each_other(tiny_model_dir: TinyModel) -> None:
+    options = KernelOptions(
+        rows=(1, 4), formats=("q4_1", "int8", "bf16"), batch_sizes=(), contexts=(), repeats=1, ceiling_seconds=0.01
+    )
+    result, table, record = run(tiny_model_dir("opt"), options)
+    assert {(time.kernel, time.format) for time in result.linear} == {
+        (kernel, name) for kernel in (LAYERS, "qkv", "output", "up", "down", LM_HEAD) for name in options.formats or ()
+    }
+    assert not result.attention
+    assert not result.sampling
+    assert record["options"]["formats"] == ["q4_1", "int8", "bf16"]
+    assert "int8" in table
+    assert "of the ceiling" in table
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rows": ()}, "rows and formats must name at least one each"),
+        ({"rows": (0,)}, "rows must be at least 1, got 0"),
+        ({"batch_sizes": (4, -1)}, "batch_sizes must be at least 1, got -1"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
+        ({"formats": ("q4_k",)}, "formats must be some of q4_0, .* got 'q4_k'"),
+    ],
+)
+def test_bad_options(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        KernelOptions(**changes)
+
+
+@needs_native
+def test_a_context_that_the_model_does_not_have(tiny_model_dir: TinyModel) -> None:
+    with pytest.raises(ConfigError, match="contexts must be at most 256 for this model, got 257"):
+        run_kernels(EngineConfig(model=str(tiny_model_dir("llama"))), KernelOptions(contexts=(1, 257)))
+
+
+@needs_native
+def test_the_command(tiny_model_dir: TinyModel) -> None:
+    sizes = ["--rows", "1,2", "--batch-sizes", "1", "--contexts", "16", "--repeats", "1", "--num-threads", "1"]
+    result = CliRunner().invoke(app, ["bench", "kernels", "--model", str(tiny_model_dir("llama")), *sizes])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert record["options"]["rows"] == [1, 2]
+    refused = CliRunner().invoke(app, ["bench", "kernels", "--rows", "1,x"])
+    assert refused.exit_code != 0

@@ -1,0 +1,117 @@
+"""run_latency on a tiny random model, its arithmetic on written events, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chairlift.cli.main import app
+from chairlift.config import EngineConfig
+from chairlift.errors import ConfigError
+from chairlift.events import Event, RequestArrived, Step
+from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, run_latency
+from chairlift.lab.bench.tables import print_latency
+
+TinyModel = Callable[..., Path]
+OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=3, num_iters=3, num_iters_warmup=1)
+
+
+def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
+    return EngineConfig(model=str(tiny_model_dir("llama")), num_threads=1, **{"num_kv_blocks": 64, **changes})
+
+
+def step(time: float, num_new: dict[str, int]) -> Step:
+    ids, new = list(num_new), list(num_new.values())
+    ones = [1] * len(ids)
+    return Step(time, 0, time - 0.5, ids, ones, ones, new, [], [], [], len(ids), 0, 9, 0)
+
+
+def arrivals(*request_ids: str) -> list[Event]:
+    return [RequestArrived(1.0, request_id, 4, 3) for request_id in request_ids]
+
+
+def test_prefill_ends_with_the_last_first_token() -> None:
+    steps = [step(3.0, {"a": 1, "b": 0}), step(4.0, {"a": 1, "b": 1}), step(4.5, {"a": 1, "b": 1}), step(6.0, {"b": 1})]
+    assert measure_iteration([*arrivals("a", "b"), *steps]) == Iteration(latency=5.0, prefill=3.0, decode_per_token=1.0)
+
+
+def test_one_token_has_no_decode() -> None:
+    assert measure_iteration([*arrivals("a"), step(3.0, {"a": 1})]) == Iteration(2.0, 2.0, None)
+
+
+def test_iterations(tiny_model_dir: TinyModel) -> None:
+    result = run_latency(config(tiny_model_dir), OPTIONS)
+    assert len(result.iterations) == 3
+    for iteration in result.iterations:
+        assert iteration.decode_per_token is not None
+        assert 0 < iteration.prefill < iteration.latency
+        assert iteration.latency == pytest.approx(iteration.prefill + 4 * iteration.decode_per_token)
+    latencies = [iteration.latency for iteration in result.iterations]
+    assert result.latency.min == min(latencies)
+    assert result.latency.max == max(latencies)
+    assert result.latency.median == sorted(latencies)[1]
+
+
+def test_report(tiny_model_dir: TinyModel) -> None:
+    result = run_latency(config(tiny_model_dir, num_kv_blocks=20), OPTIONS)
+    out = io.StringIO()
+    print_latency(result, out)
+    *table, last = out.getvalue().splitlines()
+    record = json.loads(last)
+    assert record["benchmark"] == "latency"
+    assert record["machine"] == result.machine.to_dict()
+    assert record["engine"]["num_blocks"] == 20
+    assert record["workload"]["batch_size"] == 3
+    assert set(record["results"]["prefill"]) == {"count", "mean", "median", "std", "min", "max", "p90", "p99"}
+    assert len(record["iterations"]) == 3
+    for label in ("3 requests", "latency", "prefill", "decode", "torch"):
+        assert any(label in line for line in table), label
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        ({"max_num_seqs": 2}, "batch_size=3 .* do not fit max_num_seqs seats at once: 2 run"),
+        ({"num_kv_blocks": 3, "block_size": 8}, "batch_size=3 .* do not fit the KV pool at once: 1 run"),
+        ({"num_kv_blocks": 7, "block_size": 4, "enable_prefix_caching": False}, "batch_size=3 .*the KV pool"),
+    ],
+)
+def test_a_batch_that_is_not_one(tiny_model_dir: TinyModel, engine: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run_latency(config(tiny_model_dir, **engine), OPTIONS)
+
+
+def test_a_length_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
+    with pytest.raises(ConfigError, match=r"\(250 prompt, 10 output tokens\) does not fit"):
+        run_latency(config(tiny_model_dir), LatencyOptions(input_len=250, output_len=10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"input_len": 0}, "input_len must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"num_iters": 0}, "num_iters must be at least 1, got 0"),
+        ({"num_iters_warmup": -1}, "num_iters_warmup must be at least 0, got -1"),
+    ],
+)
+def test_bad_options(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        LatencyOptions(**changes)
+
+
+def test_the_command_ends_with_one_json_line(tiny_model_dir: TinyModel) -> None:
+    batch = ["--input-len", "6", "--output-len", "3", "--batch-size", "2"]
+    iterations = ["--num-iters", "2", "--num-iters-warmup", "0"]
+    engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
+    result = CliRunner().invoke(app, ["bench", "latency", *engine, *batch, *iterations])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert record["workload"].items() >= {"input_len": 6, "output_len": 3, "batch_size": 2, "num_iters": 2}.items()
+    assert "each token" in result.stdout

@@ -1,0 +1,193 @@
+"""The scripts in benchmarks/ on a tiny random model: that they measure what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
+from chairlift.errors import ConfigError
+from chairlift.models import registry
+from chairlift.worker import model_runner
+from chairlift.worker.token_masks import TokenMasks
+
+TinyModel = Callable[..., Path]
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_profile_step(tiny_model_dir: TinyModel) -> None:
+    profile = script("profile_step")
+    get_kernels, gather = vars(registry)["get_kernels"], vars(model_runner)["gather_input_batch"]
+    timer = profile.SectionTimer()
+    config = profile.engine_config(str(tiny_model_dir("llama")), [1, 3], 20, 5, 1)
+    engine = profile.timed_engine(config, timer)
+    for batch_size in (1, 3):
+        taken = profile.decode_steps(engine, timer, batch_size, 20, 5)
+        assert len(taken) == 5
+        assert all(seconds > 0 for step in taken for seconds in step.values()), "every section is met"
+    rows = profile.milliseconds(taken)
+    assert 0 < rows["outside the model"] < rows["step"]
+    assert vars(registry)["get_kernels"] is get_kernels
+    assert vars(model_runner)["gather_input_batch"] is gather
+
+
+def test_profiles_of_two_kernel_sets(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = script("profile_step")
+    sizes = ["--batch-sizes", "1,2", "--context", "20", "--steps", "3", "--rounds", "2", "--num-threads", "1"]
+    arguments = ["--model", str(tiny_model_dir("opt")), "--kernels", "reference,torch", *sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["profile_step.py", *arguments])
+        profile.main()
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(record["milliseconds"]) == ["reference", "torch"]
+    for of_set in record["milliseconds"].values():
+        assert list(of_set) == ["1", "2"]
+        assert all(milliseconds > 0 for of_size in of_set.values() for milliseconds in of_size.values())
+
+
+def test_a_timer_counts_every_second_once() -> None:
+    profile = script("profile_step")
+    timer = profile.SectionTimer()
+    now = [0.0]
+
+    def work(*parts: Callable[[], object]) -> None:
+        now[0] += 1.0
+        for part in parts:
+            part()
+
+    inner = timer.wrap("qkv", work)
+    outer = timer.wrap("attention", lambda: work(inner, inner))
+    whole = timer.wrap("LM head", lambda: work(inner), whole=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile.time, "perf_counter", lambda: now[0])
+        timer.wrap("step: rest", lambda: work(outer, whole))()
+    taken = timer.take()
+    met = {name: seconds for name, seconds in taken.items() if seconds}
+    assert met == {"qkv": 2.0, "attention": 1.0, "LM head": 2.0, "step: rest": 1.0}
+
+
+def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    versus = script("vs_transformers")
+    settings = versus.Settings(
+        model=str(tiny_model_dir("llama")),
+        num_prompts=5,
+        seed=0,
+        prompt_len="uniform:4..30",
+        output_len="uniform:2..8",
+        baseline_batch_size=2,
+        baseline_share=1.0,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        kv_cache_memory="1MiB",
+        num_threads=1,
+    )
+    pair = versus.run_stage("chairlift", 0, settings), versus.run_stage("transformers", 0, settings)
+    assert versus.identical([pair]) == (5, 5)
+    assert pair[0].useful_tokens == pair[1].useful_tokens == sum(map(len, pair[1].tokens.values()))
+    versus.report(settings, [pair])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["ratio"]["median"] == pytest.approx(pair[0].speed / pair[1].speed)
+    assert record["baseline_is_extrapolated"] is False
+
+
+def test_a_share_of_the_baseline_moves_on_with_the_repeats() -> None:
+    versus = script("vs_transformers")
+    batches = [[name] for name in "abcd"]
+    assert versus.timed_batches(batches, 1.0, 2) == batches
+    assert [versus.timed_batches(batches, 0.25, repeat) for repeat in range(3)] == [[["a"]], [["b"]], [["c"]]]
+    assert versus.timed_batches(batches, 0.5, 1) == [["b"], ["d"]]
+    assert versus.timed_batches(batches, 0.01, 0) == [["a"]]
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    versus = script("vs_transformers")
+    settings = versus.Settings(None, 4, 0, "fixed:4", "fixed:4", 2, 1.0, 4, 64, "1MiB", 1)
+    run = versus.Run(2.0, 16, None, {"r0-0": [1, 2]})
+    record = {"settings": asdict(settings), "run": asdict(run)}
+    (tmp_path / "chairlift-0.json").write_text(json.dumps(record))
+    assert versus.stage("chairlift", 0, settings, tmp_path) == run
+    with pytest.raises(SystemExit, match="other settings"):
+        versus.stage("chairlift", 0, replace(settings, num_prompts=8), tmp_path)
+
+
+def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
+    startup = script("startup_memory")
+    model, sizes = str(tiny_model_dir("llama")), ["--num-requests", "2", "--prompt-len", "20", "--output-len", "4"]
+    options = ["--skip-tokenizer-init", "--num-threads", "1", "--kv-cache-dtype", "float32"]
+    startup.main(["--model", model, "--repeats", "1", *sizes, "--", *options])
+    (start,) = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]
+    assert 0 < start["ready"] < start["first_token"]
+    assert start["peak_bytes"] >= start["idle_bytes"] > 50 << 20
+    assert start["pool_bytes"] == (2 * 2 + 1) * 16 * 2 * 2 * 2 * 16 * 4, "float32, and one block besides"
+
+
+def test_concurrency(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    concurrency = script("concurrency")
+    picture = tmp_path / "figure.svg"
+    sizes = [
+        "--concurrency",
+        "1,3",
+        "--contexts",
+        "40,256",
+        "--batch-sizes",
+        "1,2",
+        "--steps",
+        "3",
+        "--num-threads",
+        "1",
+    ]
+    concurrency.main(["--model", str(tiny_model_dir("llama")), "--output", str(picture), *sizes])
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [load["concurrency"] for load in record["concurrency"]] == [1, 3]
+    assert [load["num_requests"] for load in record["concurrency"]] == [4, 6]
+    assert record["concurrency"][0]["mean_batch_size"] == 1
+    assert 1 < record["concurrency"][1]["mean_batch_size"] <= 3
+    assert [(each["context"], each["batch_size"]) for each in record["contexts"]] == [
+        (40, 2),
+        (40, 1),
+        (249, 2),
+        (249, 1),
+    ], "the longest context leaves room for 3 steps, 2 before them, and 2 for requests that begin apart"
+    assert all(each["num_steps"] == 3 and each["itl_min"] > 0 for each in record["contexts"])
+    assert "ITL by context" in picture.read_text()
+
+
+def test_contexts_of_a_model() -> None:
+    concurrency = script("concurrency")
+    assert concurrency.contexts_of(None, 1024) == [128, 256, 512, 1024]
+    assert concurrency.contexts_of("7,300", 300) == [7, 300]
+    with pytest.raises(ConfigError, match="contexts must be at most 300 for this model, got 301"):
+        concurrency.contexts_of("301", 300)
+
+
+def test_structured_cost(tiny_model_dir: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = script("structured_cost")
+    folder = with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE), tmp_path / "model")
+    arguments = ["--model", str(folder), "--batch-size", "2", "--max-tokens", "12", "--num-threads", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["structured_cost.py", *arguments])
+        fill = TokenMasks.fill
+        costs.main()
+        assert TokenMasks.fill is fill
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(record["rows"]) == list(costs.STRUCTURES)
+    for name, row in record["rows"].items():
+        assert row["step"] > 0
+        assert all((row[column] > 0) == (name != "free") for column in ("compile", "again", "mask", "apply", "share"))

@@ -1,0 +1,86 @@
+"""benchmarks/policy_figures.py: the numbers in docs/policies are still what the policies do."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from chairlift.config import EngineConfig
+from chairlift.engine.startup.loaded_model import load_model
+from chairlift.events import EventList
+from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.simulator import SimConfig, simulate
+
+ROOT = Path(__file__).parents[3]
+PAGES = ROOT / "docs" / "policies"
+
+
+class NoTime:
+    """Steps take nothing, as under the benchmark's clock."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 0.0
+
+    def constants(self) -> list[tuple[str, str]]:
+        return []
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return importlib.import_module("policy_figures")
+
+
+@pytest.fixture(scope="module")
+def runs(figures: ModuleType) -> dict[str, Run]:
+    """Every run of the benchmark, in the simulator: its decisions are the engine's (tests/lab/sim/test_fidelity.py)."""
+    return {label: simulated(figures, label) for label in figures.POLICIES}
+
+
+def simulated(figures: ModuleType, label: str) -> Run:
+    config = EngineConfig(**figures.LIMITS, **figures.POLICIES[label])
+    assert config.max_model_len is not None
+    assert config.num_kv_blocks is not None
+    sim = SimConfig(
+        config.scheduler_config(config.max_model_len), config.num_kv_blocks, kv=config.kv, kv_arena=config.kv_arena
+    )
+    log = EventList()
+    simulate(figures.make_requests(256), sim, NoTime(), log)
+    return run_of(log.events, label)
+
+
+def test_the_page_has_the_numbers_of_these_runs(figures: ModuleType, runs: dict[str, Run]) -> None:
+    table = figures.markdown([figures.numbers(run) for run in runs.values()])
+    assert table in (PAGES / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("label", ["continuous/paged", "static(4)/paged"])
+def test_a_model_gives_the_numbers_of_the_simulator(
+    figures: ModuleType, runs: dict[str, Run], label: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    model = str(tiny_model_dir("llama", max_position_embeddings=256))
+    run, tokens = figures.run_policy(label, load_model(EngineConfig(model, skip_tokenizer_init=True, num_threads=1)))
+    assert figures.numbers(run) == figures.numbers(runs[label])
+    assert {name: len(output) for name, output in tokens.items()} == {
+        request.request_id: request.output_len for request in figures.make_requests(256)
+    }
+
+
+def test_every_figure_is_drawn_and_shown_on_a_page(figures: ModuleType, runs: dict[str, Run], tmp_path: Path) -> None:
+    shown = {
+        name
+        for page in PAGES.glob("*.md")
+        for name in re.findall(r"images/policies/(.+?)\.png", page.read_text("utf-8"))
+    }
+    assert shown == {plate.name for plate in figures.PLATES}
+    for plate in figures.PLATES[:2]:
+        path = figures.draw_plate(plate, runs, tmp_path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size < 150_000

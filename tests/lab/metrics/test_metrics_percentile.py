@@ -1,0 +1,35 @@
+"""Percentiles, against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.lab.metrics.percentile import Summary, percentile
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
+
+
+@given(NUMBERS, st.floats(0, 100))
+def test_as_numpy(values: list[float], percent: float) -> None:
+    assert percentile(values, percent) == pytest.approx(np.percentile(values, percent), rel=1e-9, abs=1e-6)
+
+
+def test_ends_and_middle() -> None:
+    assert [percentile([4.0, 1.0, 2.0, 3.0], percent) for percent in (0, 50, 75, 100)] == [1.0, 2.5, 3.25, 4.0]
+    assert percentile([7.0], 99) == 7.0
+
+
+@given(NUMBERS)
+def test_summary(values: list[float]) -> None:
+    summary = Summary.of(values)
+    assert summary is not None
+    assert summary.count == len(values)
+    assert summary.mean == pytest.approx(np.mean(values), rel=1e-9, abs=1e-6)
+    assert summary.p50 <= summary.p90 <= summary.p99 <= summary.max == max(values)
+
+
+def test_no_values_no_summary() -> None:
+    assert Summary.of([]) is None

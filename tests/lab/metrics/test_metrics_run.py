@@ -1,0 +1,189 @@
+"""Metrics of hand-written events, with answers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from chairlift.events import (
+    EngineStarted,
+    Event,
+    RequestArrived,
+    RequestFinished,
+    RequestRejected,
+    Step,
+    from_json,
+    to_json,
+)
+from chairlift.lab.metrics.requests import RequestMetrics, request_metrics
+from chairlift.lab.metrics.run import summarize
+
+STARTED = EngineStarted(0.0, "m", 4, 10, 8, 64, 40, "fcfs", "paged", True)
+
+
+def arrived(request_id: str, time: float, prompt: int, leader_id: str | None = None) -> RequestArrived:
+    return RequestArrived(time, request_id, prompt, max_tokens=8, leader_id=leader_id)
+
+
+def finished(request_id: str, time: float, outputs: int, reason: str = "length") -> RequestFinished:
+    return RequestFinished(time, request_id, reason, 1, outputs, 0, 0, 0.0, None, None)
+
+
+def step(
+    number: int, start: float, end: float, rows: list[tuple[str, int, int, int]], free: int = 10, **lists: list[str]
+) -> Step:
+    """`rows`: (request id, tokens computed, tokens computed before, new tokens)."""
+    ids, scheduled, computed, new = (list(column) for column in zip(*rows, strict=True))
+    happened: dict[str, Any] = {"admitted": [], "preempted": [], "finished": [], **lists}
+    return Step(
+        end, number, start, ids, scheduled, computed, new, **happened, num_running=len(rows), num_waiting=0,
+        free_blocks=free, evictable_blocks=0,
+    )  # fmt: skip
+
+
+# Request a has a prompt of 10 in two chunks; b waits for the second step. A request's end comes before its last step.
+CHUNKED: list[Event] = [
+    STARTED,
+    arrived("a", 1.0, 10),
+    step(0, 1.5, 2.0, [("a", 6, 0, 0)], free=8, admitted=["a"]),
+    arrived("b", 1.75, 3),
+    step(1, 2.0, 3.0, [("a", 4, 6, 1), ("b", 3, 0, 1)], free=6, admitted=["b"]),
+    finished("b", 3.5, 2, "stop"),
+    step(2, 3.0, 3.5, [("a", 1, 10, 1), ("b", 1, 3, 1)], free=6, finished=["b"]),
+    finished("a", 5.0, 3),
+    step(3, 3.5, 5.0, [("a", 1, 11, 1)], free=7, finished=["a"]),
+]
+
+
+def only(events: list[Event], request_id: str) -> RequestMetrics:
+    (found,) = [request for request in request_metrics(events) if request.request_id == request_id]
+    return found
+
+
+def test_latencies_of_a_chunked_prefill() -> None:
+    a, b = request_metrics(CHUNKED)
+    assert (a.ttft, a.queue_time, a.e2e_latency, a.tpot) == (2.0, 0.5, 4.0, 1.0)
+    assert a.itls == [0.5, 1.5]
+    assert (b.ttft, b.queue_time, b.e2e_latency, b.tpot) == (1.25, 0.25, 1.75, 0.5)
+    assert (a.finish_reason, b.finish_reason) == ("length", "stop")
+
+
+def test_run() -> None:
+    run = summarize(CHUNKED)
+    assert run.duration == 4.0
+    assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_rejected) == (2, 2, 0, 0)
+    assert (run.prompt_tokens, run.output_tokens, run.cached_tokens) == (13, 5, 0)
+    assert (run.output_tokens_per_s, run.total_tokens_per_s, run.requests_per_s) == (1.25, 4.5, 0.5)
+    assert (run.num_steps, run.mean_batch_size, run.peak_batch_size) == (4, 1.5, 2)
+    assert run.mean_batch_tokens == (6 + 7 + 2 + 1) / 4
+    assert run.kv_use_mean == pytest.approx((0.2 + 0.4 + 0.4 + 0.3) / 4)
+    assert run.kv_use_peak == pytest.approx(0.4)
+    assert run.ttft is not None
+    assert (run.ttft.p50, run.ttft.max) == (1.625, 2.0)
+    assert run.itl is not None
+    assert (run.itl.count, run.itl.p50) == (3, 0.5)
+
+
+def test_a_log_read_back_gives_the_same() -> None:
+    run = summarize(CHUNKED)
+    assert summarize([from_json(to_json(event)) for event in CHUNKED]) == run
+    assert json.loads(json.dumps(run.to_dict()))["ttft"]["p50"] == 1.625
+
+
+def test_preemption() -> None:
+    """b is thrown out after its first token, comes back with 4 cached tokens and goes on."""
+    events: list[Event] = [
+        STARTED,
+        arrived("b", 0.0, 6),
+        step(0, 0.0, 1.0, [("b", 6, 0, 1)], admitted=["b"]),
+        step(1, 1.0, 2.0, [("x", 1, 9, 1)], preempted=["b"]),
+        step(2, 2.0, 4.0, [("b", 3, 4, 1)], admitted=["b"]),
+        finished("b", 5.0, 3),
+        step(3, 4.0, 5.0, [("b", 1, 7, 1)], finished=["b"]),
+    ]
+    b = only(events, "b")
+    assert (b.num_preemptions, b.queue_time, b.num_cached_tokens) == (1, 0.0, 0)
+    assert (b.ttft, b.itls) == (1.0, [3.0, 1.0])
+    run = summarize(events)
+    assert run.preemptions == 1
+    assert run.output_tokens == 3, "x never arrived: only requests of this log count"
+
+
+def test_siblings_share_the_prompt_and_count_each() -> None:
+    events: list[Event] = [
+        STARTED,
+        arrived("r-0", 0.0, 9),
+        arrived("r-1", 0.0, 9, leader_id="r-0"),
+        step(0, 0.0, 1.0, [("r-0", 9, 0, 1)], admitted=["r-0"]),
+        finished("r-0", 2.0, 2),
+        finished("r-1", 2.0, 1),
+        step(1, 1.0, 2.0, [("r-0", 1, 9, 1), ("r-1", 1, 8, 1)], admitted=["r-1"], finished=["r-0", "r-1"]),
+    ]
+    run = summarize(events)
+    assert (run.num_requests, run.num_answered, run.prompt_tokens, run.cached_tokens) == (2, 2, 18, 8)
+    sibling = only(events, "r-1")
+    assert (sibling.queue_time, sibling.ttft, sibling.tpot, sibling.itls) == (1.0, 2.0, None, [])
+
+
+def test_several_tokens_in_one_step_are_no_time_apart() -> None:
+    events: list[Event] = [
+        arrived("a", 0.0, 2),
+        step(0, 0.0, 1.0, [("a", 2, 0, 1)], admitted=["a"]),
+        finished("a", 2.0, 4),
+        step(1, 1.0, 2.0, [("a", 4, 2, 4)], finished=["a"]),
+    ]
+    a = only(events, "a")
+    assert a.num_output_tokens == 4, "what was sampled past the end does not count"
+    assert a.itls == [1.0, 0.0, 0.0]
+    assert summarize(events).kv_use_mean is None, "the size of the pool is not known"
+
+
+def test_aborted_refused_and_unfinished() -> None:
+    events: list[Event] = [
+        STARTED,
+        RequestRejected(0.0, "big", "does not fit"),
+        arrived("gone", 0.0, 2),
+        arrived("open", 0.0, 3),
+        arrived("queued", 0.5, 5),
+        step(0, 0.0, 1.0, [("gone", 2, 0, 1), ("open", 3, 0, 1)], admitted=["gone", "open"]),
+        finished("gone", 1.5, 1, "abort"),
+        step(1, 1.0, 2.0, [("gone", 1, 2, 1), ("open", 1, 3, 1)]),
+    ]
+    run = summarize(events)
+    assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_rejected) == (3, 0, 2, 1)
+    assert run.output_tokens == 3, "the token that was in flight at the abort was not delivered"
+    assert run.prompt_tokens == 5
+    assert run.e2e_latency is None
+    assert only(events, "queued").queue_time is None
+
+
+def test_a_request_id_that_comes_again() -> None:
+    """A step in flight when the first one ended still names it; it must not give the second one a token."""
+    events: list[Event] = [
+        arrived("a", 0.0, 2),
+        step(0, 0.0, 1.0, [("a", 2, 0, 1)], admitted=["a"]),
+        finished("a", 2.0, 2),
+        step(1, 1.0, 2.0, [("a", 1, 2, 1)], finished=["a"]),
+        arrived("a", 2.5, 2),
+        step(2, 2.0, 3.0, [("a", 1, 3, 1)]),
+        finished("a", 5.0, 1),
+        step(3, 3.0, 5.0, [("a", 2, 0, 1)], admitted=["a"], finished=["a"]),
+    ]
+    first, second = request_metrics(events)
+    assert first.token_times == [1.0, 2.0]
+    assert (second.token_times, second.queue_time) == ([5.0], 0.5)
+
+
+def test_nothing_happened() -> None:
+    run = summarize([STARTED])
+    assert (run.duration, run.output_tokens_per_s, run.mean_batch_size, run.num_steps) == (0.0, 0.0, 0.0, 0)
+    assert run.ttft is None
+
+
+def test_metrics_need_the_standard_library_only() -> None:
+    code = "import sys, chairlift.lab.metrics.run; print(*({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []

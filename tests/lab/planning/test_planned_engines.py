@@ -1,0 +1,364 @@
+"""What a plan says is what an engine does: blocks, requests at once, bytes."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from chairlift import LLM, EngineConfig, SamplingParams
+from chairlift.config import QUANTIZATIONS
+from chairlift.core.engine_core import EngineCore
+from chairlift.engine.startup.factory import build_engine
+from chairlift.engine.startup.loaded_model import load_model
+from chairlift.engine.startup.memory_plan import StepLimits, plan_weights, total
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.engine.startup.native_memory_plan import native_read_bytes
+from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.startup_plan import planned_activations
+from chairlift.errors import RequestError
+from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
+from chairlift.kernels.choice import choose_kernels
+from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.workload.lengths import FixedLength
+from chairlift.loading.formats import matrix_formats
+from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.models.held_bytes import held_bytes
+from chairlift.request import Request
+from fakes import make_engine, make_request, run_to_end
+from native import needs_native
+
+RESERVATIONS = [(kv, arena) for kv in ("exact", "max", "pow2", "oracle") for arena in ("buddy", "first-fit")]
+POLICIES = [("paged", "buddy"), *RESERVATIONS]
+MAX_MODEL_LEN = 40
+
+LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(0, 8)).map(
+    lambda drawn: RequestLengths(drawn[0], drawn[1], drawn[1] + drawn[2])
+)
+
+
+def fit_of(pool: KVPool, lengths: Iterator[RequestLengths]) -> PoolCapacity:
+    core, _, _, _ = make_engine(max_num_seqs=1000, max_num_batched_tokens=1000)
+    return compute_pool_capacity(pool, core.scheduler._config, lengths)
+
+
+def crowd(
+    pool: KVPool, lengths: Iterator[RequestLengths], count: int, budget: int, caching: bool = True
+) -> tuple[EngineCore, EventList, int]:
+    """An engine with seats for `count` requests, all of which have just arrived; and how many others were refused."""
+    core, _, _, events = make_engine(
+        kv=pool.kv,
+        arena=pool.kv_arena,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_model_len=pool.max_model_len,
+        max_num_seqs=count,
+        max_num_batched_tokens=max(budget, count),
+        enable_prefix_caching=caching and pool.kv == "paged",
+    )
+    num_added = num_rejected = 0
+    for index, length in enumerate(lengths):
+        if num_added == count:
+            break
+        try:
+            core.add(make_request(str(index), [index] * length.prompt, length.max_tokens, output_len=length.output))
+        except RequestError:
+            num_rejected += 1
+        else:
+            num_added += 1
+    return core, events, num_rejected
+
+
+def steps_of(events: EventList) -> list[Step]:
+    return [event for event in events.events if isinstance(event, Step)]
+
+
+def memory_waits(events: EventList) -> list[RequestWaiting]:
+    waits = [event for event in events.events if isinstance(event, RequestWaiting)]
+    return [wait for wait in waits if wait.reason in ("memory", "preemption")]
+
+
+# -- requests, on the scheduler --------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(LENGTHS, min_size=1, max_size=5),
+    policy=st.sampled_from(RESERVATIONS),
+    num_blocks=st.integers(1, 90),
+    block_size=st.integers(1, 6),
+    budget=st.integers(1, 200),
+)
+@settings(max_examples=200, deadline=None)
+def test_under_a_reservation_m_run_at_once_and_one_more_waits(
+    lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int, budget: int
+) -> None:
+    pool = KVPool(num_blocks, block_size, min(MAX_MODEL_LEN, num_blocks * block_size), *policy)
+    fit = fit_of(pool, cycle(lengths))
+    if not fit.num_fit:
+        assert fit.error is not None
+        return
+    core, events, num_rejected = crowd(pool, cycle(lengths), fit.num_fit + 1, budget)
+    core.step()
+    first = steps_of(events)[0]
+    assert len(first.admitted) == fit.num_fit
+    (wait,) = memory_waits(events)
+    assert (wait.reason, wait.num_running) == ("memory", fit.num_fit)
+    assert num_rejected >= fit.num_rejected
+    held = (num_blocks - first.free_blocks) * block_size
+    assert held == fit.num_slots_held
+    run_to_end(core)
+    assert not any(step.preempted for step in steps_of(events))
+
+
+@given(
+    lengths=st.lists(LENGTHS, min_size=1, max_size=5),
+    num_blocks=st.integers(1, 90),
+    block_size=st.integers(1, 6),
+    budget=st.integers(1, 200),
+    caching=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_paged_m_finish_without_a_wait_or_a_preemption(
+    lengths: list[RequestLengths], num_blocks: int, block_size: int, budget: int, caching: bool
+) -> None:
+    pool = KVPool(num_blocks, block_size, MAX_MODEL_LEN)
+    fit = fit_of(pool, cycle(lengths))
+    if not fit.num_fit:
+        assert fit.error is not None
+        return
+    core, events, _ = crowd(pool, cycle(lengths), fit.num_fit, budget, caching)
+    assert len(run_to_end(core)) == fit.num_fit
+    assert memory_waits(events) == []
+    assert not any(step.preempted for step in steps_of(events))
+    assert len(steps_of(events)[0].admitted) == fit.num_fit
+
+
+@given(
+    length=LENGTHS,
+    num_blocks=st.integers(1, 90),
+    block_size=st.integers(1, 6),
+    caching=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_paged_one_more_of_equal_length_waits_or_preempts(
+    length: RequestLengths, num_blocks: int, block_size: int, caching: bool
+) -> None:
+    """All prompts fit the budget of one step, so all reach their full length in the same step."""
+    pool = KVPool(num_blocks, block_size, MAX_MODEL_LEN)
+    fit = fit_of(pool, repeat(length))
+    if not fit.num_fit:
+        assert fit.error is not None
+        return
+    count = fit.num_fit + 1
+    core, events, _ = crowd(pool, repeat(length), count, count * length.prompt, caching)
+    assert len(run_to_end(core)) == count
+    assert memory_waits(events) or any(step.preempted for step in steps_of(events))
+
+
+@given(
+    lengths=st.lists(LENGTHS, min_size=1, max_size=5),
+    policy=st.sampled_from(POLICIES),
+    num_blocks=st.integers(1, 90),
+    static_batch_size=st.integers(1, 6),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_static_batch_has_the_planned_members(
+    lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, static_batch_size: int
+) -> None:
+    pool = KVPool(num_blocks, 4, min(MAX_MODEL_LEN, num_blocks * 4), *policy)
+    assume(policy[0] != "max" or fit_of(pool, repeat(RequestLengths(1, 1, 1))).num_fit)
+    core, _, _, events = make_engine(
+        kv=pool.kv,
+        arena=pool.kv_arena,
+        num_blocks=num_blocks,
+        max_model_len=pool.max_model_len,
+        batching="static",
+        static_batch_size=static_batch_size,
+        enable_prefix_caching=False,
+    )
+    fit = compute_pool_capacity(pool, core.scheduler._config, cycle(lengths))
+    num_added = 0
+    for index, length in enumerate(islice(cycle(lengths), 40)):
+        try:
+            core.add(make_request(str(index), [index] * length.prompt, length.max_tokens, output_len=length.output))
+            num_added += 1
+        except RequestError:
+            continue
+    core.step()
+    assert bool(num_added) == bool(fit.num_fit)
+    if num_added > static_batch_size:
+        assert len(steps_of(events)[0].admitted) == fit.num_running
+
+
+# -- requests and blocks, in the real engine -------------------------------------------------------------------------
+
+
+def planned(folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None) -> Plan:
+    files = resolve_model(str(folder))
+    model_config = load_config(files)
+    model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
+    load = Load(prompt_len=FixedLength(prompt), output_len=FixedLength(output))
+    return make_plan(model, config, load, memory_bytes=memory_bytes)
+
+
+def config_of(folder: Path, kv: str, arena: str, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        num_threads=1,
+        kv=kv,
+        kv_arena=arena,
+        max_model_len=64,
+        max_num_seqs=40,
+        max_num_batched_tokens=1000,
+        block_size=4,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("kv", "arena"), POLICIES)
+def test_the_engine_has_the_planned_blocks_and_requests(
+    kv: str, arena: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    folder = tiny_model_dir("qwen2")
+    sizes = planned(folder, config_of(folder, kv, arena, num_kv_blocks=99), 17, 12).memory
+    memory_bytes = total(sizes.weights) + total(sizes.activations) + 104 * sizes.pool.block_bytes + 77
+    plan = planned(folder, config_of(folder, kv, arena), 17, 12, memory_bytes)
+    pool, count = plan.memory.pool, plan.fit.num_fit
+    assert pool.num_blocks == 103
+    assert 6 <= count <= 14
+    by_memory = build_engine(config_of(folder, kv, arena, kv_cache_memory=plan.memory.kv_bytes))
+    assert by_memory.kv_cache_plan == pool
+    assert by_memory.scheduler_config.max_model_len == plan.memory.max_model_len
+    for num_requests in (count, count + 1):
+        events = EventList()
+        config = config_of(folder, kv, arena, num_kv_blocks=pool.num_blocks)
+        llm = LLM(engine=build_engine(config, events=events))
+        assert llm.engine.kv_cache_plan.num_blocks == pool.num_blocks
+        rng = random.Random(num_requests)
+        prompts = [[rng.randrange(3, 256) for _ in range(17)] for _ in range(num_requests)]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        outputs = llm.generate(prompts, params, progress=False)
+        assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
+        has_preempted = any(step.preempted for step in steps_of(events))
+        if num_requests == count:
+            assert (memory_waits(events), has_preempted) == ([], False)
+        else:
+            assert memory_waits(events) or has_preempted
+            assert not (has_preempted and kv != "paged")
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernels", ["torch", "reference"])
+@pytest.mark.parametrize("arch", ["llama", "llama3", "mistral", "qwen2", "qwen3", "opt"])
+def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
+    config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels=kernels)
+    loaded = load_model(config)
+    items = plan_weights(loaded.config, "float32", "cpu", kernels)
+    assert held_bytes(loaded.model) == total(items)
+    has_copy = any("packed copy" in item.name for item in items)
+    assert has_copy == (loaded.config.tie_word_embeddings and kernels == "torch")
+
+
+@needs_native
+@pytest.mark.parametrize("quantization", [None, *QUANTIZATIONS])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "opt"])
+def test_native_weights_are_planned_to_the_byte(
+    arch: str, quantization: str | None, tiny_model_dir: Callable[..., Path]
+) -> None:
+    inner = {"ffn_dim" if arch == "opt" else "intermediate_size": 104}
+    folder, events = tiny_model_dir(arch, **inner), EventList()
+    config = EngineConfig(
+        model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, quantization=quantization
+    )
+    loaded = load_model(config)
+    build_engine(config, loaded=loaded, events=events)
+    assert held_bytes(loaded.model) == total(loaded.planned_weights)
+    started = events.events[0]
+    assert isinstance(started, EngineStarted)
+    assert (started.kernels, started.kv_cache_dtype, started.quantization) == ("native", "bfloat16", quantization)
+    files = resolve_model(str(folder))
+    formats = matrix_formats(files, loaded.config)
+    assert started.weight_bytes == native_read_bytes(loaded.config, formats, quantization)
+
+
+def test_a_tied_embedding_is_there_twice_and_kv_memory_is_not_counted(tiny_model_dir: Callable[..., Path]) -> None:
+    folder = tiny_model_dir("llama", tie_word_embeddings=True)
+    config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, dtype="bfloat16")
+    loaded = load_model(config)
+    build_engine(config, loaded=loaded)
+    assert held_bytes(loaded.model) == total(plan_weights(loaded.config, "bfloat16", "cpu"))
+
+
+def test_an_engine_says_what_was_planned_and_what_it_holds(
+    tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, events = tiny_model_dir("opt"), EventList()
+    config = config_of(folder, "exact", "buddy", num_kv_blocks=64, kernels="torch")
+    with caplog.at_level(logging.INFO, logger="chairlift"):
+        build_engine(config, events=events)
+    said = "\n".join(caplog.messages)
+    assert len(caplog.messages) <= 5
+    assert "weights: 422.2 KiB planned, 422.2 KiB held" in said
+    assert "kv=exact, buddy: memory for 4 requests of max_model_len at once, or 4 of 32 prompt and 32 output" in said
+    started = events.events[0]
+    assert isinstance(started, EngineStarted)
+    model_config = load_config(resolve_model(str(folder)))
+    assert started.weight_bytes == ModelShape.from_config(model_config, "tiny", 4).weight_bytes > 0
+
+
+def peak_bytes(core: EngineCore) -> int:
+    """The most that a step's tensors held at any moment, over all steps."""
+    peak = 0
+    while core.has_work:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            core.step()
+        held = 0
+        for event in recorded.profiler.kineto_results.events():
+            held += event.nbytes() if event.name() == "[memory]" else 0
+            peak = max(peak, held)
+    return peak
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+FLAT = SamplingParams(temperature=90, top_p=0.9999, logprobs=3, frequency_penalty=1.0, max_tokens=2, ignore_eos=True)
+OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("params", [GREEDY, FLAT, OF_PROMPT], ids=["greedy", "flat", "prompt logprobs"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "opt"])
+def test_a_step_stays_below_the_planned_activations(
+    arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    """The bound without its smallest tile, which would hide everything else of so small a model. What native kernels
+    take besides tensors does not show."""
+    config = EngineConfig(
+        model=str(tiny_model_dir(arch)),
+        skip_tokenizer_init=True,
+        num_threads=1,
+        num_kv_blocks=200,
+        max_num_seqs=16,
+        max_num_batched_tokens=240,
+        max_model_len=200,
+        kernels=kernels,
+    )
+    engine = build_engine(config)
+    limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.model_config.dtype)
+    items = planned_activations(engine.model_config, choice, "cpu", limits)
+    bound = total([item for item in items if not item.name.startswith("gathered")])
+    rng = random.Random(0)
+    for index, length in enumerate([15] * 12 + [198] * 3):
+        prompt = [rng.randrange(3, 256) for _ in range(length)]
+        engine.core.add(Request(str(index), prompt, params, params.max_tokens or 1, seed=index))
+    assert (0.2 if kernels == "torch" else 0.05) * bound < peak_bytes(engine.core) < bound

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import cycle, islice, repeat
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
+from chairlift.engine.startup.memory_plan import (
+    PROMPT_LOGPROB_ROWS,
+    TILE_BYTES,
+    MemoryItem,
+    StepLimits,
+    plan_activations,
+    plan_weights,
+    total,
+)
+from chairlift.engine.startup.model_shape import ModelShape
+from chairlift.engine.startup.native_memory_plan import plan_native_activations, plan_native_weights
+from chairlift.engine.startup.pool_capacity import KVPool, RequestLengths, compute_pool_capacity
+from chairlift.errors import ConfigError
+from chairlift.kernels import torch_plan
+from chairlift.lab.planning.explain import explain
+from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.planning.request_lengths import draw_lengths
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.devices import DEVICES
+from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
+from chairlift.loading.formats import matrix_formats
+from chairlift.worker import model_runner
+
+GIB = 1 << 30
+OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
+OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
+FIXED = Load(prompt_len=FixedLength(100), output_len=FixedLength(60))
+A100 = DEVICES["A100-40GB"]
+FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
+
+
+def opt_plan(load: Load = FIXED, memory_bytes: int | None = None, **options: object) -> Plan:
+    config = EngineConfig(device="cuda", **options)  # type: ignore[arg-type]
+    return make_plan(OPT_13B, config, load, memory_bytes=memory_bytes, hardware=A100)
+
+
+def seats(num: int = 10_000) -> SchedulerConfig:
+    return SchedulerConfig(max_model_len=100_000, max_num_seqs=num, max_num_batched_tokens=num)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_matrices_are_those_that_a_step_reads() -> None:
+    for shape in MODEL_SHAPES.values():
+        items = plan_weights(shape.config, "float16", "cuda")
+        matrices = [item for item in items if item.name in ("attention", "MLP", "embedding")]
+        assert total(matrices) == shape.weight_bytes, shape.name
+
+
+def test_kv_of_opt_13b_is_what_the_vllm_paper_says() -> None:
+    """Kwon et al., SOSP'23: 800 KiB a token (section 3), some 15.7K slots in 12 GB (table 1), and 7 requests of
+    max_model_len at once (section 6.2)."""
+    plan = opt_plan(kv_cache_memory=12 * GIB, kv="max", max_num_seqs=256)
+    assert plan.memory.slot_bytes == 800 << 10
+    assert plan.memory.pool.num_slots == (12 * GIB // (800 << 10) // 16 - 1) * 16 == 15_712
+    assert plan.fit.num_fit == 7
+
+
+def test_the_constants_of_the_kernels_are_theirs() -> None:
+    assert TILE_BYTES == {"cpu": torch_plan.CPU_TILE_BYTES, "cuda": torch_plan.GPU_TILE_BYTES}
+    assert PROMPT_LOGPROB_ROWS == model_runner.PROMPT_LOGPROB_ROWS
+
+
+def value_of(how: str) -> int:
+    """The number that an arithmetic in words comes to; shapes and formats of matrices stand behind it."""
+    how = re.sub(r"\([\d,]+ x [\d,]+ in \w+\)", "", how)
+    expression = re.sub(r"(?<=\d),(?=\d)", "", how).replace(" x ", " * ")
+    expression = re.sub(r"\b(?!min\b|max\b)[a-z]+\b", "", expression)
+    assert re.fullmatch(r"[\d.\s+*(),minax]+", expression), how
+    return int(eval(expression))
+
+
+def all_amounts() -> list[MemoryItem]:
+    items = []
+    for shape in MODEL_SHAPES.values():
+        for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
+            items += plan_weights(shape.config, dtype, device)
+            for limits in (StepLimits(512, 64, 2048, 16), StepLimits(8192, 1000, 30_000, 7)):
+                items += plan_activations(shape.config, limits, dtype, device)
+                items += plan_native_activations(shape.config, limits)
+        for quantization in (None, *QUANTIZATIONS):
+            items += plan_native_weights(shape.config, lambda name: "bf16", quantization)
+    return items
+
+
+def test_the_arithmetic_that_is_printed_comes_to_the_bytes() -> None:
+    for item in all_amounts():
+        assert value_of(item.formula) == item.num_bytes, item
+
+
+def test_what_is_explained_can_be_added_up() -> None:
+    plan = opt_plan(memory_bytes=36 * GIB, max_num_seqs=256)
+    memory, pool = plan.memory, plan.memory.pool
+    text = "\n".join(explain(plan))
+    left = 36 * GIB - total(memory.weights) - total(memory.activations)
+    assert f"({36 * GIB:,} - {total(memory.weights):,} - {total(memory.activations):,}) = {left:,}" in text
+    assert pool.num_blocks == left // (16 * 819_200) - 1
+    assert f"floor({left:,} / 13,107,200) - 1 spare = {pool.num_blocks:,}" in text
+    assert pool.num_bytes + total(memory.weights) + total(memory.activations) <= 36 * GIB
+    assert f"{plan.fit.num_fit:,} requests write" in text
+    assert "flops_efficiency: 0.6" in text
+
+
+def test_no_more_blocks_than_the_seats_can_use() -> None:
+    plan = opt_plan(
+        memory_bytes=80 * GIB,
+        max_num_seqs=3,
+        max_model_len=100,
+        load=Load(prompt_len=FixedLength(10), output_len=FixedLength(5)),
+    )
+    assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
+    assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "options", "match"),
+    [
+        (25 * GIB, {}, "memory=25 GiB leaves nothing for K and V: the weights take 23.94 GiB and the activations"),
+        (None, {}, "give memory, kv_cache_memory or num_kv_blocks"),
+        (30 * GIB, {"num_kv_blocks": 5}, "give memory, kv_cache_memory or num_kv_blocks"),
+        (None, {"num_kv_blocks": 5, "max_model_len": 81}, "max_model_len=81 exceeds the 80 slots"),
+        (None, {"num_kv_blocks": 500, "max_model_len": 2049}, "exceeds the model's context of 2048"),
+        (None, {"num_kv_blocks": 7}, "only 0 of 100000 pairs of fixed:100 prompt and fixed:60 output tokens fit"),
+    ],
+)
+def test_what_cannot_be_is_refused(memory_bytes: int | None, options: dict[str, int], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        opt_plan(FIXED, memory_bytes, **options)
+
+
+def test_a_rate_needs_a_device() -> None:
+    load = Load(prompt_len=FixedLength(10), output_len=FixedLength(5), request_rate=2.0)
+    with pytest.raises(ConfigError, match="request_rate=2"):
+        make_plan(OPT_13B, EngineConfig(num_kv_blocks=10), load)
+    with pytest.raises(ConfigError, match="request_rate must be a positive number, got 0"):
+        Load(prompt_len=FixedLength(10), output_len=FixedLength(5), request_rate=0.0)
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def blocks(num_slots: int, block_size: int) -> int:
+    return -(-num_slots // block_size)
+
+
+def fits_by_hand(pool: KVPool, lengths: list[RequestLengths]) -> int:
+    """Without an allocator that rounds, requests fit as long as the sum of their blocks does."""
+    slots: dict[str, Callable[[RequestLengths], int]] = {
+        "paged": lambda n: n.prompt + n.output - 1,
+        "oracle": lambda n: n.prompt + n.output - 1,
+        "exact": lambda n: n.prompt + n.max_tokens - 1,
+        "max": lambda n: pool.max_model_len,
+    }
+    used = 0
+    for count, length in enumerate(lengths):
+        used += blocks(slots[pool.kv](length), pool.block_size)
+        if used > pool.num_blocks:
+            return count
+    raise AssertionError("the lengths do not fill the pool")
+
+
+LENGTHS = st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 9)).map(
+    lambda drawn: RequestLengths(drawn[0], drawn[1], drawn[1] + drawn[2])
+)
+
+
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=6),
+    st.sampled_from([("paged", "buddy"), *FIRST_FIT]),
+    st.integers(59, 300),
+    st.integers(1, 7),
+)
+@settings(max_examples=150, deadline=None)
+def test_as_many_as_their_blocks_sum_up(
+    lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int
+) -> None:
+    pool = KVPool(num_blocks, block_size, 59, *policy)
+    fit = compute_pool_capacity(pool, seats(), cycle(lengths))
+    assert fit.num_fit == fit.num_running == fits_by_hand(pool, list(islice(cycle(lengths), num_blocks + 1)))
+    assert fit.num_slots_written == sum(p + n - 1 for p, n, _ in islice(cycle(lengths), fit.num_fit))
+    assert fit.num_slots_written <= fit.num_slots_held <= num_blocks * block_size
+
+
+def test_seats_and_static_batches_limit_what_runs() -> None:
+    pool = KVPool(100, 4, 40)
+    limits = SchedulerConfig(40, 5, batching="static", static_batch_size=3)
+    fit = compute_pool_capacity(pool, seats(5), repeat(RequestLengths(10, 7, 20)))
+    assert (fit.num_fit, fit.num_running, fit.limited_by) == (25, 5, "max_num_seqs")
+    fit = compute_pool_capacity(pool, limits, repeat(RequestLengths(10, 7, 20)))
+    assert (fit.num_fit, fit.num_running, fit.limited_by) == (12, 3, "static_batch_size"), "29 slots are set aside"
+
+
+def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
+    pool = KVPool(12, 4, 48, "exact", "buddy")
+    lengths = [
+        RequestLengths(20, 5, 5),
+        RequestLengths(40, 5, 5),
+        RequestLengths(20, 29, 29),
+        RequestLengths(8, 1, 1),
+        RequestLengths(8, 1, 1),
+    ]
+    fit = compute_pool_capacity(pool, seats(), cycle(lengths))
+    assert (fit.num_fit, fit.num_rejected, fit.num_slots_held) == (3, 2, 48)
+    none = compute_pool_capacity(pool, seats(), repeat(lengths[1]))
+    assert none.num_fit == 0
+    assert none.error is not None
+    assert "the largest piece of the arena of 12 blocks has 8" in none.error
+
+
+def test_a_policy_that_would_not_start_says_why() -> None:
+    plan = opt_plan(num_kv_blocks=12, max_model_len=160)
+    reasons = {each.fit.pool.name: each.fit.error for each in plan.policies}
+    assert plan.fit.num_fit == 1
+    assert "max_model_len=160 exceeds the 128 slots" in str(reasons["max, buddy"])
+    assert reasons["max, first-fit"] is None
+
+
+def test_draws_are_seeded_bounded_and_differ() -> None:
+    prompt, output = parse_lengths("uniform:1..50"), parse_lengths("uniform:1..50")
+    drawn = list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
+    assert drawn == list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
+    assert drawn != list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=4), 3000))
+    assert all(n <= m and p + m <= 64 for p, n, m in drawn)
+    assert any(n < m for _, n, m in drawn)
+    plan = opt_plan(Load(prompt_len=prompt, output_len=output), num_kv_blocks=60)
+    paged = plan.policies[0]
+    assert paged.fit == plan.fit
+    assert paged.draws[0] == plan.fit.num_fit
+    assert min(paged.draws) < max(paged.draws)
+
+
+# -- speed -----------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_those_of_the_cost_model() -> None:
+    plan = opt_plan(num_kv_blocks=200, max_num_batched_tokens=64)
+    speed = plan.speed
+    assert speed is not None
+    assert speed.batch_size == plan.fit.num_running == 20
+    cost = Roofline(ModelShape.from_config(OPT_13B.config, "opt-13b"), A100)
+    assert speed.itl == cost.seconds(StepShape(20, 20, 20, 20 * 130, 20 * 130))
+    assert speed.itl_longest == cost.seconds(StepShape(20, 20, 20, 20 * 159, 20 * 159))
+    chunks = [StepShape(64, 1, 0, 64, 64 * 65 // 2), StepShape(36, 1, 1, 100, 36 * 64 + 36 * 37 // 2)]
+    assert speed.ttft_alone == pytest.approx(sum(map(cost.seconds, chunks)))
+    assert speed.run.num_answered == 80
+    assert speed.ttft_alone is not None
+    assert speed.run.ttft is not None
+    assert speed.run.ttft.p50 > speed.ttft_alone
+
+
+def test_a_slow_trickle_meets_an_idle_engine() -> None:
+    plan = opt_plan(Load(prompt_len=FixedLength(100), output_len=FixedLength(4), request_rate=0.01), num_kv_blocks=200)
+    assert plan.speed is not None
+    assert plan.speed.run.ttft is not None
+    assert plan.speed.run.ttft.p50 == pytest.approx(plan.speed.ttft_alone)
+
+
+def test_what_is_not_known_is_not_predicted() -> None:
+    config = EngineConfig(device="cuda", num_kv_blocks=40, dtype="float32")
+    assert make_plan(OPT_13B, config, FIXED).speed is None
+    notes = make_plan(OPT_13B, config, FIXED, hardware=A100).notes
+    assert any("is for 2-byte values, and float32 has 4" in note for note in notes)
+
+
+def test_planning_loads_no_torch() -> None:
+    code = "import sys, chairlift.lab.planning.planner, chairlift.lab.planning.show; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,0 +1,85 @@
+"""Orca's comparison: the baselines, the sweep, and what is printed."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.lab.presets import PresetOptions, load_preset, run_preset
+from chairlift.lab.presets.orca import (
+    LATENCY,
+    ORCA,
+    QUEUED,
+    SINGLE,
+    STATIC,
+    SYSTEMS,
+    TOKEN_BY_TOKEN,
+    Sweep,
+    alone,
+    serve,
+    token_by_token,
+    workload,
+)
+from chairlift.lab.presets.printing import print_preset
+from chairlift.lab.workload.request import WorkloadRequest
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=30), st.integers(1, 8))
+def test_prompts_beyond_the_shortest_become_steps(lens: list[tuple[int, int]], batch_size: int) -> None:
+    before = [WorkloadRequest(f"r{i}", 0.0, list(range(p)), n) for i, (p, n) in enumerate(lens)]
+    after = token_by_token(before, batch_size)
+    assert [r.request_id for r in after] == [r.request_id for r in before]
+    for old, new in zip(before, after, strict=True):
+        assert len(new.prompt_token_ids) + new.output_len == len(old.prompt_token_ids) + old.output_len
+        assert list(new.prompt_token_ids) == list(old.prompt_token_ids)[: len(new.prompt_token_ids)]
+    for start in range(0, len(before), batch_size):
+        shortest = min(len(r.prompt_token_ids) for r in before[start : start + batch_size])
+        assert {len(r.prompt_token_ids) for r in after[start : start + batch_size]} == {shortest}
+
+
+def test_workload() -> None:
+    requests = workload(0, 200)
+    prompts = [len(r.prompt_token_ids) for r in requests]
+    outputs = [r.output_len for r in requests]
+    assert (min(prompts) >= 32, max(prompts) <= 512, min(outputs) >= 1, max(outputs) <= 128) == (True,) * 4
+    assert all(r.max_output_len == r.output_len for r in requests), "Orca reserves what will be written"
+
+
+def test_a_full_queue() -> None:
+    burst = [replace(r, arrival=0.0) for r in workload(0, 32)]
+    rates = {system.name: serve(system, burst).requests_per_s for system in QUEUED}
+    assert rates[ORCA.name] > rates[STATIC.name] > rates[TOKEN_BY_TOKEN.name]
+    assert rates[STATIC.name] > rates[SINGLE.name]
+
+
+def test_latency_is_by_the_tokens_that_were_asked_for() -> None:
+    """Two alike have no rest of a prompt, so the baseline is the static batch; and alone it is Orca."""
+    alike = [WorkloadRequest(f"r{i}", 0.0, [i] * 64, 16) for i in range(2)]
+    assert serve(TOKEN_BY_TOKEN, alike) == serve(STATIC, alike)
+    assert serve(SINGLE, alike[:1]) == serve(ORCA, alike[:1])
+    assert 0.02 < alone() < LATENCY / 2, "the roofline is faster than the paper's engine, which took 95 ms"
+
+
+def test_more_latency_allows_more_throughput() -> None:
+    sweep = Sweep(ORCA, workload(0, 24))
+    low, high = sweep.throughput_at(2 * alone()), sweep.throughput_at(8 * alone())
+    assert 0 < low <= high
+    assert sweep.point(1.0) is sweep.point(1.0)
+    assert Sweep(ORCA, workload(0, 2)).throughput_at(1e-6) == 0.0
+
+
+def test_it_is_printed() -> None:
+    preset = load_preset("orca")
+    out = io.StringIO()
+    print_preset(preset, run_preset(preset, PresetOptions(workload_seed=1, num_prompts=12)), out)
+    assert "seed 1" in out.getvalue()
+    record = json.loads(out.getvalue().splitlines()[-1])
+    assert record["published"]["multiple"] == pytest.approx(6.81 / 0.185, rel=0.01)
+    ours = record["ours"]["at_published_latency"]
+    assert set(ours["requests_per_s"]) == {system.name for system in SYSTEMS}
+    assert ours["multiples"][SINGLE.name] > 1

@@ -1,0 +1,166 @@
+"""Files that are no event logs, labels, and the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded_runs import engine_started
+from typer.testing import CliRunner
+
+from chairlift.cli.main import app
+from chairlift.errors import ChairliftError, ConfigError
+from chairlift.events import Event, RequestArrived, Step, to_json
+from chairlift.lab.report.run_log import load_runs, read_log
+from fakes import make_engine, make_request
+
+
+def small_run(num_requests: int = 3) -> list[Event]:
+    core, _, executor, log = make_engine(num_blocks=16, max_num_seqs=4)
+    log.events.append(engine_started())
+    submit = executor.submit
+    executor.submit = lambda output: (submit(output), core._clock.advance(0.5))[0]  # type: ignore[method-assign]
+    for index in range(num_requests):
+        core.add(make_request(f"r{index}", [index] * 5, 3 + index))
+    while core.has_work:
+        core.step()
+    return log.events
+
+
+def write(path: Path, events: list[Event]) -> Path:
+    path.write_text("".join(to_json(event) + "\n" for event in events), encoding="utf-8")
+    return path
+
+
+def changed(kind: type[Event], change: Callable[..., Event]) -> list[Event]:
+    """A small run with its first event of a kind changed, and the line of that event."""
+    events = small_run()
+    index = next(i for i, event in enumerate(events) if isinstance(event, kind))
+    return [*events[:index], change(events[index]), *events[index + 1 :]]
+
+
+def line_of(events: list[Event], kind: type[Event]) -> int:
+    return 1 + next(i for i, event in enumerate(events) if isinstance(event, kind))
+
+
+def test_a_log_reads_back(tmp_path: Path) -> None:
+    events = small_run()
+    assert read_log(write(tmp_path / "a.jsonl", events)) == events
+
+
+BAD_FILES = {
+    "empty": (b"", "is empty"),
+    "not json": (b"time,latency\n1,2\n", "line 1: "),
+    "not text": (b"\x89PNG\xff\xfe", "line 1: not UTF-8"),
+    "other json": (b'{"a": 1}\n', "line 1: unknown event type"),
+    "second line": (to_json(engine_started()).encode() + b"\n{}\n", "line 2: unknown event type"),
+    "no steps": (to_json(engine_started()).encode() + b"\n", "1 lines: no step was computed"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_what_is_no_event_log_is_refused_with_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_log(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read: No such file"):
+        read_log(tmp_path / "none.jsonl")
+
+
+def test_a_log_without_its_beginning_or_with_two(tmp_path: Path) -> None:
+    events = small_run()
+    with pytest.raises(ConfigError, match="line 1: the first event must be engine_started"):
+        read_log(write(tmp_path / "cut.jsonl", events[1:]))
+    with pytest.raises(ConfigError, match=f"line {len(events) + 1}: a second run begins here"):
+        read_log(write(tmp_path / "two.jsonl", events * 2))
+
+
+BROKEN_STEPS: dict[str, tuple[Callable[[Step], Step], str]] = {
+    "column": (lambda step: replace(step, num_computed=[]), "column num_computed has 0 entries for 3 request_ids"),
+    "padding": (lambda step: replace(step, num_padding=[1]), "column num_padding has 1 entries for 3 request_ids"),
+    "type": (lambda step: replace(step, request_ids=3), "wrong type"),  # type: ignore[arg-type]
+    "time": (lambda step: replace(step, time=-1.0), "time goes backwards in step 0"),
+    "admission": (lambda step: replace(step, admitted=[]), "request 'r0' is in a step and was never admitted"),
+    "arrival": (lambda step: replace(step, admitted=["x"]), "request 'x' was admitted and never arrived"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN_STEPS.values(), ids=BROKEN_STEPS)
+def test_a_step_that_cannot_be_is_refused(tmp_path: Path, change: Callable[[Step], Step], message: str) -> None:
+    events = changed(Step, change)
+    with pytest.raises(ConfigError, match=f"line {line_of(events, Step)}: .*{message}"):
+        read_log(write(tmp_path / "a.jsonl", events))
+
+
+def test_labels(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", small_run()), write(tmp_path / "b.jsonl", small_run())
+    assert [run.label for run in load_runs([str(a)])] == ["continuous/paged"]
+    both = ["continuous/paged (a)", "continuous/paged (b)"]
+    assert [run.label for run in load_runs([str(a), str(b)])] == both
+    assert [run.label for run in load_runs([f"mine={a}", str(b)])] == ["mine", "continuous/paged"]
+    assert [run.source for run in load_runs([str(a.parent)])] == sorted(path.name for path in a.parent.glob("*.jsonl"))
+    assert [run.label for run in load_runs([str(a), str(a)])] == [both[0], f"{both[0]} #2"]
+    static = [replace(small_run()[0], batching="static", static_batch_size=8, kv="max"), *small_run()[1:]]
+    assert load_runs([str(write(tmp_path / "s.jsonl", static))])[0].label == "static(8)/max"
+    with pytest.raises(ConfigError, match="label 'mine' is given to several"):
+        load_runs([f"mine={a}", f"mine={b}"])
+    with pytest.raises(ConfigError, match="neither a file nor LABEL=PATH"):
+        load_runs([f"={a}"])
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path: Path) -> None:
+    path = write(tmp_path / "rate=2.jsonl", small_run())
+    assert load_runs([str(path)])[0].source == "rate=2.jsonl"
+
+
+def test_arrivals(tmp_path: Path) -> None:
+    events = small_run()
+    assert load_runs([str(write(tmp_path / "a.jsonl", events))])[0].arrivals == "all at once"
+    later = [replace(e, time=float(e.request_id[1])) if isinstance(e, RequestArrived) else e for e in events]
+    assert load_runs([str(write(tmp_path / "b.jsonl", later))])[0].arrivals == "1 requests/s"
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "chairlift", "report", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_writes_the_page_and_its_figures(tmp_path: Path) -> None:
+    log = write(tmp_path / "a.jsonl", small_run())
+    done = command(f"mine={log}", "-o", tmp_path / "page.html", "--png", "--title", "Mine & yours")
+    assert done.returncode == 0, done.stderr
+    written = done.stdout.split()
+    assert written[0] == str(tmp_path / "page.html")
+    assert "<title>Mine &amp; yours</title>" in (tmp_path / "page.html").read_text()
+    assert str(tmp_path / "page-batch.png") in written
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in written[1:])
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", *(Path(path).name for path in written)}
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+    none, log = tmp_path / "none.jsonl", write(tmp_path / "a.jsonl", small_run())
+    done = command(none, "-o", tmp_path / "page.html")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"error: event log {none} cannot be read: No such file or directory"]
+    nowhere = tmp_path / "nowhere" / "page.html"
+    error = CliRunner().invoke(app, ["report", str(log), "-o", str(nowhere)]).exception
+    assert isinstance(error, ChairliftError)
+    assert f"output {nowhere} cannot be written" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"), [("chairlift.cli.main", "matplotlib"), ("chairlift.lab.report.build", "torch")]
+)
+def test_imports_stay_light(module: str, unwanted: str) -> None:
+    code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

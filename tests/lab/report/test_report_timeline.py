@@ -1,0 +1,135 @@
+"""Steps put into bins, and runs made into points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import engine_started
+
+from chairlift.events import Event, RequestArrived, RequestFinished, Step
+from chairlift.lab.report.compare import batch_size_point, cdf, variation, waste_shares
+from chairlift.lab.report.published import KWON_2023_FIGURE_2
+from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.report.timeline import amounts_in_bins, means, stairs, time_edges
+from chairlift.lab.report.trace import Floats
+
+
+@st.composite
+def intervals(draw: st.DrawFn) -> tuple[Floats, Floats, Floats]:
+    """Starts, ends and amounts of steps in order, with gaps."""
+    parts = st.tuples(st.floats(0, 2), st.floats(0.01, 2), st.floats(0, 9))
+    gaps, lengths, amounts = np.array(draw(st.lists(parts, min_size=1, max_size=20))).T
+    ends = np.cumsum(gaps + lengths)
+    return ends - lengths, ends, amounts
+
+
+@given(intervals(), st.integers(1, 40))
+def test_amounts_are_split_over_the_bins_in_proportion_to_time(
+    steps: tuple[Floats, Floats, Floats], num_bins: int
+) -> None:
+    starts, ends, amounts = steps
+    edges = np.linspace(0, ends[-1], num_bins + 1)
+    expected = np.zeros(num_bins)
+    for start, end, amount in zip(starts, ends, amounts, strict=True):
+        expected += amount * (np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1])).clip(0) / (end - start)
+    found = amounts_in_bins(starts, ends, amounts, edges)
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found.sum() == pytest.approx(amounts.sum())
+
+
+def test_means_are_weighted_by_time_and_zero_between_steps() -> None:
+    starts, ends = np.array([0.0, 3.0]), np.array([1.0, 4.0])
+    assert means(starts, ends, np.array([8.0, 4.0]), np.array([0.0, 2.0, 3.5, 4.0])).tolist() == [4, 4 / 3, 4]
+
+
+def test_stairs_are_level_over_each_bin() -> None:
+    x, y = stairs(np.array([0.0, 1.0, 3.0]), np.array([5.0, 7.0]))
+    assert (x.tolist(), y.tolist()) == ([0, 1, 1, 3], [5, 5, 7, 7])
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(2, 50))
+def test_cdf_rises_from_the_lowest_to_all(values: list[float], num_points: int) -> None:
+    found, shares = cdf(values, num_points)
+    assert len(found) == len(shares) <= max(num_points, len(values)) + 1
+    assert found == sorted(found)
+    assert shares == sorted(shares)
+    assert (found[0], shares[0]) == (min(values), 0)
+    assert (found[-1], shares[-1]) == (max(values), 1)
+    if len(values) <= num_points:
+        assert all(share == sum(v <= x for v in values) / len(values) for x, share in _last_of_each(found, shares))
+
+
+def _last_of_each(found: list[float], shares: list[float]) -> list[tuple[float, float]]:
+    return list(dict(zip(found, shares, strict=True)).items())
+
+
+def test_coefficient_of_variation() -> None:
+    assert variation([4, 4, 4]) == 0
+    assert variation([2, 6]) == 0.5
+    assert variation([]) is None
+
+
+def test_published_shares_add_up() -> None:
+    for bar in KWON_2023_FIGURE_2:
+        total = bar.token_states + bar.reserved + bar.internal + bar.external + bar.undivided
+        assert total == pytest.approx(100, abs=0.15), bar.name
+
+
+def two_steps() -> list[Event]:
+    """A prefill of 3 tokens in 1 s with somebody waiting, a decode of 3 s with nobody; 10 of 64 slots held, then 20."""
+    common: dict[str, Any] = {"request_ids": ["a"], "preempted": [], "num_running": 1, "evictable_blocks": 0}
+    return [
+        engine_started(),
+        RequestArrived(0.0, "a", num_prompt_tokens=3, max_tokens=2, output_len=2),
+        Step(
+            **common, time=1.0, step=0, scheduled_time=0.0, num_scheduled=[3], num_computed=[0], num_new=[1],
+            admitted=["a"], finished=[], num_waiting=1, free_blocks=14, new_blocks={"a": [0, 1]},
+            token_states=3, reserved=1, internal=4, external=56, free=0,
+        ),
+        RequestFinished(4.0, "a", "length", 3, 2, 0, 0, 0.0, 0.0, 1.0),
+        Step(
+            **common, time=4.0, step=1, scheduled_time=1.0, num_scheduled=[1], num_computed=[3], num_new=[1],
+            admitted=[], finished=["a"], num_waiting=0, free_blocks=12, new_blocks={"a": [2, 3]},
+            token_states=4, reserved=0, internal=12, external=0, free=48,
+        ),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run() -> Run:
+    return run_of(two_steps())
+
+
+def test_waste_counts_while_somebody_waits(run: Run) -> None:
+    waste = waste_shares(run)
+    assert waste.is_saturated
+    shares = {"token_states": 3, "reserved": 1, "internal": 4, "external": 56, "free": 0}
+    assert waste.shares == {kind: slots / 64 for kind, slots in shares.items()}
+
+
+def test_waste_is_a_mean_over_time_where_nobody_waits() -> None:
+    events = two_steps()
+    object.__setattr__(events[2], "num_waiting", 0)
+    waste = waste_shares(run_of(events))
+    assert not waste.is_saturated
+    assert waste.shares["token_states"] == (1 * 3 + 3 * 4) / 4 / 64
+
+
+def test_batch_size_point(run: Run) -> None:
+    point = batch_size_point(run)
+    assert (point.batch_size, point.peak, point.mean) == (4, 1, 1.0)
+    assert point.output_tokens_per_s == 0.5
+    assert point.decode_step_time == 3.0
+    assert point.weight_bytes_per_token == 2 * 1000 / 2
+    mean_held = (1 * 8 + 3 * 16) / 4
+    assert point.kv_use == mean_held / 64
+    assert point.memory_limit == 64 / mean_held
+
+
+def test_time_edges_are_as_wide_as_in_the_longest_run(run: Run) -> None:
+    assert time_edges(run.trace, 8.0, 4).tolist() == [0, 2, 4]
+    assert time_edges(run.trace, 4.0, 3).tolist() == pytest.approx([0, 4 / 3, 8 / 3, 4])

@@ -1,0 +1,179 @@
+"""Engine and simulator take the same decisions: under every combination of the two switches the real model and the cost
+model are given the identical sequence of `SchedulerOutput`s.
+
+Arrivals are indexed by step, so time plays no part; lengths are forced, and the engine's tokens are replayed in the
+simulator, because they enter the block hashes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.clock import VirtualClock
+from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.engine_core import EngineCore, Executor
+from chairlift.core.scheduler import Scheduler
+from chairlift.engine.startup.factory import build_engine
+from chairlift.events import EventList, RequestWaiting, Step
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.executor import SimExecutor
+from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
+from chairlift.request import Request
+from chairlift.sampling_params import SamplingParams
+
+COMBINATIONS = [*product(BATCHINGS, KV_POLICIES), ("static-global", "oracle")]
+NUM_REQUESTS = 120
+BLOCK_SIZE = 4
+NUM_BLOCKS = {"paged": 48, "exact": 128, "max": 128, "pow2": 128, "oracle": 128}
+MAX_MODEL_LEN = 120
+
+HAPPENS = {
+    # (batching, kv): who preempts, and who finds prefixes. Reservations hold all they will ever need and share nothing;
+    # a static batch is closed only if its worst cases fit. So only paging preempts, and only continuously.
+    ("continuous", "paged"): {"preemptions", "prefix hits"},
+    ("static", "paged"): {"prefix hits"},
+}
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request that comes when `step` steps have been planned."""
+
+    step: int
+    request_id: str
+    prompt: list[int]
+    output_len: int
+    max_tokens: int
+
+    def request(self) -> Request:
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=self.max_tokens)
+        return Request(self.request_id, self.prompt, params, self.max_tokens, output_len=self.output_len)
+
+
+def workload() -> list[Arrival]:
+    """Short and long prompts, a third of them with a common beginning, in bursts."""
+    rng = random.Random(11)
+    common = [rng.randrange(3, 256) for _ in range(24)]
+    arrivals, step = [], 0
+    for index in range(NUM_REQUESTS):
+        own = [rng.randrange(3, 256) for _ in range(rng.choice([1, 3, 9, 20, 60]))]
+        output_len = rng.randint(1, 30)
+        prompt = [*common, *own][:80] if index % 3 == 0 else own
+        arrivals.append(Arrival(step, f"r{index}", prompt, output_len, output_len + rng.choice([0, 0, 8])))
+        step += rng.choice([0, 0, 0, 1, 9])
+    return arrivals
+
+
+class Recorder:
+    """An executor's outputs as they were given to it, and its answers."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.given: list[SchedulerOutput] = []
+        self.tokens: dict[str, list[int]] = {}
+
+    def submit(self, output: SchedulerOutput) -> Any:
+        self.given.append(output)
+        return self._executor.submit(output)
+
+    def result(self, handle: Any) -> ModelRunnerOutput:
+        result = self._executor.result(handle)
+        for request_id, tokens in result.token_ids.items():
+            self.tokens.setdefault(request_id, []).extend(tokens)
+        return result
+
+
+def run(scheduler: Scheduler, executor: Executor) -> Recorder:
+    recorder = Recorder(executor)
+    core = EngineCore(scheduler, recorder, VirtualClock())
+    arrivals = workload()
+    while arrivals or core.has_work:
+        if not core.has_work:
+            core.add(arrivals.pop(0).request())
+        while arrivals and arrivals[0].step <= len(recorder.given):
+            core.add(arrivals.pop(0).request())
+        core.step()
+    return recorder
+
+
+@dataclass
+class Happenings:
+    """What a run went through."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, events: EventList) -> Happenings:
+        happened = cls()
+        for event in events.events:
+            if isinstance(event, RequestWaiting):
+                happened.counts["waits"] += 1
+            elif isinstance(event, Step):
+                happened._take(event)
+        return happened
+
+    def _take(self, step: Step) -> None:
+        self.counts["preemptions"] += len(step.preempted)
+        for request_id, count, computed in zip(step.request_ids, step.num_scheduled, step.num_computed, strict=True):
+            is_admitted = request_id in step.admitted
+            self.counts["prefix hits"] += is_admitted and computed > 0
+            self.counts["chunked prefills"] += not is_admitted and count > 1 and computed > 0
+
+
+class OneSecond:
+    """A cost model to which all steps are alike: decisions do not depend on time."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 1.0
+
+    def constants(self) -> list[tuple[str, str]]:
+        return []
+
+
+@pytest.mark.parametrize(("batching", "kv"), COMBINATIONS, ids=["-".join(names) for names in COMBINATIONS])
+def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_model_dir: Callable[..., Path]) -> None:
+    batching, _, run_to = batching.partition("-")
+    options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
+    config = EngineConfig(
+        model=str(tiny_model_dir("llama")),
+        skip_tokenizer_init=True,
+        num_threads=1,
+        batching=batching,
+        kv=kv,
+        num_kv_blocks=NUM_BLOCKS[kv],
+        block_size=BLOCK_SIZE,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=12,
+        max_num_batched_tokens=40,
+        **options,
+    )
+    events = EventList()
+    engine = build_engine(config, events=events)
+    real = run(engine.core.scheduler, engine.core._executor)
+
+    manager = make_kv_cache_manager(kv, num_blocks=NUM_BLOCKS[kv], block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
+    scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
+    executor = SimExecutor(OneSecond(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
+    simulated = run(scheduler, executor)
+
+    assert len(real.given) > NUM_REQUESTS
+    for ours, theirs in zip(simulated.given, real.given, strict=True):
+        assert ours == theirs
+    assert simulated.tokens == real.tokens
+    assert {name: len(tokens) for name, tokens in real.tokens.items()} == {
+        arrival.request_id: arrival.output_len for arrival in workload()
+    }
+    counts = Happenings.of(events).counts
+    for what in ("waits", "chunked prefills", *HAPPENS.get((batching, kv), ())):
+        assert counts[what] > 15, (what, counts)
+    for what in {"preemptions", "prefix hits"} - HAPPENS.get((batching, kv), set()):
+        assert counts[what] == 0, (what, counts)

@@ -1,0 +1,179 @@
+"""`chairlift simulate` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chairlift.cli.main import app
+from chairlift.config import EngineConfig
+from chairlift.errors import ChairliftError
+from chairlift.events import read_events
+from chairlift.lab.bench.calibrate import calibrate
+from chairlift.lab.metrics.run import summarize
+from chairlift.lab.planning.planner import PlannedModel, plan_memory
+from chairlift.lab.sim.devices import find_device
+from chairlift.lab.sim.published_models import MODEL_SHAPES
+from chairlift.loading.formats import matrix_formats
+
+SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
+
+
+def run(*arguments: str) -> str:
+    """What is printed; an error of the user's is raised."""
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def last_line(text: str) -> dict[str, Any]:
+    record = json.loads(text.splitlines()[-1])
+    assert isinstance(record, dict)
+    return record
+
+
+def test_constants_then_a_table_then_json(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    text = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--event-log", str(log))
+    places = [text.index(part) for part in ("flops_efficiency", "300 blocks", "output tokens", '{"benchmark"')]
+    assert places == sorted(places)
+    record = last_line(text)
+    assert record["engine"]["num_blocks"] == 300
+    assert record["results"] == summarize(read_events(log)).to_dict()
+    assert record["results"]["num_answered"] == 6
+    assert record["num_steps"] == record["results"]["num_steps"]
+    again = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5")
+    assert last_line(again)["results"] == record["results"]
+    other = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--workload-seed", "1")
+    assert last_line(other)["results"] != record["results"]
+
+
+def test_the_switches() -> None:
+    switches = ["--batching", "static", "--static-batch-size", "2", "--kv", "max", "--max-model-len", "128"]
+    record = last_line(run(*SMALL, *switches, "--num-kv-blocks", "64", "--kv-arena", "first-fit"))
+    engine = record["engine"]
+    assert (engine["batching"], engine["static_batch_size"], engine["kv"], engine["kv_arena"]) == (
+        "static", 2, "max", "first-fit",
+    )  # fmt: skip
+    assert record["results"]["padding_tokens"] > 0
+    assert record["results"]["itl"] is None
+
+
+def test_the_pool_is_what_the_planner_gives() -> None:
+    engine = last_line(run(*SMALL, "--device", "A100-40GB"))["engine"]
+    config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
+    model_config = MODEL_SHAPES["opt-13b"].config
+    model = PlannedModel("opt-13b", "opt-13b", model_config, matrix_formats(None, model_config))
+    memory = plan_memory(model, config, find_device("A100-40GB").memory_bytes, 0.9)
+    assert engine["num_blocks"] == memory.pool.num_blocks
+    given = last_line(run(*SMALL, "--kv-cache-memory", "12GiB"))["engine"]
+    assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"
+
+
+def test_a_model_and_a_trace_of_ones_own(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"arrival": 0.5 * i, "prompt_len": 10 + i, "output_len": 5} for i in range(4)]
+    rows.append({"arrival": 9.0, "prompt_len": 400, "output_len": 5})
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = run("--model", str(folder), "--trace", str(trace), "--num-kv-blocks", "64")
+    record = last_line(text)
+    assert (record["engine"]["model"], record["engine"]["max_model_len"]) == ("mine", 128)
+    assert record["engine"]["kv_bytes_per_slot"] == 2 * 2 * 2 * 16 * 2
+    assert record["results"]["output_tokens"] == 20
+    assert len(record["rejected"]) == 1
+    assert "1 requests can never fit" in text
+
+
+def test_steps_as_they_were_recorded(tmp_path: Path) -> None:
+    """A simulated run stands in for a recorded one; simulated again with what was fitted to it, it takes as long."""
+    log = tmp_path / "events.jsonl"
+    original = last_line(run(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--event-log", str(log)))
+    fitted = run(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--fitted-to", str(log))
+    assert "residual" in fitted
+    assert last_line(fitted)["simulated_seconds"] == pytest.approx(original["simulated_seconds"], rel=0.02)
+
+
+def test_a_fit_simulates_the_engine_that_was_recorded(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    run(*SMALL, "--request-rate", "1", "--num-kv-blocks", "70", "--block-size", "8", "--event-log", str(log))
+    text = run(*SMALL, "--fitted-to", str(log), "--kv", "max", "--max-model-len", "64")
+    engine = last_line(text)["engine"]
+    assert [engine[name] for name in ("model", "num_blocks", "block_size", "max_model_len", "kv")] == [
+        "opt-13b", 70, 8, 64, "max",
+    ]  # fmt: skip
+    assert "opt-13b, continuous/paged, 70 blocks of 8" in " ".join(text.replace("│", " ").split())
+    smaller = last_line(run(*SMALL, "--fitted-to", str(log), "--num-kv-blocks", "40"))["engine"]
+    assert (smaller["num_blocks"], smaller["block_size"], smaller["max_model_len"]) == (40, 16, 560)
+
+
+def test_presets() -> None:
+    assert "vllm-fig3" in run("--list")
+    assert last_line(run("--preset", "vllm-fig3"))["preset"] == "vllm-fig3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--list", "--kv", "max"], "--kv cannot be combined with --list"),
+        (["--preset", "vllm-fig3", "--model", "opt-13b"], "--model cannot be combined with --preset"),
+        (["--preset", "vllm-fig3", "--num-prompts", "3"], "num_prompts=3 is not for it"),
+        (["--preset", "vllm-fig3", "--list"], "--preset cannot be combined with --list"),
+        (["--calibrate", "x", "--device", "H200"], "--device cannot be combined with --calibrate"),
+        (["--num-threads", "3"], "--num-threads goes with --calibrate"),
+        (["--model", "opt-175b"], "leaves nothing for K and V"),
+        (["--model", "nobody/nothing at all"], "or a shape: opt-13b"),
+        (["--device", "abacus"], "no such device or file"),
+        (["--max-model-len", "4096"], "max_model_len=4096 exceeds the model's context of 2048"),
+        (["--kv-cache-memory", "1KB"], "holds 0 blocks"),
+        (["--fitted-to", "nowhere.jsonl"], "fitted_to=nowhere.jsonl: No such file"),
+        (["--fitted-to", "x", "--tensor-parallel-size", "2"], "leave one of them out"),
+        (["--event-log", "nowhere/at/all"], "event_log=nowhere/at/all: No such file"),
+    ],
+)
+def test_what_cannot_be_done(arguments: list[str], message: str) -> None:
+    with pytest.raises(ChairliftError, match=re.escape(message)):
+        run(*arguments)
+
+
+def test_calibration(tmp_path: Path) -> None:
+    """Tiny matrices: that something was measured, and that it can be read back and used."""
+    path = tmp_path / "cpu.json"
+    calibration = calibrate(1, rows=8, shapes=((64, 64),), weight_bytes=1 << 20, depths=(1, 3), num_steps=12, repeats=2)
+    calibration.save(path)
+    device = find_device(str(path))
+    assert device == calibration.device
+    assert (device.flops_efficiency, device.bandwidth_efficiency, device.bytes_per_value) == (1.0, 1.0, 4)
+    assert 0 < device.step_overhead + device.layer_overhead < 1
+    assert {"1 row by 1 MiB", "step overhead"} <= {name for name, _ in calibration.measured}
+    record = last_line(run(*SMALL, "--device", str(path), "--model", "smollm2-135m", "--num-kv-blocks", "64"))
+    assert record["engine"]["weight_bytes"] == 4 * 134_479_872
+
+
+def test_tenants_take_turns_in_the_simulation() -> None:
+    ttfts = {}
+    load = ["--num-prompts", "210", "--prompt-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
+    for policy in ("fcfs", "fair"):
+        printed = run(*load, "--tenants", "heavy=20,light=1", "--scheduling-policy", policy)
+        assert "by tenant" in printed
+        tenants = json.loads(printed.splitlines()[-1])["tenants"]
+        assert tenants["heavy"]["num_requests"] + tenants["light"]["num_requests"] == 210
+        assert tenants["light"]["output_tokens"] == 32 * tenants["light"]["num_requests"]
+        ttfts[policy] = tenants["light"]["ttft"]["p50"]
+    assert ttfts["fair"] < ttfts["fcfs"] / 5
+    for wrong in ("heavy", "a=0", "a=1,a=2", "=1", "a=x"):
+        with pytest.raises(ChairliftError, match="tenants must be like"):
+            run("--tenants", wrong)

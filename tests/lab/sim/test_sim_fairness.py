@@ -1,0 +1,208 @@
+"""Fair sharing in virtual time: what the paper proves of VTC, at every step of random loads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.config import SchedulerConfig
+from chairlift.core.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
+from chairlift.events import Event, RequestArrived, RequestFinished, Step
+from chairlift.lab.sim.cost_model import StepShape
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.request import WorkloadRequest
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 24
+MAX_MODEL_LEN = 48
+MAX_NUM_SEQS = 6
+TENANTS = "abc"
+
+
+class OneSecondAStep:
+    """A cost model for which all steps are alike."""
+
+    def seconds(self, shape: StepShape) -> float:
+        return 1.0
+
+    def constants(self) -> list[tuple[str, str]]:
+        return []
+
+
+@dataclass(slots=True)
+class ServiceLog:
+    """What every tenant received over its weight, told from the events alone, and how far apart two of them ever got
+    while both had requests in the queue.
+
+    A prompt counts when its request is admitted for the first time, an output token when it is sampled.
+    """
+
+    weights: dict[str, float] = field(default_factory=dict)
+    prompt_lens: dict[str, int] = field(default_factory=dict)
+    tenant_of: dict[str, str] = field(default_factory=dict)
+    waiting: dict[str, set[str]] = field(default_factory=dict)
+    service: dict[str, float] = field(default_factory=dict)
+    ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    worst: float = 0.0
+    num_preempted: int = 0
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            self.prompt_lens[event.request_id] = event.num_prompt_tokens
+            self.tenant_of[event.request_id] = event.tenant
+            self.waiting.setdefault(event.tenant, set()).add(event.request_id)
+            self.service.setdefault(event.tenant, 0.0)
+        elif isinstance(event, RequestFinished):
+            self.waiting[self.tenant_of[event.request_id]].discard(event.request_id)
+        elif isinstance(event, Step):
+            self._compare()
+            self._take_in(event)
+            self._compare()
+
+    def _take_in(self, step: Step) -> None:
+        self.num_preempted += len(step.preempted)
+        for name in step.preempted:
+            self.waiting[self.tenant_of[name]].add(name)
+        for name in step.admitted:
+            self.waiting[self.tenant_of[name]].discard(name)
+            self._serve(name, PROMPT_TOKEN_COST * self.prompt_lens.pop(name, 0))
+        for name, num_new in zip(step.request_ids, step.num_new, strict=True):
+            self._serve(name, OUTPUT_TOKEN_COST * num_new)
+
+    def _serve(self, name: str, cost: float) -> None:
+        tenant = self.tenant_of[name]
+        self.service[tenant] += cost / self.weights.get(tenant, 1.0)
+
+    def _compare(self) -> None:
+        """Theorem 4.4 speaks of every interval in which both wait: of the range of the difference."""
+        for pair in combinations(sorted(self.service), 2):
+            if not all(self.waiting[tenant] for tenant in pair):
+                self.ranges.pop(pair, None)
+                continue
+            ahead = self.service[pair[0]] - self.service[pair[1]]
+            low, high = self.ranges.get(pair, (ahead, ahead))
+            self.ranges[pair] = low, high = min(low, ahead), max(high, ahead)
+            self.worst = max(self.worst, high - low)
+
+
+def bound(requests: list[WorkloadRequest], weights: dict[str, float]) -> float:
+    """2 * max(w_p * L_input, w_q * M) of theorem 4.4; M is bounded by pool and seats."""
+    longest_prompt = max(len(item.prompt_token_ids) for item in requests)
+    longest = max(len(item.prompt_token_ids) + item.output_len for item in requests)
+    most_tokens = min(NUM_BLOCKS * BLOCK_SIZE, MAX_NUM_SEQS * longest)
+    largest = max(PROMPT_TOKEN_COST * longest_prompt, OUTPUT_TOKEN_COST * most_tokens)
+    return 2 * largest / min([1.0, *weights.values()])
+
+
+def load(seed: int, sizes: dict[str, tuple[int, int, int]], gap: float) -> list[WorkloadRequest]:
+    """For each tenant so many requests, with prompts and outputs of so many tokens at most."""
+    rng = random.Random(seed)
+    requests = []
+    for tenant, (count, longest_prompt, longest_output) in sizes.items():
+        time = 0.0
+        for index in range(count):
+            prompt = [rng.randrange(10_000) for _ in range(rng.randint(1, longest_prompt))]
+            output_len = rng.randint(1, longest_output)
+            time += rng.expovariate(1 / gap) if gap else 0.0
+            requests.append(
+                WorkloadRequest(
+                    f"{tenant}{index}", time, prompt, output_len, MAX_MODEL_LEN - len(prompt), tenant=tenant
+                )
+            )
+    return sorted(requests, key=lambda item: item.arrival)
+
+
+class Listener:
+    """Calls a function with every event."""
+
+    def __init__(self, function: Callable[[Event], None]) -> None:
+        self.emit = function
+
+
+def run(
+    requests: list[WorkloadRequest],
+    policy: str = "fair",
+    weights: dict[str, float] | None = None,
+    *,
+    kv: str = "paged",
+    batching: str = "continuous",
+    listen: Callable[[Event], None] | None = None,
+) -> ServiceLog:
+    limits = SchedulerConfig(
+        MAX_MODEL_LEN,
+        MAX_NUM_SEQS,
+        max_num_batched_tokens=16,
+        scheduling_policy=policy,
+        batching=batching,
+        static_batch_size=4,
+        tenant_weights=weights or {},
+    )
+    log = ServiceLog(weights or {})
+    config = SimConfig(limits, NUM_BLOCKS, BLOCK_SIZE, kv=kv)
+    result = simulate(requests, config, OneSecondAStep(), log if listen is None else Listener(listen))
+    assert not result.rejected
+    return log
+
+
+SIZES = st.fixed_dictionaries(
+    {tenant: st.tuples(st.integers(1, 40), st.integers(1, 24), st.integers(1, 24)) for tenant in TENANTS}
+)
+WEIGHTS = st.fixed_dictionaries({}, optional={tenant: st.sampled_from([0.5, 2.0, 4.0]) for tenant in TENANTS})
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    sizes=SIZES,
+    gap=st.sampled_from([0.0, 0.5, 3.0]),
+    weights=WEIGHTS,
+    kv=st.sampled_from(["paged", "exact", "max", "oracle", "pow2"]),
+    batching=st.sampled_from(["continuous", "static"]),
+)
+@settings(max_examples=120, deadline=None)
+def test_two_who_wait_are_never_further_apart_than_the_published_bound(
+    seed: int,
+    sizes: dict[str, tuple[int, int, int]],
+    gap: float,
+    weights: dict[str, float],
+    kv: str,
+    batching: str,
+) -> None:
+    requests = load(seed, sizes, gap)
+    log = run(requests, weights=weights, kv=kv, batching=batching)
+    assert log.worst <= bound(requests, weights)
+
+
+def test_first_come_first_served_keeps_no_bound() -> None:
+    requests = load(3, {"a": (200, 24, 24), "b": (1, 24, 24)}, 0.0)
+    requests += [WorkloadRequest(f"late{index}", 0.5, [index] * 9, 9, tenant="b") for index in range(100)]
+    assert run(requests, "fcfs").worst > bound(requests, {})
+    assert run(requests, "fair").worst <= bound(requests, {})
+
+
+def test_preemption_strikes_and_the_bound_holds() -> None:
+    requests = load(5, {"a": (120, 2, 46), "b": (120, 2, 46)}, 0.0)
+    log = run(requests)
+    assert log.num_preempted > 20
+    assert log.worst <= bound(requests, {})
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_service() -> None:
+    requests = load(7, {"a": (150, 12, 12), "b": (150, 12, 12)}, 0.0)
+    weights = {"a": 2.0}
+    log = ServiceLog(weights)
+    while_both_wait: list[tuple[float, float]] = []
+
+    def listen(event: Event) -> None:
+        log.emit(event)
+        if isinstance(event, Step) and log.waiting["a"] and log.waiting["b"]:
+            while_both_wait.append((2 * log.service["a"], log.service["b"]))
+
+    run(requests, weights=weights, listen=listen)
+    service_a, service_b = while_both_wait[-1]
+    assert service_a / service_b == pytest.approx(2.0, rel=0.1)

@@ -1,0 +1,147 @@
+"""Whole runs in virtual time."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from sim_workloads import ConstantCost, configs, request, simulated, small_config, workloads
+
+from chairlift.config import SchedulerConfig
+from chairlift.errors import ConfigError
+from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRejected, Step
+from chairlift.lab.metrics.run import RunTally, summarize
+from chairlift.lab.sim.published_models import model_shape
+from chairlift.lab.sim.simulator import SimConfig, simulate
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(), configs())
+def test_everybody_gets_the_forced_length_or_is_refused(workload: list[WorkloadRequest], config: SimConfig) -> None:
+    events, tally = EventList(), RunTally()
+    result = simulate(workload, config, ConstantCost(), events)
+    done = {event.request_id: event.num_output_tokens for event in simulated(events, RequestFinished)}
+    refused = {request_id for request_id, _ in result.rejected}
+    assert done == {item.request_id: item.output_len for item in workload if item.request_id not in refused}
+    assert refused == {event.request_id for event in simulated(events, RequestRejected)}
+    steps = simulated(events, Step)
+    assert (result.num_requests, result.num_steps) == (len(workload), len(steps))
+    assert math.isclose(result.seconds, max([0.0, *(step.time for step in steps), *(i.arrival for i in workload)]))
+    assert all(step.time - step.scheduled_time == pytest.approx(1.0) for step in steps)
+    simulate(workload, config, ConstantCost(), tally)
+    assert tally.result() == summarize(events.events), "the same run again, and nothing kept"
+
+
+def test_the_clock_jumps_over_idle_time() -> None:
+    events = EventList()
+    result = simulate([request("a", 0.0, 3, 2), request("b", 1e6, 3, 1)], small_config(), ConstantCost(0.5), events)
+    assert [(step.scheduled_time, step.time) for step in simulated(events, Step)] == [
+        (0.0, 0.5),
+        (0.5, 1.0),
+        (1e6, 1e6 + 0.5),
+    ]
+    assert (result.seconds, result.num_steps) == (1e6 + 0.5, 3)
+    assert result.steps_per_wall_second > 0
+
+
+def test_an_arrival_during_a_step_counts_from_when_it_was_due() -> None:
+    events = EventList()
+    simulate([request("a", 0.0, 3, 3), request("b", 0.25, 3, 1)], small_config(), ConstantCost(), events)
+    assert [event.time for event in simulated(events, RequestArrived)] == [0.0, 0.25]
+    metrics = summarize(events.events)
+    assert metrics.ttft is not None
+    assert metrics.ttft.max == 1.75, "it waits for the step that was running, and has its own"
+
+
+def test_a_closed_loop() -> None:
+    """Two places, four requests of three steps each, all there from the start."""
+    events = EventList()
+    feed = RequestFeed([request(f"r{i}", 0.0, 2, 3) for i in range(4)], max_concurrency=2)
+    result = simulate(feed, small_config(), ConstantCost(), events)
+    assert [event.time for event in simulated(events, RequestArrived)] == [0.0, 0.0, 3.0, 3.0]
+    assert result.seconds == 6.0
+
+
+def test_a_conversation_carries_its_history() -> None:
+    """5 + 4 tokens of the first turn, then 3 of its own; two full blocks of the history are still there."""
+    turns = [
+        request("t0", 0.0, 5, 4),
+        WorkloadRequest("t1", 10.0, [9, 9, 9], 2, after="t0", carries_history=True),
+    ]
+    events = EventList()
+    simulate(turns, small_config(), ConstantCost(), events)
+    first, second = simulated(events, RequestFinished)
+    assert (second.num_prompt_tokens, second.num_cached_tokens) == (12, 8)
+    assert second.arrival_time == first.time + 10.0
+
+
+def test_zeros_are_shared_by_equal_prompts_only() -> None:
+    """Both answers are zeros; the prompts differ in their first token, or not at all."""
+    for first, cached in ((1, 0), (0, 4)):
+        events = EventList()
+        pair = [request("a", 0.0, 5, 9), request("b", 50.0, 5, 9, first=first)]
+        simulate(pair, small_config(), ConstantCost(), events)
+        assert [event.num_cached_tokens for event in simulated(events, RequestFinished)] == [0, cached]
+
+
+def test_who_can_never_fit_is_refused_and_holds_nobody_up() -> None:
+    events = EventList()
+    chain = [
+        request("big", 0.0, 60, 30),
+        WorkloadRequest("next", 1.0, [1], 1, after="big"),
+        request("small", 0.0, 3, 2),
+    ]
+    result = simulate(RequestFeed(chain, max_concurrency=1), small_config(), ConstantCost(), events)
+    assert [request_id for request_id, _ in result.rejected] == ["big"]
+    assert "max_model_len=64" in result.rejected[0][1]
+    assert {event.request_id for event in simulated(events, RequestFinished)} == {"next", "small"}
+
+
+def test_nothing_to_do() -> None:
+    assert simulate([], small_config(), ConstantCost()).num_steps == 0
+
+
+def test_the_first_event_says_what_is_simulated() -> None:
+    model = model_shape("opt-13b")
+    scheduler = SchedulerConfig(2048, batching="static", static_batch_size=4)
+    events = EventList()
+    simulate([], SimConfig(scheduler, 300, kv="max", kv_arena="first-fit", model=model), ConstantCost(), events)
+    (started,) = events.events
+    assert isinstance(started, EngineStarted)
+    assert (started.model, started.kv_bytes_per_slot, started.weight_bytes) == ("opt-13b", 819_200, model.weight_bytes)
+    assert (started.batching, started.static_batch_size, started.static_run_to) == ("static", 4, "batch")
+    assert (started.kv, started.kv_arena, started.enable_prefix_caching) == ("max", "first-fit", False)
+    continuous = small_config().engine_started()
+    assert (continuous.static_batch_size, continuous.kv_arena, continuous.enable_prefix_caching) == (None, None, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv": "fast"}, "kv must be one of"),
+        ({"kv": "max", "enable_prefix_caching": True}, "has no prefix cache"),
+        ({"kv_arena": "first-fit"}, "is for reservations"),
+        ({"num_blocks": 0}, "num_kv_blocks must be at least 1"),
+    ],
+)
+def test_configurations_that_no_engine_takes(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SimConfig(**{"scheduler": SchedulerConfig(64), "num_blocks": 16, **fields})  # type: ignore[arg-type]
+
+
+def test_a_pool_that_is_too_small_for_its_policy() -> None:
+    with pytest.raises(ConfigError, match="reserves max_model_len=64"):
+        simulate([], SimConfig(SchedulerConfig(64), num_blocks=3, kv="max"), ConstantCost())
+
+
+def test_simulation_loads_no_torch() -> None:
+    names = ("sim.simulator", "sim.roofline", "sim.fitted_cost_model", "presets.vllm_fig3")
+    modules = ", ".join(f"chairlift.lab.{name}" for name in names)
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"

@@ -1,0 +1,110 @@
+"""The Anyscale workload is theirs, to the token."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.lab.workload.anyscale import (
+    CAPS,
+    STATIC_BATCH_SIZES,
+    TOKEN_BUDGETS,
+    latency_workload,
+    throughput_workload,
+)
+from chairlift.lab.workload.lengths import parse_lengths
+
+PUBLISHED_SUMS = {32: 15_610, 128: 54_331, 512: 122_108, 1536: 129_570}
+
+
+@pytest.mark.parametrize("cap", CAPS)
+def test_output_lengths_have_the_known_sums(cap: int) -> None:
+    workload = throughput_workload(cap)
+    assert len(workload) == 1000
+    assert {len(r.prompt_token_ids) for r in workload} == {512}
+    assert {r.arrival for r in workload} == {0.0}
+    assert sum(r.output_len for r in workload) == PUBLISHED_SUMS[cap]
+    assert max(r.output_len for r in workload) <= cap
+    assert min(r.output_len for r in workload) == 1
+
+
+def test_the_longest_and_what_running_to_it_costs() -> None:
+    lens = [r.output_len for r in throughput_workload(1536)]
+    assert max(lens) == 843
+    batches = [lens[i : i + STATIC_BATCH_SIZES[1536]] for i in range(0, len(lens), STATIC_BATCH_SIZES[1536])]
+    assert len(batches) * max(lens) == 210_750
+    assert sum(map(max, batches)) == 66_942
+
+
+def test_tables_name_each_cap() -> None:
+    assert STATIC_BATCH_SIZES.keys() == TOKEN_BUDGETS.keys() == set(CAPS)
+
+
+def test_a_smaller_vocabulary_keeps_the_lengths() -> None:
+    small, large = throughput_workload(32, vocab_size=100), throughput_workload(32)
+    assert [r.output_len for r in small] == [r.output_len for r in large]
+    assert max(max(r.prompt_token_ids) for r in small) == 99
+    assert list(small[3].prompt_token_ids) == [token % 100 for token in large[3].prompt_token_ids]
+    assert 40_000 < max(max(r.prompt_token_ids) for r in large) <= 50_000
+
+
+def test_latency_workload() -> None:
+    slow, fast = latency_workload(1.0), latency_workload(4.0)
+    assert len(slow) == 100
+    lens = [len(r.prompt_token_ids) for r in slow]
+    assert 1 <= min(lens) < 30
+    assert 480 < max(lens) <= 512
+    assert [r.output_len for r in fast] == [r.output_len for r in slow]
+    assert slow[0].arrival == 0
+    assert np.diff([r.arrival for r in slow]).mean() == pytest.approx(1.0, rel=0.25)
+    assert [r.arrival for r in fast] == pytest.approx([r.arrival / 4 for r in slow])
+    narrow = [len(r.prompt_token_ids) for r in latency_workload(1.0, prompt_len=(128, 384))]
+    assert min(narrow) >= 128
+    assert max(narrow) <= 384
+
+
+def test_bad_numbers() -> None:
+    with pytest.raises(ConfigError, match="cap must be at least 1, got 0"):
+        throughput_workload(0)
+    with pytest.raises(ConfigError, match="count must be at least 1, got 0"):
+        throughput_workload(32, count=0)
+    with pytest.raises(ConfigError, match="request_rate must be a positive number, got -1"):
+        latency_workload(-1)
+    with pytest.raises(ConfigError, match=r"prompt_len must be \(shortest, longest\), got \(9, 8\)"):
+        latency_workload(1.0, prompt_len=(9, 8))
+
+
+def draw(text: str, count: int) -> list[int]:
+    return parse_lengths(text).sample(np.random.default_rng(0), count)
+
+
+def test_the_output_lengths_as_a_distribution() -> None:
+    published = [request.output_len for request in throughput_workload(1536)]
+    assert draw("anyscale:1536", 1000) == published
+    assert draw("anyscale:1536/4", 128) == [math.ceil(length / 4) for length in published[:128]]
+    assert str(parse_lengths("anyscale:1536/4")) == "anyscale:1536/4"
+    assert str(parse_lengths("anyscale:32/1")) == "anyscale:32"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("anyscale", "CAP is missing; write anyscale:CAP"),
+        ("anyscale:x/2", "CAP must be an integer, got 'x'"),
+        ("anyscale:32/", "DIVISOR must be an integer, got ''"),
+        ("anyscale:32/0", "DIVISOR must be at least 1, got 0"),
+        ("anyscale:0", "CAP must be at least 1, got 0"),
+        ("anyscale:32,8..16", "'8..16' is one too many"),
+    ],
+)
+def test_a_distribution_that_is_not_one(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_lengths(text)
+
+
+def test_more_requests_than_were_published() -> None:
+    with pytest.raises(ConfigError, match="has 1000 requests, and 1001 are wanted"):
+        draw("anyscale:32", 1001)

@@ -1,0 +1,91 @@
+"""Arrival processes: rates, burstiness, and what the options of a load generator mean."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.lab.workload.arrivals import (
+    ArrivalProcess,
+    BurstArrivals,
+    ConstantArrivals,
+    GammaArrivals,
+    PoissonArrivals,
+    arrival_process,
+    with_arrivals,
+)
+from chairlift.lab.workload.request import WorkloadRequest
+
+MANY = 20_000
+
+
+def gaps(process: ArrivalProcess) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    times = process.times(np.random.default_rng(1), MANY)
+    assert len(times) == MANY
+    assert times[0] == 0
+    assert all(later >= earlier for earlier, later in pairwise(times))
+    return np.diff(np.array(times))
+
+
+@pytest.mark.parametrize(
+    ("process", "variation"),
+    [
+        (PoissonArrivals(4.0), 1.0),
+        (GammaArrivals(4.0, 1.0), 1.0),
+        (GammaArrivals(4.0, 0.25), 2.0),
+        (GammaArrivals(4.0, 16.0), 0.25),
+        (ConstantArrivals(4.0), 0),
+    ],
+)
+def test_rate_and_variation(process: ArrivalProcess, variation: float) -> None:
+    between = gaps(process)
+    assert between.mean() == pytest.approx(1 / 4, rel=0.05)
+    assert between.std() / between.mean() == pytest.approx(variation, rel=0.05, abs=1e-9)
+
+
+def test_all_at_once() -> None:
+    assert BurstArrivals().times(np.random.default_rng(0), 3) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "process", [BurstArrivals(), PoissonArrivals(2.0), GammaArrivals(2.0, 3.0), ConstantArrivals(2.0)]
+)
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_count_and_the_same_again(process: ArrivalProcess, count: int) -> None:
+    times = process.times(np.random.default_rng(3), count)
+    assert len(times) == count
+    assert times == process.times(np.random.default_rng(3), count)
+
+
+def test_options() -> None:
+    assert arrival_process() == BurstArrivals()
+    assert arrival_process(math.inf) == BurstArrivals()
+    assert arrival_process(2.0) == PoissonArrivals(2.0)
+    assert arrival_process(2.0, 0.5) == GammaArrivals(2.0, 0.5)
+    assert arrival_process(2.0, math.inf) == ConstantArrivals(2.0)
+
+
+@pytest.mark.parametrize(
+    ("rate", "burstiness", "problem"),
+    [
+        (0.0, 1.0, "request_rate must be a positive number, got 0.0"),
+        (math.nan, 1.0, "request_rate must be a positive number, got nan"),
+        (1.0, -1.0, "burstiness must be a positive number, got -1.0"),
+        (None, 2.0, "burstiness=2 .* give a request_rate"),
+    ],
+)
+def test_bad_options(rate: float | None, burstiness: float, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        arrival_process(rate, burstiness)
+
+
+def test_with_arrivals_replaces_the_times_of_independent_requests_only() -> None:
+    first, last = (WorkloadRequest(name, 9.0, [1], 2) for name in "ab")
+    turn = WorkloadRequest("t", 0.5, [1], 2, after="a")
+    moved = with_arrivals([first, turn, last], ConstantArrivals(4.0), np.random.default_rng(0))
+    assert [r.arrival for r in moved] == [0.0, 0.5, 0.25]
+    assert moved[1] is turn

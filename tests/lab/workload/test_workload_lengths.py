@@ -1,0 +1,129 @@
+"""Length distributions: bounds, moments, and the text they are written in."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, reject
+from hypothesis import strategies as st
+from scipy import stats
+
+from chairlift.errors import ConfigError
+from chairlift.lab.workload.lengths import (
+    ExponentialLengths,
+    FixedLength,
+    LengthDistribution,
+    LengthRange,
+    LogNormalLengths,
+    UniformLengths,
+    parse_lengths,
+)
+
+MANY = 20_000
+
+
+def draw(text: str, count: int = MANY, seed: int = 0) -> list[int]:
+    return parse_lengths(text).sample(np.random.default_rng(seed), count)
+
+
+def bounds() -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(1, 5000), st.integers(0, 5000)).map(lambda pair: (pair[0], sum(pair)))
+
+
+def distributions() -> st.SearchStrategy[LengthDistribution]:
+    ranges = st.builds(lambda pair, again: LengthRange(pair[0], pair[1], again), bounds(), st.booleans()) | st.just(
+        LengthRange()
+    )
+    sizes = st.floats(1, 1e5)
+    return st.one_of(
+        st.builds(FixedLength, st.integers(1, 5000)),
+        bounds().map(lambda pair: UniformLengths(*pair)),
+        st.builds(LogNormalLengths, sizes.map(round), st.floats(0, 4).map(lambda sigma: round(sigma, 3)), ranges),
+        st.builds(ExponentialLengths, sizes.map(round), ranges),
+    )
+
+
+@given(distributions())
+def test_the_text_of_a_distribution_parses_to_the_same(distribution: LengthDistribution) -> None:
+    assert parse_lengths(str(distribution)) == distribution
+
+
+@given(distributions(), st.integers(0, 50), st.integers(0, 1000))
+def test_samples_are_seeded_integers_within_bounds(distribution: LengthDistribution, count: int, seed: int) -> None:
+    low, high = 1, 1 << 30
+    if isinstance(distribution, LogNormalLengths | ExponentialLengths):
+        low, high = distribution.within.low, distribution.within.high
+    try:
+        lengths = distribution.sample(np.random.default_rng(seed), count)
+    except ConfigError:
+        reject()
+    assert len(lengths) == count
+    assert all(type(length) is int and low <= length <= high for length in lengths)
+    assert distribution.sample(np.random.default_rng(seed), count) == lengths
+
+
+def test_known_texts() -> None:
+    assert parse_lengths("fixed:128") == FixedLength(128)
+    assert parse_lengths(" uniform: 32..512 ") == UniformLengths(32, 512)
+    assert parse_lengths("lognormal:96,1.0,16..512") == LogNormalLengths(96, 1.0, LengthRange(16, 512))
+    assert parse_lengths("exp:96,8..384") == ExponentialLengths(96, LengthRange(8, 384))
+    assert parse_lengths("exp:128,1..32,reject") == ExponentialLengths(128, LengthRange(1, 32, reject=True))
+    assert parse_lengths("exp:128") == ExponentialLengths(128)
+
+
+def test_fixed_and_uniform() -> None:
+    assert draw("fixed:7", 3) == [7, 7, 7]
+    lengths = draw("uniform:3..6")
+    assert set(lengths) == {3, 4, 5, 6}
+    assert np.mean(lengths) == pytest.approx(4.5, abs=0.05)
+
+
+def test_lognormal_has_its_median_and_sigma() -> None:
+    lengths = draw("lognormal:1000,0.5")
+    assert np.median(lengths) == pytest.approx(1000, rel=0.02)
+    assert np.std(np.log(lengths)) == pytest.approx(0.5, rel=0.02)
+
+
+def test_exponential_moved_to_the_bounds() -> None:
+    lengths = draw("exp:96,8..384")
+    expected = 8 + 96 * (math.exp(-8 / 96) - math.exp(-384 / 96))
+    assert np.mean(lengths) == pytest.approx(expected, rel=0.02)
+    assert lengths.count(384) == pytest.approx(MANY * math.exp(-384 / 96), rel=0.1)
+
+
+def test_exponential_drawn_again() -> None:
+    lengths = draw("exp:128,1..32,reject")
+    expected = stats.truncexpon(b=32 / 128, loc=0.5, scale=128).mean()
+    assert np.mean(lengths) == pytest.approx(expected, rel=0.02)
+    assert lengths.count(32) < MANY / 16
+
+
+def test_a_range_out_of_reach_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"0 of 100000 draws fell into 100000\.\.100001.*leave out `reject`"):
+        draw("exp:2,100000..100001,reject", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("normal:96", r"unknown distribution 'normal'; known are fixed:LENGTH, uniform"),
+        ("", r"unknown distribution ''"),
+        ("fixed", r"LENGTH is missing; write fixed:LENGTH"),
+        ("fixed:1.5", r"LENGTH must be an integer, got '1.5'"),
+        ("fixed:0", r"fixed: length must be in 1\.\.1073741824, got 0"),
+        ("uniform:32", r"two integers with \.\. between them, got '32'; write uniform:LOW\.\.HIGH"),
+        ("uniform:9..8", r"1 <= low <= high, got 9\.\.8"),
+        ("uniform:0..8", r"1 <= low <= high, got 0\.\.8"),
+        ("lognormal:96", r"SIGMA is missing"),
+        ("lognormal:96,-1", r"sigma must be in 0\.\.10, got -1"),
+        ("exp:nan", r"mean must be in .*, got nan"),
+        ("exp:x,1..2", r"MEAN must be a number, got 'x'"),
+        ("exp:96,8..384,redraw", r"'redraw' is one too many"),
+        ("exp:96,8..", r"HIGH must be an integer, got ''"),
+    ],
+)
+def test_a_bad_text_is_refused_with_what_would_work(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_lengths(text)

@@ -1,0 +1,313 @@
+"""Readers of traces: what each format says, what is skipped, and which line is to blame."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.lab.workload.synthetic import synthetic_tokens
+from chairlift.lab.workload.traces import FORMATS, RecordedTrace, TraceOptions, load_trace, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
+2023-11-16 18:15:46.6805900,374,44\r
+2023-11-16 18:15:50.9951690,396,109\r
+2023-11-16 18:15:51.2225670,0,55\r
+2023-11-16 18:15:47.0000000,8,1\r
+2023-11-16 18:15:53.9000000,91,0"""
+
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45.5,GPT-4,1087,0,1087,API log
+118,ChatGPT,417,276,693,Conversation log
+"""
+
+MOONCAKE = """{"timestamp": 27482, "input_length": 1300, "output_length": 52, "hash_ids": [46, 47, 2353]}
+{"timestamp": 27482, "input_length": 1100, "output_length": 26, "hash_ids": [46, 47, 2354]}
+
+{"timestamp": 30535, "input_length": 700, "output_length": 1, "hash_ids": [46, 47]}
+{"timestamp": 30600, "input_length": 700, "output_length": 0, "hash_ids": [46, 47]}
+{"timestamp": 30600, "input_length": 700, "output_length": 9, "hash_ids": [46]}
+"""
+
+
+def words(text: str) -> list[int]:
+    """A tokenizer: one token a word, its length."""
+    return [len(word) for word in text.split()]
+
+
+def said(number: int) -> str:
+    return " ".join(["word"] * number)
+
+
+def conversation(*turns: tuple[str, int]) -> dict[str, Any]:
+    return {"id": "x", "conversations": [{"from": who, "value": said(number)} for who, number in turns]}
+
+
+SHAREGPT = [
+    conversation(("human", 10), ("gpt", 20), ("human", 5), ("gpt", 6)),
+    conversation(("human", 10)),
+    conversation(("human", 3), ("gpt", 20)),
+    conversation(("gpt", 9), ("human", 7), ("gpt", 8)),
+    conversation(("human", 1025), ("gpt", 20)),
+    conversation(("user", 1024), ("assistant", 1024)),
+    conversation(("human", 1024), ("gpt", 1025)),
+]
+
+
+def load(folder: Path, text: str, format: str = "auto", **options: Any) -> RecordedTrace:  # noqa: A002
+    path = folder / "trace"
+    path.write_text(text, newline="")
+    return load_trace(path, format, TraceOptions(**options))
+
+
+def lens(trace: RecordedTrace) -> list[tuple[float, int, int]]:
+    return [(r.arrival, len(r.prompt_token_ids), r.output_len) for r in trace.requests]
+
+
+def test_azure(tmp_path: Path) -> None:
+    trace = load(tmp_path, AZURE)
+    assert trace.format == "azure"
+    assert lens(trace) == [(0.0, 374, 44), (0.31941, 8, 1), (4.314579, 396, 109)]
+    assert trace.num_skipped == 2
+    assert [r.request_id for r in trace.requests] == ["azure-0", "azure-3", "azure-1"]
+
+
+def test_azure_with_a_zone_and_fewer_digits(tmp_path: Path) -> None:
+    """As the traces of 2024 write it."""
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01,2,5\n"
+    assert lens(load(tmp_path, text)) == [(0.0, 2162, 5), (0.99007, 2, 5)]
+
+
+def test_burstgpt(tmp_path: Path) -> None:
+    trace = load(tmp_path, BURSTGPT)
+    assert trace.format == "burstgpt"
+    assert lens(trace) == [(0.0, 472, 18), (113.0, 417, 276)]
+    assert trace.num_skipped == 1
+
+
+def test_mooncake_shares_what_has_the_same_ids(tmp_path: Path) -> None:
+    trace = load(tmp_path, MOONCAKE)
+    assert trace.format == "mooncake"
+    assert lens(trace) == [(0.0, 1300, 52), (0.0, 1100, 26), (3.053, 700, 1), (3.118, 700, 9)]
+    assert trace.num_skipped == 1
+    a, b, c, d = (bytes(r.prompt_token_ids) for r in trace.requests)
+    assert a[:1024] == b[:1024]
+    assert a[1024:1040] != b[1024:1040]
+    assert c == a[:700]
+    assert d[:512] == a[:512]
+    assert d[512:528] != a[512:528]
+
+
+def test_mooncake_with_blocks_of_another_size(tmp_path: Path) -> None:
+    line = json.dumps({"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]})
+    assert lens(load(tmp_path, line, hash_block_size=16)) == [(0.0, 40, 5)]
+    with pytest.raises(ConfigError, match=r"line 1: hash_ids has 3 blocks of 512 tokens for an input_length of 40"):
+        load(tmp_path, line)
+
+
+def test_sharegpt_first_turns(tmp_path: Path) -> None:
+    trace = load(tmp_path, json.dumps(SHAREGPT), tokenize=words)
+    assert trace.format == "sharegpt"
+    assert lens(trace) == [(0.0, 10, 20), (0.0, 7, 8), (0.0, 1024, 1024)]
+    assert trace.num_skipped == 4
+    assert trace.requests[0].prompt_token_ids == [4] * 10
+
+
+def test_sharegpt_all_turns(tmp_path: Path) -> None:
+    conversations = [*SHAREGPT[:3], conversation(("human", 2), ("gpt", 2), ("human", 0), ("gpt", 5))]
+    trace = load(tmp_path, json.dumps(conversations), tokenize=words, multi_turn=True)
+    assert [r.request_id for r in trace.requests] == [
+        "sharegpt-0-t0",
+        "sharegpt-0-t1",
+        "sharegpt-2-t0",
+        "sharegpt-3-t0",
+    ]
+    assert lens(trace) == [(0.0, 10, 20), (0.0, 5, 6), (0.0, 3, 20), (0.0, 2, 2)]
+    assert trace.num_skipped == 1
+    feed = RequestFeed(trace.requests)
+    feed.pop_due(0.0)
+    feed.finish("sharegpt-0-t0", [9] * 20, 2.0)
+    (second,) = feed.pop_due(2.0)
+    assert second.prompt_token_ids == [4] * 10 + [9] * 20 + [4] * 5
+
+
+def test_custom(tmp_path: Path) -> None:
+    lines = [{"prompt": said(3), "output_tokens": 7}, {"prompt": said(2)}, {"prompt": "", "output_tokens": 3}]
+    text = "\n".join(map(json.dumps, lines))
+    trace = load(tmp_path, text, tokenize=words, output_len=5)
+    assert trace.format == "custom"
+    assert lens(trace) == [(0.0, 3, 7), (0.0, 2, 5)]
+    assert trace.num_skipped == 1
+    with pytest.raises(ConfigError, match="line 2: output_tokens is missing: write it, or give an output_len for all"):
+        load(tmp_path, text, tokenize=words)
+
+
+def own(*lines: dict[str, Any]) -> str:
+    return "\n".join(json.dumps({"arrival": 0, "prompt_len": 3, "output_len": 2} | line) for line in lines)
+
+
+def test_our_own(tmp_path: Path) -> None:
+    text = own(
+        {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1},
+        {"arrival": 1.25, "request_id": "a", "prompt_len": None, "prompt_token_ids": [700, 3], "e2e_latency": 1.0},
+        {"arrival": 0.5, "request_id": "c", "after": "a", "carries_history": True},
+        {"arrival": 2},
+    )
+    a, c, d, b = load(tmp_path, text).requests
+    assert a == WorkloadRequest("a", 0.0, [700, 3], 2)
+    assert (c.arrival, c.after, c.carries_history) == (0.5, "a", True)
+    assert (d.request_id, d.arrival) == ("chairlift-3", 0.75)
+    assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids)) == (2.25, 9, -1, 3)
+
+
+def test_our_own_shares_hashed_blocks(tmp_path: Path) -> None:
+    text = own(
+        {"prompt_len": 40, "prompt_hashes": ["x", "y"]},
+        {"prompt_len": 40, "prompt_hashes": ["x", "y"]},
+        {"prompt_len": 32, "prompt_hashes": ["x", "z"]},
+        {"prompt_len": 9, "prompt_hashes": ["x", "y"], "hash_block_size": 4},
+    )
+    a, b, c, d = (bytes(r.prompt_token_ids) for r in load(tmp_path, text).requests)
+    assert a[:32] == b[:32]
+    assert a[32:] != b[32:]
+    assert c[:16] == a[:16]
+    assert c[16:] != a[16:32]
+    assert len(d) == 9
+
+
+LINES = {
+    "azure": AZURE,
+    "burstgpt": BURSTGPT,
+    "mooncake": MOONCAKE,
+    "sharegpt": json.dumps(SHAREGPT),
+    "custom": json.dumps({"prompt": said(3), "output_tokens": 7})
+    + "\n"
+    + json.dumps({"prompt": "a", "output_tokens": 1}),
+    "chairlift": own({}, {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_recognized_limited_and_kept_in_the_vocabulary(tmp_path: Path, name: str) -> None:
+    trace = load(tmp_path, "\ufeff" + LINES[name], tokenize=words, vocab_size=10)
+    assert trace.format == name
+    assert load(tmp_path, LINES[name], name, tokenize=words, vocab_size=10) == trace
+    assert len(load(tmp_path, LINES[name], tokenize=words, limit=1).requests) == 1
+    assert max(max(r.prompt_token_ids) for r in trace.requests) < 10
+
+
+def test_a_limit_keeps_no_one_whose_predecessor_is_behind_it(tmp_path: Path) -> None:
+    text = own(
+        {"request_id": "a"}, {"request_id": "c", "after": "b"}, {"request_id": "d", "after": "c"}, {"request_id": "b"}
+    )
+    assert [r.request_id for r in load(tmp_path, text, limit=3).requests] == ["a"]
+    assert [r.request_id for r in load(tmp_path, text).requests] == ["a", "b", "c", "d"]
+
+
+def test_what_was_skipped_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "trace"
+    path.write_text(AZURE)
+    with caplog.at_level(logging.WARNING, "chairlift"):
+        assert len(read_trace(path)) == 3
+    assert "2 of 5 requests skipped" in caplog.text
+
+
+def test_a_long_trace_is_small_and_no_two_requests_begin_alike(tmp_path: Path) -> None:
+    rows = [f"{i},GPT-4,{500 + i % 1000},5,0,API log" for i in range(3000)]
+    trace = load(tmp_path, "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "\n".join(rows))
+    assert all(type(r.prompt_token_ids) is bytes for r in trace.requests)
+    assert len({bytes(r.prompt_token_ids[:16]) for r in trace.requests}) == 3000
+
+
+@given(st.text(max_size=8), st.text(max_size=8), st.integers(0, 300), st.integers(1, 400))
+def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> None:
+    tokens = synthetic_tokens(key, count, vocab_size)
+    assert len(tokens) == count
+    assert all(token < vocab_size for token in tokens)
+    assert synthetic_tokens(key, count + 5, vocab_size)[:count] == tokens
+    if key != other:
+        assert synthetic_tokens(key, 16) != synthetic_tokens(other, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", r"trace: not a trace in a known format \(azure, burstgpt, .*it begins with ''"),
+        ("a,b\n1,2", r"it begins with 'a,b'"),
+        ('{"x": 1}', r"not a trace in a known format"),
+        ('{"x": 1', r"the first line is not a JSON object"),
+        (AZURE.replace("396", "many"), r"trace: line 3: ContextTokens must be an integer, got 'many'"),
+        (AZURE.replace("396", "-4"), r"line 3: ContextTokens must be an integer >= 0, got -4"),
+        (AZURE.replace("396,109", "396"), r"line 3: GeneratedTokens is missing"),
+        (
+            AZURE.replace("2023-11-16 18:15:47", "noon"),
+            r"line 5: TIMESTAMP must be a date and time, .* got 'noon.0000000'",
+        ),
+        (AZURE.replace("2023", "1923"), r"line 2: TIMESTAMP must not be before 1970"),
+        (BURSTGPT.replace("45.5", "nan"), r"line 3: Timestamp must be a number >= 0, got nan"),
+        (BURSTGPT.replace("45.5", "x"), r"line 3: Timestamp must be a number, got 'x'"),
+        (
+            "Timestamp,Request tokens,Response tokens\n",
+            r"no request that can be served \(0 skipped\), read as burstgpt",
+        ),
+        (MOONCAKE.replace("1100", '"1100"'), r"line 2: input_length must be an integer >= 0, got '1100'"),
+        (MOONCAKE.replace("[46, 47, 2354]", '["46"]'), r"line 2: hash_ids must be a list of int"),
+        (MOONCAKE + "nonsense", r"line 7: not JSON"),
+        (MOONCAKE + "[]", r"line 7: must be a JSON object, got \[\]"),
+        ("[", r"trace: line 1: not JSON"),
+        ("[1]", r"entry 0: must be an object with `conversations`, got 1"),
+        ('[{"id": 1}]', r"entry 0: conversations is missing"),
+        ('[{"conversations": [{"from": "human"}]}]', r"entry 0: conversations\[0\]: value is missing"),
+        ('{"prompt": 3, "output_tokens": 1}', r"line 1: prompt must be a string, got 3"),
+        (own({}, {"max_token": 3}), r"line 2: max_token is not a field of this format; its fields are after, arrival"),
+        (own({}, {"output_len": 0}), r"line 2: output_len must be an integer >= 1, got 0"),
+        (own({"max_tokens": 1}), r"line 1: workload request 'chairlift-0': max_tokens must be at least output_len=2"),
+        (own({"prompt_len": None}), r"line 1: prompt_len or prompt_token_ids must be there, and not both"),
+        (own({"prompt_token_ids": [1]}), r"line 1: prompt_len or prompt_token_ids must be there, and not both"),
+        (own({"prompt_len": 0}), r"line 1: workload request .* at least one token"),
+        (own({"prompt_len": None, "prompt_token_ids": [-1]}), r"prompt_token_ids must not be negative, got -1"),
+        (own({"prompt_hashes": ["a"]}), r"prompt_hashes must have one for each full block of 16 tokens: 0, got 1"),
+        (own({"hash_block_size": 4}), r"hash_block_size is there without prompt_hashes"),
+        (own({"carries_history": 1}), r"carries_history must be true or false, got 1"),
+        (own({"priority": 1.5}), r"priority must be an integer, got 1.5"),
+        (own({"after": "z"}, {}), r"trace: workload request 'chairlift-0': `after` names no request: 'z'"),
+        (own({"request_id": "a"}, {"request_id": "a"}), r"request id 'a' occurs more than once"),
+        (own({"after": "chairlift-0"}), r"trace: .* 'chairlift-0' can never arrive: its `after` leads in a circle"),
+    ],
+)
+def test_files_that_make_no_sense(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load(tmp_path, text, tokenize=words)
+
+
+def test_columns_that_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: no column 'TIMESTAMP'; its columns are Timestamp, Model"):
+        load(tmp_path, BURSTGPT, "azure")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere: cannot be read \(No such file"):
+        read_trace(tmp_path / "nowhere")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="binary: is not UTF-8 text"):
+        read_trace(tmp_path / "binary")
+
+
+def test_options_of_no_use(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="multi_turn is for sharegpt traces, and this one is read as azure"):
+        load(tmp_path, AZURE, multi_turn=True)
+    with pytest.raises(ConfigError, match="format 'csv' is not known; known are auto, azure"):
+        load(tmp_path, AZURE, "csv")
+    with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
+        TraceOptions(limit=0)
+    with pytest.raises(ConfigError, match="this trace holds text, and its lengths depend on the tokenizer"):
+        load(tmp_path, json.dumps(SHAREGPT))

@@ -1,0 +1,312 @@
+"""Tokenizers rebuilt from GGUF metadata: parity with llama.cpp and transformers, round trips, and the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_files import write_tokenizer_gguf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizer_corpus import strings
+from tokenizers import Regex, pre_tokenizers
+from transformers import AutoTokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.tokenization_utils_base import generate_merges
+
+from chairlift.errors import ModelLoadError
+from chairlift.loading.cache import CACHE_VARIABLE, write_atomically
+from chairlift.loading.gguf_file import GGUFFile
+from chairlift.loading.resolve import ModelFiles, load_tokenizer
+from chairlift.loading.text import gguf_tokenizer
+from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS
+from chairlift.loading.text.tokenizer import Tokenizer
+
+SAMPLE = Path(__file__).parent.parent / "data" / "smollm2_llama_cpp_ids.json"
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Tokenizer:
+    return load_tokenizer(ModelFiles("gguf", smollm2_gguf, "smollm2"))
+
+
+def test_ids_equal_llama_cpp(smollm2: Tokenizer) -> None:
+    for row in json.loads(SAMPLE.read_text(encoding="utf-8")):
+        assert smollm2.encode(row["text"], add_special_tokens=False) == row["ids"], row["text"]
+
+
+@pytest.fixture(scope="module")
+def oracle(smollm2_gguf: Path) -> Any:
+    """The default model's tokenizer as transformers rebuilds it."""
+    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+
+
+def test_ids_equal_transformers(smollm2: Tokenizer, oracle: Any) -> None:
+    # transformers 5.23 does not know the pre-tokenizer "smollm" and leaves runs of digits whole.
+    texts = [text for text in strings() if not any(character.isnumeric() for character in text)]
+    assert len(texts) > 300
+    for text in texts:
+        ids = oracle.encode(text, add_special_tokens=False)
+        assert smollm2.encode(text, add_special_tokens=False) == ids, text
+        assert smollm2.decode(ids, skip_special_tokens=False) == oracle.decode(ids), text
+
+
+def test_chat_equals_transformers(smollm2: Tokenizer, oracle: Any) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    user, assistant = {"role": "user", "content": "Hi <b>&</b>"}, {"role": "assistant", "content": "Hello."}
+    for messages in ([user], [system, user], [system, user, assistant, user]):
+        for prompt in (True, False):
+            text = oracle.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+            assert smollm2.render_chat(messages, add_generation_prompt=prompt) == text
+    assert smollm2.encode_chat([user])[:1] == [smollm2.token_to_id("<|im_start|>")]
+
+
+def test_special_tokens(smollm2: Tokenizer) -> None:
+    assert (smollm2.vocab_size, smollm2.bos_token_id, smollm2.eos_token_id) == (49152, 1, 2)
+    assert smollm2.id_to_token(2) == "<|im_end|>"
+    assert smollm2.token_to_id("no such token") is None
+    assert smollm2.id_to_token(1 << 20) is None
+    assert smollm2.encode("hi<|im_end|>")[-1] == 2
+    assert smollm2.decode([19556, 2]) == "Hello"
+    assert smollm2.decode([19556, 2], skip_special_tokens=False) == "Hello<|im_end|>"
+    assert smollm2.decode([19556, 1 << 20]) == "Hello"
+
+
+# SmolLM2's vocabulary has no token for these control characters, nor for the bytes that begin planes 4 to 11.
+SPELLABLE = st.characters(
+    max_codepoint=0x3FFFF, exclude_categories=["Cs"], exclude_characters="\x04\x06\x13\x14\x16\x1d"
+)
+TRICKY = st.lists(st.sampled_from(["<|im_end|>", " ", "\n", "é", "🎿", "12", "a"])).map("".join)
+
+
+@given(text=st.text(SPELLABLE) | TRICKY)
+@settings(max_examples=300, deadline=None)
+def test_round_trip(smollm2: Tokenizer, text: str) -> None:
+    ids = smollm2.encode(text, add_special_tokens=False)
+    assert smollm2.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))
+def test_splits_equal_transformers(name: str) -> None:
+    ours = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[name].patterns]
+    oracle = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), "isolated")
+    for text in strings(300):
+        assert pre_tokenizers.Sequence(ours).pre_tokenize_str(text) == oracle.pre_tokenize_str(text), text
+
+
+def test_gpt2_split_equals_the_library() -> None:
+    (pattern,) = PRE_TOKENIZERS["gpt-2"].patterns
+    ours = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    oracle = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in strings(300):
+        assert [p for p, _ in ours.pre_tokenize_str(text)] == [p for p, _ in oracle.pre_tokenize_str(text)], text
+
+
+# A vocabulary of bytes in GPT-2's spelling, with a few merges.
+BYTES = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
+BPE: dict[str, Any] = {
+    "model": "gpt2",
+    "pre": "smollm",
+    "tokens": [*BYTES, "he", "ll", "hell", "Ġhe", "<end>", "<think>", ""],
+    "token_type": [1] * (len(BYTES) + 4) + [3, 4, 5],
+    "merges": ["h e", "l l", "he ll", "Ġ he"],
+    "eos_token_id": len(BYTES) + 4,
+    "bos_token_id": len(BYTES) + 4,
+}
+PIECES = ["a", "b", "ab", "▁", "▁a", "▁ab", "aab"]
+SPM: dict[str, Any] = {
+    "model": "llama",
+    "tokens": ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *PIECES],
+    "token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+    "scores": [0.0] * 259 + [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "unknown_token_id": 0,
+}
+
+
+def load(folder: Path, base: dict[str, Any], **changes: Any) -> Tokenizer:
+    metadata = {key: value for key, value in {**base, **changes}.items() if value is not None}
+    path = write_tokenizer_gguf(folder / "t.gguf", metadata)
+    return load_tokenizer(ModelFiles("gguf", path, "t"))
+
+
+def spelled(tokenizer: Tokenizer, text: str, **options: bool) -> list[str | None]:
+    return [tokenizer.id_to_token(token) for token in tokenizer.encode(text, **options)]
+
+
+def test_tiny_byte_level(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, BPE)
+    assert spelled(tokenizer, "hello he12") == ["hell", "o", "Ġhe", "1", "2"]
+    assert spelled(tokenizer, "<end>h<think>") == ["<end>", "h", "<think>"]
+    ids = tokenizer.encode("<end>h<think>")
+    assert tokenizer.decode(ids) == "h<think>", "user-defined tokens are text, control tokens are not"
+    assert tokenizer.vocab_size == len(BPE["tokens"])
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(tmp_path_factory.mktemp("tiny"), BPE)
+
+
+@given(text=st.text() | st.lists(st.sampled_from(["<end>", "<think>", "<", "hell", " he"])).map("".join))
+@settings(deadline=None)
+def test_every_text_survives_a_whole_byte_alphabet(tiny: Tokenizer, text: str) -> None:
+    assert tiny.decode(tiny.encode(text), skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(("pre", "adds"), [("smollm", False), ("llama-bpe", True), ("tekken", True), (None, False)])
+def test_bos_by_default(tmp_path: Path, pre: str | None, adds: bool) -> None:
+    assert (spelled(load(tmp_path, BPE, pre=pre), "h")[0] == "<end>") is adds
+
+
+@pytest.mark.parametrize("base", [BPE, SPM], ids=["gpt2", "llama"])
+def test_bos_and_eos_flags(tmp_path: Path, base: dict[str, Any]) -> None:
+    tokenizer = load(tmp_path, base, add_bos_token=True, add_eos_token=True)
+    ids = tokenizer.encode("a")
+    assert (ids[0], ids[-1]) == (base["bos_token_id"], base["eos_token_id"])
+    assert tokenizer.encode("a", add_special_tokens=False) == ids[1:-1]
+    bare = load(tmp_path, base, add_bos_token=False)
+    assert bare.encode("a") == bare.encode("a", add_special_tokens=False)
+
+
+def test_tiny_sentencepiece(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, SPM)
+    assert spelled(tokenizer, "ab a") == ["<s>", "▁ab", "▁a"]
+    assert spelled(tokenizer, "a</s>b", add_special_tokens=False) == ["▁a", "</s>", "▁", "b"]
+    assert spelled(tokenizer, "é", add_special_tokens=False) == ["▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("ab é a")) == "ab é a"
+    bare = load(tmp_path, SPM, add_space_prefix=False)
+    assert spelled(bare, "ab a", add_special_tokens=False) == ["ab", "▁a"]
+
+
+@given(text=st.text() | st.lists(st.sampled_from(["<end>", "<think>", "<", "hell", " he"])).map("".join))
+@settings(deadline=None)
+def test_token_bytes_of_byte_level_join_to_the_text(tiny: Tokenizer, text: str) -> None:
+    assert b"".join(map(tiny.token_bytes, tiny.encode(text))) == text.encode()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["space before", "as it is"])
+def tiny_spm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(tmp_path_factory.mktemp("tiny"), SPM, add_space_prefix=request.param)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
+@settings(deadline=None)
+def test_token_bytes_of_sentencepiece_join_to_the_text(tiny_spm: Tokenizer, text: str) -> None:
+    ids = tiny_spm.encode(text, add_special_tokens=False)
+    leading = " " if text and tiny_spm.encode("a", add_special_tokens=False) == [tiny_spm.token_to_id("▁a")] else ""
+    assert b"".join(map(tiny_spm.token_bytes, ids)) == (leading + text).encode()
+
+
+@pytest.mark.parametrize(
+    ("base", "token", "expected"),
+    [
+        (BPE, "Ġhe", b" he"),
+        (BPE, "Ċ", b"\n"),
+        (BPE, "ð", b"\xf0"),
+        (BPE, "<end>", b"<end>"),
+        (SPM, "▁ab", b" ab"),
+        (SPM, "<0xF0>", b"\xf0"),
+        (SPM, "</s>", b"</s>"),
+    ],
+)
+def test_token_bytes(tmp_path: Path, base: dict[str, Any], token: str, expected: bytes) -> None:
+    tokenizer = load(tmp_path, base)
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    assert tokenizer.token_bytes(token_id) == expected
+    for unknown in (-1, tokenizer.vocab_size, 1 << 40):
+        assert tokenizer.token_bytes(unknown) == b""
+
+
+def test_the_longest_token(tmp_path: Path, smollm2: Tokenizer) -> None:
+    assert load(tmp_path, BPE).max_token_bytes == len("[EMPTY_330]"), "padding has a name"
+    assert load(tmp_path, SPM).max_token_bytes == len("<unk>")
+    lengths = [len(smollm2.token_bytes(token_id)) for token_id in range(smollm2.vocab_size)]
+    assert smollm2.max_token_bytes == max(lengths)
+    assert min(lengths) > 0
+
+
+@given(pieces=st.dictionaries(st.text("ab▁", min_size=1, max_size=5), st.floats(-9, 0), min_size=1, max_size=30))
+def test_derived_merges_equal_transformers(pieces: dict[str, float]) -> None:
+    oracle = generate_merges({piece: i for i, piece in enumerate(pieces)}, pieces)
+    assert gguf_tokenizer.derive_merges(list(pieces), list(pieces.values())) == oracle
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "problem"),
+    [
+        (BPE, {"pre": "klingon"}, r"tokenizer\.ggml\.pre is 'klingon'.*supported: .*smollm"),
+        (BPE, {"model": "bert"}, r"tokenizer\.ggml\.model is 'bert'.*gpt2, llama"),
+        (BPE, {"model": None}, r"tokenizer\.ggml\.model is None"),
+        (BPE, {"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
+        (BPE, {"merges": None}, r"tokenizer\.ggml\.merges is missing"),
+        (BPE, {"merges": ["he"]}, r"tokenizer\.ggml\.merges must hold pairs"),
+        (BPE, {"merges": ["q zz"]}, r"tokenizer\.ggml\.merges does not fit the tokens"),
+        (BPE, {"token_type": [1, 1]}, r"tokenizer\.ggml\.token_type has 2 entries for \d+ tokens"),
+        (BPE, {"tokens": ["a", "a"], "token_type": None, "merges": ["a a"]}, r"tokens holds 'a' twice"),
+        (BPE, {"add_bos_token": 3}, r"add_bos_token must be true or false, got 3"),
+        (SPM, {"scores": None}, r"tokenizer\.ggml\.scores is missing"),
+        (SPM, {"scores": [1.0]}, r"tokenizer\.ggml\.scores has 1 entries"),
+    ],
+)
+def test_damage_names_file_and_key(tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"t\.gguf: .*" + problem):
+        load(tmp_path, base, **changes)
+
+
+def cached_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.tokenizer.json"))
+
+
+def test_built_once_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(tmp_path, BPE)
+    (cached,) = cached_files(tmp_path)
+    monkeypatch.setattr(gguf_tokenizer, "_build", lambda vocabulary: pytest.fail("built again"))
+    again = gguf_tokenizer.gguf_tokenizer(GGUFFile(tmp_path / "t.gguf"))
+    for text in strings(100):
+        assert again.encode(text) == first.encode(text)
+    assert cached_files(tmp_path) == [cached]
+
+
+@pytest.mark.parametrize("junk", ["", "{", '{"version": "1.0"}', "not json"])
+def test_damaged_cache_is_built_again(tmp_path: Path, junk: str) -> None:
+    ids = load(tmp_path, BPE).encode("hello")
+    (cached,) = cached_files(tmp_path)
+    cached.write_text(junk)
+    assert gguf_tokenizer.gguf_tokenizer(GGUFFile(tmp_path / "t.gguf")).encode("hello") == ids
+    assert json.loads(cached.read_text())["model"]["type"] == "BPE"
+
+
+def test_changed_model_is_built_again(tmp_path: Path) -> None:
+    assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]
+    os.utime(tmp_path / "t.gguf", (1, 1))
+    assert spelled(load(tmp_path, BPE, merges=["h e"]), "hello") == ["he", "l", "l", "o"]
+
+
+def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+    def refuse_model_folder(path: Path, text: str) -> None:
+        if path.parent == tmp_path:
+            raise PermissionError(13, "read-only", str(path))
+        write_atomically(path, text)
+
+    monkeypatch.setattr(gguf_tokenizer, "write_atomically", refuse_model_folder)
+    assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]
+    assert cached_files(tmp_path) == []
+    assert len(cached_files(tmp_path / "cache" / "models")) == 1
+
+
+def test_sample_covers_much() -> None:
+    rows = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    assert len(rows) >= 100
+    for pattern in (r"[\u0400-\u04ff]", r"[\u4e00-\u9fff]", r"\d\d", r"<\|im_end\|>", r"\n\s*\n", "🎿"):
+        assert any(re.search(pattern, row["text"]) for row in rows), pattern

@@ -1,0 +1,102 @@
+"""Tokenizers out of Hugging Face folders, as transformers writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_corpus import strings
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from chairlift.errors import ModelLoadError, RequestError
+from chairlift.loading.text.hf_tokenizer import folder_tokenizer
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+def make(folder: Path, **options: Any) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of 400 tokens, saved by transformers into `folder`."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    backend.train_from_iterator(strings(200), trainer)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **options
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}])
+def test_ids_equal_transformers(tmp_path: Path, flags: dict[str, bool]) -> None:
+    make(tmp_path, chat_template=TEMPLATE, **flags)
+    oracle = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    ours = folder_tokenizer(tmp_path)
+    assert (ours.bos_token_id, ours.eos_token_id, ours.vocab_size) == (0, 1, len(oracle))
+    for text in strings(200):
+        assert ours.encode(text) == oracle.encode(text)
+        ids = oracle.encode(text, add_special_tokens=False)
+        assert ours.encode(text, add_special_tokens=False) == ids
+        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+    messages = [{"role": "user", "content": "hi"}]
+    assert ours.render_chat(messages) == oracle.apply_chat_template(messages, tokenize=False)
+    assert ours.encode_chat(messages) == oracle.encode("<s>[user]hi", add_special_tokens=False)
+
+
+def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
+    make(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(2)
+    backend.enable_padding(length=64)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert 2 < len(folder_tokenizer(tmp_path).encode("The quick brown fox")) < 64
+
+
+def test_chat_template_places(tmp_path: Path) -> None:
+    make(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    assert not folder_tokenizer(tmp_path).has_chat_template
+    with pytest.raises(RequestError, match="no chat template") as caught:
+        folder_tokenizer(tmp_path).render_chat([])
+    assert caught.value.param == "messages"
+    edit(settings, chat_template="config")
+    assert folder_tokenizer(tmp_path).render_chat([]) == "config"
+    edit(settings, chat_template=[{"name": "rag", "template": "r"}, {"name": "default", "template": "listed"}])
+    assert folder_tokenizer(tmp_path).render_chat([]) == "listed"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert folder_tokenizer(tmp_path).render_chat([]) == "file"
+
+
+def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
+    make(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "unk_token": "<none>"})
+    )
+    tokenizer = folder_tokenizer(tmp_path)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert "unk_token" not in tokenizer.special_tokens
+
+
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing.*save_pretrained"):
+        folder_tokenizer(tmp_path)
+    make(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text()[:1000])
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: truncated or damaged"):
+        folder_tokenizer(tmp_path)
+    for text in ("{", "[]"):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: "):
+            folder_tokenizer(tmp_path)

@@ -1,0 +1,227 @@
+"""Hostile chat templates, as `--trust-request-chat-template` lets requests bring them: what they reach, and what they
+take. SECURITY.md refers to this list of cases."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from chairlift.errors import RequestError
+from chairlift.loading.text import template_process
+from chairlift.loading.text.chat_template import ChatTemplate
+from chairlift.loading.text.marked_text import is_template_text, unmarked
+from chairlift.loading.text.template_process import TemplateProcess
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def render(text: str, **extra: Any) -> str:
+    return unmarked(ChatTemplate(text, {}, from_request=True).render(USER, **extra))
+
+
+NOTHING = {
+    "class of a string": "{{ ''.__class__ }}",
+    "attr filter": "{{ ''|attr('__class__') }}",
+    "item instead of attribute": "{{ messages[0]['__class__'] }}",
+    "name put together": "{{ messages[0].content['__cla' ~ 'ss__'] }}",
+    "marks of a string": "{{ messages[0].content._mask }}{{ messages[0].content|attr('_mask') }}",
+    "str.format": "{{ '{0.__class__}'.format('') }}",
+    "str.format with names": "{{ '{a.__class__}'.format(a='') }}",
+    "str.format_map": "{{ '{a.__class__}'.format_map({'a': ''}) }}",
+    "format method through attr": "{{ ('{0.__class__}'|attr('format'))('') }}",
+    "format method through map": "{{ (['{0.__class__}']|map(attribute='format')|first)('') }}",
+    "join by attribute": "{{ ['a']|join(attribute='__class__') }}",
+    "globals of a function": "{{ lipsum.__globals__ }}{{ lipsum|attr('__globals__') }}",
+    "globals of a helper": "{{ raise_exception.__globals__ }}{{ strftime_now.__globals__ }}",
+    "globals of a method": "{{ cycler('a').reset.__globals__ }}{{ messages[0].content.strip.__globals__ }}",
+    "owner of a method": "{{ messages[0].content.strip.__self__ }}{{ messages[0].content.strip.__func__ }}",
+    "inside of a namespace": "{% set ns = namespace() %}{{ ns._Namespace__attrs }}",
+    "inside of self": "{{ self._TemplateReference__context }}",
+    "inside of a loop": "{% for a in [1] %}{{ loop._iterable }}{% endfor %}",
+    "inside of a macro": "{% macro m() %}{% endmacro %}{{ m._func }}{{ m._environment }}",
+    "inside of caller": "{% macro m() %}{{ caller.__globals__ }}{% endmacro %}{% call m() %}x{% endcall %}",
+    "frame of a generator": "{{ (messages|map('upper')).gi_frame }}{{ ([1]|map('string')).gi_code }}",
+    "inside of undefined": "{{ nothing._undefined_exception }}{{ nothing.__class__ }}",
+    "names of the compiled template": "{{ environment }}{{ context }}{{ concat }}{{ resolve }}{{ l_0_messages }}",
+    "builtins": "{{ __builtins__ }}{{ __import__ }}{{ config }}{{ request }}{{ os }}{{ sys }}",
+    "class of a class": "{{ range.__class__ }}{{ dict.__subclasses__ }}{{ dict.__base__ }}",
+}
+"""They see an undefined value, which is written as nothing."""
+
+REFUSED = {
+    "subclasses of object": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+    "globals of a class": ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+    "globals of an instance": ("{{ joiner('x').__init__.__globals__ }}", "unsafe"),
+    "globals of namespace": ("{{ namespace.__init__.__globals__ }}", "unsafe"),
+    "globals of loop": ("{% for a in [1] %}{{ loop.__init__.__globals__ }}{% endfor %}", "unsafe"),
+    "call of a macro": ("{% macro m() %}{% endmacro %}{{ m.__call__.__globals__ }}", "unsafe"),
+    "str.format, two steps": ("{{ '{0.__class__.__mro__}'.format(messages) }}", "unsafe"),
+    "open": ("{{ open('/etc/passwd').read() }}", "undefined"),
+    "import": ("{% import 'os' as os %}", "no loader"),
+    "from import": ("{% from 'os' import environ %}", "no loader"),
+    "include": ("{% include '/etc/passwd' %}", "no loader"),
+    "extends": ("{% extends '/etc/passwd' %}", "no loader"),
+    "do": ("{% do messages.append(1) %}", "unknown tag"),
+    "debug": ("{% debug %}", "unknown tag"),
+    "list is changed": ("{{ messages.append(1) }}", "unsafe"),
+    "dict is changed": ("{{ messages[0].update({'a': 1}) }}", "unsafe"),
+    "dict is extended": ("{{ messages[0].setdefault('z', 1) }}", "unsafe"),
+    "global is changed": ("{% set lipsum.x = 1 %}", "non-namespace"),
+    "class is changed": ("{% set namespace.x = 1 %}", "non-namespace"),
+    "codec is loaded": ("{{ 'a'.encode('zlib') }}", "not available to templates"),
+}
+"""Template and a part of the reason."""
+
+TOO_MUCH = {
+    "long string": "{{ 'x' * 10**11 }}",
+    "long list": "{{ ([0] * 10**10) | length }}",
+    "printf width": "{{ '%10000000000d' % 1 }}",
+    "printf width from a value": "{{ '%*d' % (10**10, 1) }}",
+    "format width": "{{ '{:>10000000000}'.format(1) }}",
+    "format width from a value": "{{ '{:>{}}'.format(1, 10**10) }}",
+    "center": "{{ 'x' | center(10**11) }}",
+    "ljust": "{{ 'x'.ljust(10**11) }}",
+    "zfill": "{{ 'x'.zfill(10**11) }}",
+    "expandtabs": "{{ ('\t' * 1000).expandtabs(10**8) }}",
+    "replace": "{{ ('a' * 10**5).replace('a', 'b' * 10**6) }}",
+    "join": "{{ ('x' * 10**5).join(['y'] * 10**5) }}",
+    "translate": "{{ 'a'.translate({97: 'b' * 10**10}) }}",
+    "doubling": "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "batch": "{{ [1] | batch(10**10, 0) | list | length }}",
+    "range": "{{ range(10**12) | list }}",
+    "digits": "{{ (16 ** (10**6)) | string | length }}",
+    "digits of text": "{{ ('f' * 10**7) | int(base=16) }}",
+    "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "nested brackets": "{{ " + "[" * 3000 + "]" * 3000 + " }}",
+    "nested blocks": "{% if 1 %}" * 200 + "{% endif %}" * 200,
+    "long expression": "{{ 1" + " and 1" * 20_000 + " }}",
+    "long output": "{% set part = 'x' * 1000000 %}{% for i in range(20) %}{{ part }}{% endfor %}",
+    "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "one long operation": "{{ 7 ** (3 * 10**8) > 1 }}",
+}
+
+HARMLESS = {
+    "powers": ("{{ (9 ** (9 ** 2)) | string | length }}", "78"),
+    "long date": ("{{ strftime_now('%1000000000Y') | length < 100 }}", "True"),
+    "many dates": ("{{ strftime_now('%Y' * 10**5) | length }}", "400000"),
+    "null byte in a date": ("{{ strftime_now('\0') | length < 2 }}", "True"),
+    "brackets around a link": ("{{ ('(' * 5000 + 'http://a.b' + ')' * 5000) | urlize | length > 5000 }}", "True"),
+    "unfinished tags": ("{{ ('<!--' * 10**4) | striptags | length >= 0 }}", "True"),
+    "namespace with odd names": ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}{{ ns.__class__ }}", ""),
+    "self": ("{{ self }}", "<TemplateReference None>"),
+    "type by name": ("{{ messages[0].content is string }}{{ 1 | attr('real') }}", "True1"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_is_out_of_reach_is_undefined(name: str) -> None:
+    assert render(NOTHING[name]) == ""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    text, reason = REFUSED[name]
+    with pytest.raises(RequestError, match=reason) as caught:
+        render(text)
+    assert not re.search(r"\.py|/lib/|/etc/(?!passwd')", str(caught.value)), "paths of this machine stay here"
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_takes_too_much_is_stopped(name: str) -> None:
+    with pytest.raises(RequestError, match="messages: the model's chat template"):
+        render(TOO_MUCH[name])
+    assert render("{{ messages[0].content }}") == "hi"
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_does_no_harm(name: str) -> None:
+    text, expected = HARMLESS[name]
+    assert render(text) == expected
+
+
+@pytest.mark.parametrize("filter_name", ["sort", "unique", "groupby", "map", "selectattr", "min", "sum"])
+def test_filters_that_take_an_attribute_do_not_reach_classes(filter_name: str) -> None:
+    option = "'__class__'" if filter_name in ("groupby", "selectattr") else "attribute='__class__'"
+    try:
+        text = render("{{ ['a'] | " + filter_name + "(" + option + ") | list }}")
+    except RequestError:
+        return
+    assert "class" not in text.replace("__class__", "")
+
+
+def test_nothing_is_kept_between_renders() -> None:
+    text = "{{ secret }}{% set secret = 1 %}{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
+    assert render(text, secret="mine") == "mine1"
+    assert render(text) == "1"
+    turns = "{% set turns = cycler('a', 'b') %}{{ turns.next() }}"
+    assert [render(turns), render(turns)] == ["a", "a"]
+
+
+def test_a_large_constant_is_not_kept() -> None:
+    """Constant expressions are not computed while a template compiles, so no cache holds what they make."""
+    render("")
+    worker = template_process._REQUEST_TEMPLATES._process
+    assert worker is not None
+    before = psutil.Process(worker.pid).memory_info().rss
+    for number in range(6):
+        constant = f"'{number}-' * 30000000"
+        text = "{% if messages[1] %}{{ " + constant + " }}{% set a = " + constant + " %}{% endif %}"
+        assert render(text) == ""
+    assert template_process._REQUEST_TEMPLATES._process is worker
+    assert psutil.Process(worker.pid).memory_info().rss < before + 200_000_000
+
+
+def test_templates_of_requests_run_apart_from_the_servers() -> None:
+    own = ChatTemplate("{{ messages[0].content }}", {})
+    assert own.render(USER) == "hi"
+    server_process = template_process._OWN_TEMPLATES._process
+    assert server_process is not None
+    render("{{ 1 }}")
+    request_process = template_process._REQUEST_TEMPLATES._process
+    assert request_process is not None
+    assert request_process.pid != server_process.pid
+    request_process.kill()
+    request_process.wait()
+    assert own.render(USER) == "hi"
+    assert template_process._OWN_TEMPLATES._process is server_process
+    assert render("{{ 1 }}") == "1"
+
+
+def test_the_process_can_open_and_start_nothing() -> None:
+    """What is left to a template that gets out of the sandbox."""
+    process = TemplateProcess()
+    process.run({"do": "render", "template": "", "variables": {}})
+    assert process._process is not None
+    limits = Path(f"/proc/{process._process.pid}/limits").read_text()
+    for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
+        assert re.search(rf"{name} +0 +0", limits), name
+    assert re.search(r"Max cpu time +\d", limits)
+    process._kill(process._process)
+
+
+def test_a_template_cannot_mark_content_as_its_own() -> None:
+    content = "<|im_end|>"
+    for text in (
+        "{{ messages[0].content }}",
+        "{{ messages[0].content | string | trim | upper | lower }}",
+        "{{ messages[0].content | list | join }}",
+        "{{ '%s' | format(messages[0].content) }}",
+        "{{ '{}'.format(messages[0].content) }}",
+        "{{ messages[0].content.split('im')[0] ~ messages[0].content[2:] }}",
+        "{{ ''.join([messages[0].content]) }}",
+        "{{ 'x'.replace('x', messages[0].content) }}",
+        "{{ {'a': messages[0].content}['a'] }}",
+        "{% set a %}{{ messages[0].content }}{% endset %}{{ a }}",
+        "{% macro m(a) %}{{ a }}{% endmacro %}{{ m(messages[0].content) }}",
+        "{% for letter in messages[0].content %}{{ letter }}{% endfor %}",
+        "{{ messages[0].content.encode().decode() }}",
+        "{{ messages[0] | tojson }}",
+        "{{ messages }}",
+    ):
+        written = ChatTemplate(text, {}, from_request=True).render([{"role": "user", "content": content}])
+        assert "<" in written
+        assert not any(is_template_text(letter) for letter in written)

@@ -1,0 +1,169 @@
+"""Explanations against the scheduler itself: what is said to have let a request in does, and nothing less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.errors import ChairliftError
+from chairlift.events import Step
+from chairlift.observability.explain import Explainer, Explanation, Viewer
+from chairlift.observability.step_cost import MIN_STEPS
+from chairlift.observability.wait_text import describe_span
+from chairlift.request import WaitReason
+from tracked_crowds import Crowd
+
+Prompts = list[tuple[int, int]]
+"""(prompt tokens, max_tokens) of requests that come at once."""
+
+
+def first_step(asks: Prompts, **options: Any) -> Crowd:
+    crowd = Crowd(**options)
+    for length, max_tokens in asks:
+        crowd.add([crowd.count] * length, max_tokens)
+    crowd.steps(1)
+    return crowd
+
+
+def admitted(crowd: Crowd) -> list[str]:
+    step = next(event for event in crowd.log.events if isinstance(event, Step))
+    return step.admitted
+
+
+def explain(crowd: Crowd, request_id: str, viewer: Viewer | None = None) -> Explanation:
+    request = crowd.tracker.get(request_id)
+    assert request is not None
+    return Explainer(crowd.tracker).explain(request, viewer or Viewer(), crowd.clock.now())
+
+
+ASKS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=2, max_size=6)
+ENGINES = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(8, 16),
+        "block_size": st.sampled_from([1, 2, 4]),
+        "max_num_seqs": st.integers(1, 6),
+        "max_model_len": st.just(24),
+        "max_num_batched_tokens": st.just(100),
+        "enable_prefix_caching": st.just(False),
+        "kv": st.sampled_from(["paged", "exact", "max"]),
+        "arena": st.sampled_from(["buddy", "first-fit"]),
+        "batching": st.sampled_from(["continuous", "continuous", "static"]),
+    }
+)
+
+
+@given(asks=ASKS, options=ENGINES)
+@settings(max_examples=300, deadline=None)
+def test_what_would_have_let_it_in_does(asks: Prompts, options: dict[str, Any]) -> None:
+    try:
+        crowd = first_step(asks, **options)
+    except ChairliftError:
+        return
+    refused = next((r for r in crowd.tracker.waiting()), None)
+    if refused is None or crowd.tracker.last_step is None:
+        return
+    index = int(refused.request_id[1:]) - 1
+    for way in explain(crowd, refused.request_id).would_admit:
+        changes = dict(way.changes)
+        changed = asks[: index + 1]
+        if (max_tokens := changes.pop("max_tokens", None)) is not None:
+            changed = [*changed[:-1], (changed[-1][0], int(max_tokens))]
+        assert admits(changed, options, changes, refused.request_id) is way.admits, way
+        if way.admits and "num_kv_blocks" in changes and options["kv"] == "paged":
+            changes["num_kv_blocks"] = int(changes["num_kv_blocks"]) - 1
+            assert not admits(changed, options, changes, refused.request_id), "the smallest pool"
+        if way.admits and max_tokens is not None:
+            longer = [*changed[:-1], (changed[-1][0], int(max_tokens) + 1)]
+            assert not admits(longer, options, changes, refused.request_id), "the largest max_tokens"
+
+
+def admits(asks: Prompts, options: dict[str, Any], changes: dict[str, Any], request_id: str) -> bool:
+    changed = {**options, **{key: value for key, value in changes.items() if key != "num_kv_blocks"}}
+    changed["num_blocks"] = changes.get("num_kv_blocks", options["num_blocks"])
+    try:
+        return request_id in admitted(first_step(asks, **changed))
+    except ChairliftError:
+        return False
+
+
+def test_before_the_first_steps_it_is_not_known_how_long() -> None:
+    crowd = first_step([(4, 20), (4, 12)], max_num_seqs=1)
+    early = explain(crowd, "r2")
+    assert (early.position, early.expected_wait) == (0, None)
+    seats = early.waits[0].spans[-1]
+    assert (seats.reason, seats.estimate) == (WaitReason.SEATS, None)
+    assert describe_span(seats).endswith("; estimated wait: unknown")
+    crowd.steps(MIN_STEPS)
+    later = explain(crowd, "r2")
+    assert later.expected_wait is not None
+    assert not describe_span(later.waits[0].spans[-1]).endswith("; estimated wait: unknown")
+
+
+def test_the_wait_is_about_as_long_as_said() -> None:
+    crowd = first_step([(4, 20), (4, 12), (4, 9)], max_num_seqs=2, max_num_batched_tokens=16)
+    crowd.steps(4)
+    crowd.add([5], 3)
+    crowd.steps(6)
+    explained = explain(crowd, "r3")
+    assert (explained.state, explained.position) == ("waiting", 0)
+    last = explain(crowd, "r4")
+    assert last.position == 1
+    assert explained.expected_wait is not None
+    assert last.expected_wait is not None
+    now = crowd.clock.now()
+    crowd.to_end()
+    for request_id, said in (("r3", explained.expected_wait), ("r4", last.expected_wait)):
+        request = crowd.tracker.get(request_id)
+        assert request is not None
+        assert request.first_scheduled is not None
+        assert said == pytest.approx(request.first_scheduled - now, rel=0.4, abs=0.2)
+
+
+def test_the_crowd_costs_what_its_tokens_cost() -> None:
+    """Steps take 0.1 s and 0.01 s a token (see `TimedExecutor`), and 3 ms to be read."""
+    crowd = first_step([(10, 30), (20, 8), (5, 4)])
+    crowd.to_end()
+    cost = explain(crowd, "r1").contention
+    others = 20 + 7 + 5 + 3
+    assert cost.shared_steps_time == pytest.approx(others * 0.01, rel=0.05)
+    assert (cost.num_preemptions, cost.recompute_time) == (0, 0)
+    alone = first_step([(10, 30)])
+    alone.to_end()
+    assert explain(alone, "r1").contention.shared_steps_time == pytest.approx(0, abs=1e-6)
+
+
+def test_preemptions_are_costed() -> None:
+    crowd = first_step([(2, 7)] * 3, num_blocks=5, block_size=2, enable_prefix_caching=False)
+    crowd.to_end()
+    (victim,) = (r for r in crowd.tracker.requests() if r.num_preemptions == 1)
+    explained = explain(crowd, victim.request_id)
+    assert [wait.cause for wait in explained.waits] == ["arrival", "preemption"]
+    assert victim.finished is not None
+    assert explained.contention.recomputed_tokens == victim.finished.num_recomputed_tokens > 0
+    assert explained.contention.recompute_time == pytest.approx(0.01 * explained.contention.recomputed_tokens, rel=0.05)
+    assert explained.contention.preempted_time == explained.waits[1].seconds > 0
+
+
+def test_others_are_an_opaque_id_and_a_size() -> None:
+    crowd = Crowd(max_num_seqs=1)
+    crowd.add([1, 2, 3], 9, tenant="rich")
+    crowd.add([4, 5], 2, tenant="poor")
+    crowd.to_end()
+    spans = explain(crowd, "r2", Viewer("poor", is_admin=False)).waits[0].spans
+    (seats,) = (span for span in spans if span.reason == WaitReason.SEATS)
+    assert seats.largest_holders[0].id.startswith("other-")
+    assert seats.largest_holders[0].num_blocks == 1
+    assert "r1" not in describe_span(seats)
+    assert explain(crowd, "r2").waits[0].spans[-1].largest_holders[0].id == "r1"
+
+
+def test_a_wait_in_words() -> None:
+    crowd = Crowd(num_blocks=8, block_size=2, enable_prefix_caching=False)
+    crowd.add([1] * 11, 5)
+    crowd.add([2] * 5, 3)
+    crowd.to_end()
+    (memory,) = (span for span in explain(crowd, "r2").waits[0].spans if span.reason == WaitReason.MEMORY)
+    assert describe_span(memory).startswith("needs 3 blocks, 2 are free; running: r1 (6 blocks); estimated wait: ")

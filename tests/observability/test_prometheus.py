@@ -1,0 +1,121 @@
+"""Metrics against what the events say, in the text that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift.events import EventList, RequestFinished, Step
+from chairlift.lab.metrics.requests import request_metrics
+from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
+from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
+from tracked_crowds import Crowd
+
+
+def busy_crowd(**options: object) -> Crowd:
+    crowd = Crowd(**{"num_blocks": 8, "block_size": 2, "max_num_seqs": 3, **options})
+    for index in range(6):
+        crowd.add([1, 2, 3, index % 2, *range(index % 3)], 6, late=0.01)
+        crowd.steps(1)
+    crowd.core.abort("r6")
+    crowd.to_end()
+    return crowd
+
+
+def exposed(events: EventList, crowd: Crowd) -> dict[tuple[str, str], float]:
+    """(sample, its last label's value if that is its own) -> value."""
+    tracker = RequestTracker()
+    metrics = PrometheusMetrics(tracker, {"chairlift:engine_up": ("Whether it runs.", lambda: 1.0)})
+    assert crowd.tracker.started is not None
+    for event in (crowd.tracker.started, *events.events):
+        tracker.emit(event)
+        metrics.emit(event)
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            own = [v for k, v in sample.labels.items() if k not in ("model_name", "engine")]
+            found[sample.name, own[-1] if own else ""] = sample.value
+    return found
+
+
+def test_counters_are_sums_over_the_events() -> None:
+    crowd = busy_crowd()
+    found = exposed(crowd.log, crowd)
+    steps = [event for event in crowd.log.events if isinstance(event, Step)]
+    ended = [event for event in crowd.log.events if isinstance(event, RequestFinished)]
+    assert found["chairlift:steps_total", ""] == len(steps)
+    assert found["vllm:num_preemptions_total", ""] == sum(len(step.preempted) for step in steps) > 0
+    assert found["vllm:generation_tokens_total", ""] == sum(sum(step.num_new) for step in steps)
+    assert found["chairlift:recomputed_tokens_total", ""] == sum(event.num_recomputed_tokens for event in ended)
+    assert found["vllm:prefix_cache_hits_total", ""] == sum(event.num_cached_tokens for event in ended) > 0
+    assert found["vllm:request_success_total", "length"] == 5
+    assert found["vllm:request_success_total", "abort"] == 1
+    waited: Counter[str] = Counter()
+    for event in ended:
+        waited.update(event.steps_waited)
+    assert {k: v for (name, k), v in found.items() if name == "chairlift:wait_steps_total"} == waited
+    for kind in SLOT_KINDS:
+        seconds = sum((step.time - step.scheduled_time) * getattr(step, kind) for step in steps)
+        assert found["chairlift:kv_slot_seconds_total", kind] == pytest.approx(seconds)
+
+
+def test_latencies_are_those_of_the_request_metrics() -> None:
+    crowd = busy_crowd()
+    found = exposed(crowd.log, crowd)
+    requests = request_metrics(crowd.log.events)
+    itls = [gap for request in requests for gap in request.itls]
+    ttfts = [request.ttft for request in requests if request.ttft is not None]
+    assert found["vllm:inter_token_latency_seconds_sum", ""] == pytest.approx(sum(itls))
+    assert found["vllm:inter_token_latency_seconds_count", ""] == len(itls)
+    assert found["vllm:time_to_first_token_seconds_sum", ""] == pytest.approx(sum(ttfts))
+    assert found["vllm:time_to_first_token_seconds_count", ""] == len(ttfts)
+    assert found["vllm:inter_token_latency_seconds_bucket", "0.15"] == sum(gap <= 0.15 for gap in itls)
+
+
+def test_waits_in_seconds_are_the_queue_times_and_those_after_preemptions() -> None:
+    crowd = busy_crowd()
+    found = exposed(crowd.log, crowd)
+    total = sum(value for (name, _), value in found.items() if name == "chairlift:wait_seconds_total")
+    waits = [w for r in crowd.tracker.requests() for w in r.waits]
+    assert total == pytest.approx(sum(w.end - w.start for w in waits if w.end is not None))
+    again = [w for r in crowd.tracker.requests() for w in r.waits[1:]]
+    after = sum(w.end - w.start for w in again if w.end is not None)
+    assert found["chairlift:preempted_seconds_total", ""] == pytest.approx(after)
+    assert after > 0
+
+
+def test_gauges_show_the_moment() -> None:
+    crowd = Crowd(max_num_seqs=2, num_blocks=10)
+    for start in range(4):
+        crowd.add([start, 5, 6], 9)
+    crowd.steps(2)
+    found = exposed(crowd.log, crowd)
+    assert (found["vllm:num_requests_running", ""], found["vllm:num_requests_waiting", ""]) == (2, 2)
+    assert found["vllm:kv_cache_usage_perc", ""] == pytest.approx(0.2)
+    assert found["chairlift:engine_up", ""] == 1
+    assert sum(value for (name, _), value in found.items() if name == "chairlift:kv_slots") == 40
+    assert found["chairlift:kv_slots", "free"] < 40
+    crowd.to_end()
+    found = exposed(crowd.log, crowd)
+    assert found["vllm:kv_cache_usage_perc", ""] == 0
+    assert found["chairlift:kv_slots", "free"] == 40
+
+
+def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
+    crowd = busy_crowd(batching="static", num_blocks=32)
+    found = exposed(crowd.log, crowd)
+    assert found["vllm:inter_token_latency_seconds_count", ""] == 0
+    assert found["vllm:time_to_first_token_seconds_count", ""] == 5
+    assert found["chairlift:padding_tokens_total", ""] > 0
+
+
+def test_every_metric_is_there_before_anything_happens() -> None:
+    crowd = Crowd()
+    names = {name for name, _ in exposed(EventList(), crowd)}
+    assert {f"{name}_sum" for name in HISTOGRAMS} <= names
+    assert {f"{name}_total" for name, (_, labels) in COUNTERS.items() if not labels} <= names

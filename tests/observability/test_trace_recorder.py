@@ -1,0 +1,134 @@
+"""The recorder writes what can be replayed, and nothing that can be read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chairlift.errors import ConfigError
+from chairlift.lab.workload.traces import load_trace
+from chairlift.observability.trace_recorder import TraceRecorder
+
+
+def common_blocks(a: list[int], b: list[int]) -> int:
+    """Equal full blocks of 16 at the beginning."""
+    count = 0
+    while (end := 16 * (count + 1)) <= min(len(a), len(b)) and a[:end] == b[:end]:
+        count += 1
+    return count
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[list[int]]:
+    """Prompts that often begin as another one does."""
+    made: list[list[int]] = []
+    for _ in range(draw(st.integers(1, 6))):
+        stem = draw(st.sampled_from(made)) if made and draw(st.booleans()) else []
+        own = draw(st.lists(st.integers(0, 100_000), max_size=40))
+        made.append([*stem[: draw(st.integers(0, len(stem)))], *own] or [7])
+    return made
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompts())
+def test_round_trip(tmp_path: Path, session: list[list[int]]) -> None:
+    """Whatever was shared in whole blocks is shared again, and nothing else; lengths and times are the same."""
+    path = tmp_path / "session"
+    with TraceRecorder(path) as recorder:
+        for i, prompt in enumerate(session):
+            recorder.arrived(f"r{i}", prompt, 50 + i, 100.0 + i, priority=i)
+        for i in reversed(range(len(session))):
+            recorder.finished(f"r{i}", i + 1, 200.0 + i)
+    replayed = load_trace(path).requests
+    assert [(r.arrival, len(r.prompt_token_ids), r.output_len, r.max_tokens, r.priority) for r in replayed] == [
+        (float(i), len(prompt), i + 1, 50 + i, i) for i, prompt in enumerate(session)
+    ]
+    rebuilt = [list(r.prompt_token_ids) for r in replayed]
+    for i in range(len(session)):
+        for j in range(i):
+            assert common_blocks(rebuilt[i], rebuilt[j]) == common_blocks(session[i], session[j])
+
+
+def test_nothing_can_be_read(tmp_path: Path) -> None:
+    """No field for tokens, no id of a request; and the hashes of two sessions cannot be compared."""
+    tokens = [123_456 + i for i in range(32)]
+    lines: list[str] = []
+    for name in ("one", "two"):
+        with TraceRecorder(tmp_path / name) as recorder:
+            recorder.arrived("secret-user", tokens, 8, 1_700_000_000.0)
+            recorder.finished("secret-user", 4, 1_700_000_002.5)
+        lines.append((tmp_path / name).read_text())
+    assert "secret" not in lines[0]
+    first, second = map(json.loads, lines)
+    assert first.keys() == {
+        "arrival",
+        "prompt_len",
+        "output_len",
+        "max_tokens",
+        "e2e_latency",
+        "hash_block_size",
+        "prompt_hashes",
+    }
+    assert (first["arrival"], first["e2e_latency"]) == (0.0, 2.5)
+    assert not set(first["prompt_hashes"]) & set(second["prompt_hashes"])
+
+
+def test_lines_are_there_when_a_request_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    recorder = TraceRecorder(path)
+    recorder.arrived("a", [1], 4, 0.0)
+    recorder.arrived("b", [1], 4, 1.0)
+    recorder.arrived("c", [1], 4, 2.0)
+    assert path.read_text() == ""
+    recorder.finished("b", 4, 3.0)
+    assert len(path.read_text().splitlines()) == 1
+    recorder.finished("c", 0, 3.0)
+    assert recorder.num_left_out == 1
+    recorder.close()
+    recorder.finished("a", 2, 9.0)
+    assert recorder.num_left_out == 2
+    (request,) = load_trace(path).requests
+    assert (request.arrival, request.output_len) == (0.0, 4)
+
+
+def test_from_many_threads(tmp_path: Path) -> None:
+    path = tmp_path / "session"
+    with TraceRecorder(path) as recorder:
+
+        def serve(worker: int) -> None:
+            for i in range(50):
+                recorder.arrived(f"{worker}-{i}", bytes(20), 8, float(i))
+                recorder.finished(f"{worker}-{i}", 3, i + 0.5)
+
+        threads = [threading.Thread(target=serve, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    requests = load_trace(path).requests
+    assert len(requests) == 200
+    assert all(a.arrival <= b.arrival for a, b in pairwise(requests))
+    assert len({bytes(r.prompt_token_ids[:16]) for r in requests}) == 1
+
+
+def test_a_full_disk_ends_the_recording_only(caplog: pytest.LogCaptureFixture) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    recorder = TraceRecorder("/dev/full")
+    for name in "ab":
+        recorder.arrived(name, [1], 4, 0.0)
+        recorder.finished(name, 1, 1.0)
+    recorder.close()
+    assert recorder.num_left_out == 2
+    assert "recording ends here" in caplog.text
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"session: cannot be written \(No such file"):
+        TraceRecorder(tmp_path / "nowhere" / "session")

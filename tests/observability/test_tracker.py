@@ -1,0 +1,253 @@
+"""Every way of waiting, followed through events alone: the spans add up to the queue time, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chairlift.config import KV_ARENAS
+from chairlift.errors import RequestError
+from chairlift.events import RequestArrived, Step
+from chairlift.observability import tracker as tracker_module
+from chairlift.observability.tracker import RequestTracker
+from chairlift.request import WaitReason
+from tracked_crowds import Crowd, check_waits
+
+LONG = [*range(1, 13)]
+
+
+def seats() -> Crowd:
+    crowd = Crowd(max_num_seqs=1)
+    for start in (1, 2, 3):
+        crowd.add([start, 5, 6], late=0.02)
+    return crowd
+
+
+def memory() -> Crowd:
+    crowd = Crowd(num_blocks=8, block_size=2, enable_prefix_caching=False, kv="exact", arena="first-fit")
+    for start in (1, 2, 3):
+        crowd.add([start, *LONG[:5]], 6)
+    return crowd
+
+
+def sibling_prefill() -> Crowd:
+    crowd = Crowd(max_num_batched_tokens=8, max_num_seqs=4)
+    leader = crowd.add([*LONG, *LONG], 3)
+    crowd.add([*LONG, *LONG], 3, leader_id=leader)
+    crowd.add([*LONG, *LONG], 3, leader_id=leader)
+    return crowd
+
+
+def preemption() -> Crowd:
+    crowd = Crowd(num_blocks=5, block_size=2, max_num_seqs=3, enable_prefix_caching=False)
+    for start in (1, 2, 3):
+        crowd.add([start, 4], 7)
+    return crowd
+
+
+def pending_token() -> Crowd:
+    crowd = Crowd(num_blocks=4, block_size=2, max_num_seqs=3, enable_prefix_caching=False, steps_ahead=2)
+    for start in (1, 2, 3):
+        crowd.add([start], 5)
+    return crowd
+
+
+def batch() -> Crowd:
+    crowd = Crowd(batching="static", static_batch_size=2)
+    crowd.add([1, 2], 5)
+    crowd.steps(2)
+    crowd.add([3, 4], 2)
+    return crowd
+
+
+def fairness() -> Crowd:
+    crowd = Crowd(max_num_seqs=1, scheduling_policy="fair")
+    for start in range(4):
+        crowd.add([start, 7], 5, tenant="greedy")
+    crowd.steps(1)
+    crowd.add([9], 2, tenant="modest")
+    return crowd
+
+
+WAYS: dict[WaitReason, Callable[[], Crowd]] = {
+    WaitReason.SEATS: seats,
+    WaitReason.MEMORY: memory,
+    WaitReason.SIBLING_PREFILL: sibling_prefill,
+    WaitReason.PENDING_TOKEN: pending_token,
+    WaitReason.PREEMPTION: preemption,
+    WaitReason.BATCH: batch,
+    WaitReason.FAIRNESS: fairness,
+}
+
+
+def test_there_is_a_crowd_for_every_reason() -> None:
+    assert set(WAYS) == set(WaitReason)
+
+
+@pytest.mark.parametrize("reason", WAYS, ids=[reason.value for reason in WAYS])
+def test_the_spans_of_a_wait_are_its_queue_time(reason: WaitReason) -> None:
+    crowd = WAYS[reason]()
+    crowd.to_end()
+    assert check_waits(crowd.tracker, crowd.log)[reason.value] > 0
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_spans_add_up_in_any_crowd(data: st.DataObject) -> None:
+    options = data.draw(ENGINES)
+    crowd = Crowd(**options)
+    for _ in range(data.draw(st.integers(3, 30))):
+        act(crowd, data, forced=options["kv"] in ("pow2", "oracle"), priority=options["scheduling_policy"] != "fcfs")
+    crowd.to_end()
+    check_waits(crowd.tracker, crowd.log)
+    assert not crowd.tracker.holders()
+    assert not crowd.tracker._unfinished
+    assert not crowd.tracker._leaving
+
+
+ENGINES = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(6, 24),
+        "block_size": st.sampled_from([1, 2, 4]),
+        "max_num_seqs": st.integers(1, 4),
+        "max_num_batched_tokens": st.integers(4, 12),
+        "max_model_len": st.just(24),
+        "scheduling_policy": st.sampled_from(["fcfs", "priority", "fair"]),
+        "enable_prefix_caching": st.booleans(),
+        "steps_ahead": st.integers(0, 2),
+        "kv": st.sampled_from(["paged", "paged", "exact", "pow2", "oracle"]),
+        "arena": st.sampled_from(KV_ARENAS),
+        "batching": st.sampled_from(["continuous", "continuous", "static"]),
+    }
+)
+
+
+def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None:
+    """One thing that can happen to an engine."""
+    what = data.draw(st.sampled_from(["arrive", "arrive", "siblings", "step", "step", "steps", "abort"]))
+    unfinished = list(crowd.core.scheduler.unfinished)
+    if what == "abort" and unfinished:
+        crowd.core.abort(data.draw(st.sampled_from(unfinished)))
+    elif what in ("step", "steps"):
+        crowd.steps(1 if what == "step" else 5)
+    elif what in ("arrive", "siblings"):
+        prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10))
+        max_tokens = data.draw(st.integers(1, 9))
+        options = {
+            "late": data.draw(st.sampled_from([0.0, 0.05])),
+            "tenant": data.draw(st.sampled_from("ab")),
+            "priority": data.draw(st.integers(0, 2)) if priority else 0,
+            "output_len": max_tokens if forced else None,
+        }
+        try:
+            leader = crowd.add(prompt, max_tokens, **options)
+            if what == "siblings":
+                crowd.add(prompt, max_tokens, leader_id=leader, **options)
+        except RequestError:
+            return
+
+
+def test_lost_events_are_told_as_unknown_and_nothing_is_guessed() -> None:
+    crowd = seats()
+    crowd.to_end()
+    tracker = RequestTracker()
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    steps = [event for event in crowd.log.events if isinstance(event, Step)]
+    lost = {step.step for step in steps if 2 <= step.step <= 4}
+    for event in crowd.log.events:
+        if not (isinstance(event, Step) and event.step in lost):
+            tracker.emit(event)
+    request = tracker.get("r3")
+    assert request is not None
+    (spans,) = tracker.spans(request)
+    assert [(span.reason, span.num_steps) for span in spans if span.reason == "unknown"] == [("unknown", len(lost))]
+    assert spans[-1].end - spans[0].start == request.queue_time
+
+
+def test_who_was_let_in_by_a_lost_step_runs_and_nobody_stays_behind() -> None:
+    crowd = seats()
+    crowd.to_end()
+    tracker = RequestTracker()
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    lost = next(e.step for e in crowd.log.events if isinstance(e, Step) and "r3" in e.admitted)
+    for event in crowd.log.events:
+        if isinstance(event, Step) and event.step == lost:
+            continue
+        tracker.emit(event)
+        request = tracker.get("r3")
+        if isinstance(event, Step) and event.step > lost and "r3" in event.request_ids:
+            assert request is not None
+            assert request.state != "waiting"
+            assert request.request_id in {holder.request_id for holder in tracker.holders()} or request.finished
+    assert tracker.counts() == {"waiting": 0, "running": 0}
+    assert not tracker.holders()
+
+
+def test_an_engine_that_died_is_followed_through_its_return() -> None:
+    crowd = seats()
+    crowd.steps(2)
+    tracker, started = crowd.tracker, crowd.tracker.started
+    assert started is not None
+    arrived = next(e for e in crowd.log.events if isinstance(e, RequestArrived) and e.request_id == "r3")
+    tracker.emit(replace(started, time=9.0))
+    lost = tracker.get("r1")
+    assert lost is not None
+    assert lost.state == "lost"
+    assert not tracker.holders()
+    tracker.emit(replace(arrived, step=0))
+    tracker.emit(step_of("r3", 0, 12.0))
+    again = tracker.get("r3")
+    assert again is not None
+    (spans,) = tracker.spans(again)
+    assert [(span.reason, span.start, span.end) for span in spans] == [("restart", arrived.time, 12.0)]
+    assert (again.state, again.queue_time) == ("running", 12.0 - arrived.time)
+
+
+def step_of(request_id: str, number: int, time: float) -> Step:
+    return Step(time + 1, number, time, [request_id], [3], [0], [1], [request_id], [], [], 1, 0, 0, 0)
+
+
+def test_what_has_ended_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module, "PRUNE_EVERY", 256)
+    crowd = Crowd(max_num_seqs=2)
+    tracker = RequestTracker(max_finished=5)
+    assert crowd.tracker.started is not None
+    tracker.emit(crowd.tracker.started)
+    for _ in range(200):
+        crowd.add([1, 2], 3)
+        crowd.add([1, 3], 2)
+        crowd.to_end()
+    for event in crowd.log.events:
+        tracker.emit(event)
+    assert len(list(tracker.requests())) == 5
+    assert tracker.get("r1") is None
+    assert len(tracker.timeline._times) <= 256
+    assert sum(len(span.stretches) for r in tracker.requests() for w in tracker.spans(r) for span in w) <= 10
+
+
+def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
+    for kv in ("paged", "exact"):
+        crowd = Crowd(num_blocks=9, block_size=2, enable_prefix_caching=False, kv=kv, arena="first-fit", max_num_seqs=3)
+        for start in range(5):
+            crowd.add([start, 1, 2], 6)
+        checked = 0
+        while crowd.core.has_work:
+            crowd.steps(1)
+            checked += check_blocks(crowd)
+        assert checked > 5
+
+
+def check_blocks(crowd: Crowd) -> bool:
+    """Those who ended in the last step held theirs when it was planned, and have given them back since."""
+    last = crowd.tracker.last_step
+    assert last is not None
+    if last.finished:
+        return False
+    assert sum(holder.num_blocks for holder in crowd.tracker.holders()) == crowd.manager.num_blocks - last.free_blocks
+    return True

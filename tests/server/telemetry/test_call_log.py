@@ -1,0 +1,228 @@
+"""What is told of a call once it is over: the access log and OpenTelemetry spans."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chairlift.clock import VirtualClock
+from chairlift.engine.event_hub import EventHub
+from chairlift.errors import ConfigError
+from chairlift.server.access.keys import KeyInfo
+from chairlift.server.api.call_usage import CallUsage
+from chairlift.server.telemetry.access_log import AccessLog
+from chairlift.server.telemetry.call_log import CallListener, CallLogMiddleware, CallRecord
+from chairlift.server.telemetry.engine_observer import EngineObserver
+from chairlift.server.telemetry.observability_options import ObservabilityOptions
+from chairlift.server.telemetry.tracing import CallTracer
+from running_server import RunningServer
+from tracked_crowds import Crowd
+
+SECRET = "my dear diary"
+
+
+def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bool = False) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["key"] = KeyInfo("ann", "ann", False)
+        scope["state"]["call_id"] = call_id
+        await receive()
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": is_disconnected})
+        if is_disconnected:
+            raise OSError("the client is gone")
+
+    return app
+
+
+@pytest.fixture
+def observer() -> EngineObserver:
+    """Of an engine in which r3 waited for a seat."""
+    crowd = Crowd(max_num_seqs=2)
+    for start in range(3):
+        crowd.add([start, 5, 6], 4, late=0.01, tenant="ann")
+    crowd.to_end()
+    hub = EventHub()
+    found = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    assert crowd.tracker.started is not None
+    hub.publish([crowd.tracker.started, *crowd.log.events])
+    return found
+
+
+def call(
+    observer: EngineObserver, app: ASGIApp, *listeners: CallListener, keeps_body: bool = False, **options: Any
+) -> None:
+    logged = CallLogMiddleware(app, observer, listeners, keeps_body)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(logged), base_url="http://server") as client:
+            await client.post(options.pop("path", "/v1/completions"), json={"prompt": SECRET}, **options)
+
+    asyncio.run(ask())
+
+
+def test_a_line_of_json_has_sizes_and_times_and_no_prompt(observer: EngineObserver, tmp_path: Path) -> None:
+    call(observer, answering(), AccessLog("json", tmp_path / "log"))
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert SECRET not in line
+    fields = json.loads(line)
+    assert fields.pop("time").endswith("+00:00")
+    assert fields.pop("duration") >= 0
+    request = observer.tracker.get("r3")
+    assert request is not None
+    assert request.first_token is not None
+    assert fields == {
+        "client": "127.0.0.1",
+        "key": "ann",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 200,
+        "request_id": "r3",
+        "prompt_tokens": 3,
+        "cached_tokens": 0,
+        "output_tokens": 4,
+        "queue_time": pytest.approx(request.queue_time, abs=1e-6),
+        "ttft": pytest.approx(request.first_token - request.arrived.time, abs=1e-6),
+        "finish_reason": "length",
+    }
+
+
+def test_a_line_of_text_and_the_body_if_it_is_wanted(observer: EngineObserver, tmp_path: Path) -> None:
+    call(observer, answering(404, None), AccessLog("text", tmp_path / "log"), keeps_body=True)
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert " 127.0.0.1 ann POST /v1/completions 404 duration=" in line
+    assert SECRET in line
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_path_cannot_forge_a_line_or_a_field(observer: EngineObserver, tmp_path: Path, log_format: str) -> None:
+    path = "/x 200\nforged\x1b[2J\u2028\x85 /v1"
+    record = CallRecord(0.0, "GET", path, "127.0.0.1", {}, call_id="a\x9b\n")
+    AccessLog(log_format, tmp_path / "log")(record)
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.isprintable()
+    if log_format == "text":
+        assert "GET /x%20200%0Aforged%1B%5B2J%E2%80%A8%C2%85%20/v1 499 " in line
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_a_stop_string_ended_says_so(api_server: RunningServer, stream: bool) -> None:
+    body = {"prompt": "once", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text = api_server.post("/v1/completions", body).json()["choices"][0]["text"]
+    stopped = api_server.post("/v1/completions", {**body, "stop": [text[2]], "stream": stream})
+    assert '"finish_reason":"stop"' in stopped.text
+    assert api_server.access_log is not None
+    for _ in range(100):  # the line is written after the answer is sent
+        lines = [json.loads(line) for line in api_server.access_log.read_text().splitlines()]
+        if lines[-1]["request_id"] in stopped.text:
+            break
+        time.sleep(0.01)
+    assert [line["finish_reason"] for line in lines[-2:]] == ["length", "stop"]
+
+
+def test_how_an_answer_ended_is_told_before_the_engine_has_heard_of_it(tmp_path: Path) -> None:
+    crowd = Crowd()
+    crowd.add([1, 2, 3], 9, tenant="ann")
+    crowd.steps(3)
+    hub = EventHub()
+    observer = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
+    hub.publish(crowd.log.events)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["usage"] = CallUsage(3, finish_reason="stop")
+        await answering(call_id="r1")(scope, receive, send)
+
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(observer, exporter)
+    call(observer, app, AccessLog("json", tmp_path / "log"), tracer)
+    tracer.close()
+    assert json.loads((tmp_path / "log").read_text())["finish_reason"] == "stop"
+    (sequence,) = (span for span in exporter.get_finished_spans() if span.name == "sequence")
+    assert sequence.attributes is not None
+    assert sequence.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+
+
+def test_an_earlier_call_of_the_same_id_is_another_one(observer: EngineObserver) -> None:
+    records: list[CallRecord] = []
+    clock = VirtualClock(1e6)
+    later = EngineObserver(SimpleNamespace(events=EventHub()), clock)  # type: ignore[arg-type]
+    later.tracker, later.calls = observer.tracker, observer.calls
+    call(later, answering(), records.append)
+    assert records[0].sequences == []
+
+
+def test_a_client_that_left_is_told_apart(observer: EngineObserver) -> None:
+    records: list[CallRecord] = []
+    with pytest.raises(OSError, match="the client is gone"):
+        call(observer, answering(is_disconnected=True), records.append)
+    assert [record.is_disconnected for record in records] == [True]
+
+
+def test_probes_are_not_logged_while_they_succeed(observer: EngineObserver) -> None:
+    records: list[CallRecord] = []
+    for status in (200, 503):
+        call(observer, answering(status, None), records.append, path="/ready")
+    assert [record.status for record in records] == [503]
+
+
+def test_spans_continue_the_callers_trace(observer: EngineObserver) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(observer, exporter)
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    call(observer, answering(), tracer, headers={"traceparent": f"00-{trace}-{parent}-01"})
+    tracer.close()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {
+        "POST /v1/completions", "sequence", "wait: next_step", "wait: seats", "prefill", "decode"
+    }  # fmt: skip
+    assert {f"{span.context.trace_id:032x}" for span in spans.values()} == {trace}
+    root, sequence = spans["POST /v1/completions"], spans["sequence"]
+    assert root.parent is not None
+    assert f"{root.parent.span_id:016x}" == parent
+    for name in ("wait: seats", "prefill", "decode"):
+        assert spans[name].parent == sequence.context
+    assert seconds(spans["wait: next_step"]) + seconds(spans["wait: seats"]) == pytest.approx(
+        sequence.attributes["gen_ai.latency.time_in_queue"], abs=1e-5
+    )
+    assert sequence.attributes["gen_ai.usage.output_tokens"] == 4
+    assert SECRET not in str([dict(span.attributes or {}) for span in spans.values()])
+
+
+def seconds(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def test_calls_that_never_got_to_the_engine_are_not_traced(observer: EngineObserver) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = CallTracer(observer, exporter)
+    call(observer, answering(401, None), tracer)
+    tracer.close()
+    assert not exporter.get_finished_spans()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"access_log_format": "xml"}, "access_log_format must be one of text, json, none"),
+        ({"access_log": Path("log"), "access_log_format": "none"}, "writes nothing"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ObservabilityOptions(**options)
+
+
+def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; name a file in it"):
+        ObservabilityOptions("json", tmp_path)

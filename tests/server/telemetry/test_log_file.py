@@ -1,0 +1,103 @@
+"""A log on a full disk: lines are dropped and counted, and each spell of it is reported once."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.server.telemetry.log_file import LogFile
+
+FULL = Path("/dev/full")
+
+pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_lines_are_appended_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    log = LogFile("access_log", path)
+    log.write("one \U0001f600")
+    assert path.read_text() == "before\none \U0001f600\n", "at once, without a buffer"
+    log.write("\ud800")
+    log.close()
+    assert path.read_text().splitlines()[2:] == ["\\ud800"]
+
+
+def test_a_full_disk_is_reported_once_and_the_lost_lines_when_it_has_space_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = LogFile("access_log", tmp_path / "log")
+    usable = log._file
+    for spell in range(2):
+        log._file = io.FileIO(FULL, "w")
+        for _ in range(50):
+            log.write("lost")
+        log._file.close()
+        log._file = usable
+        log.write(f"written {spell}")
+        log.write("too")
+    log.close()
+    name = f"access_log={tmp_path / 'log'}"
+    full = f"{name}: cannot be written (No space left on device); lines are dropped until it can be"
+    again = f"{name}: it can be written again, and 50 lines were lost"
+    assert warnings(caplog) == [full, again, full, again]
+    assert (tmp_path / "log").read_text().split("\n") == ["written 0", "too", "written 1", "too", ""]
+
+
+def test_a_line_that_was_written_in_part_does_not_spoil_the_next(tmp_path: Path) -> None:
+    log = LogFile("access_log", tmp_path / "log")
+    assert log._file is not None
+    whole = log._file
+    log._file = _ShortFile(whole)  # type: ignore[assignment]
+    log.write("first line")
+    log._file = whole
+    log.write("second line")
+    log.close()
+    assert (tmp_path / "log").read_text().split("\n") == ["fir", "second line", ""]
+
+
+class _ShortFile:
+    """Takes three bytes, and then no more."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._num_left = 3
+
+    def write(self, data: bytes) -> int:
+        if not self._num_left:
+            raise OSError(28, "No space left on device")
+        taken, self._num_left = data[: self._num_left], 0
+        return self._file.write(taken)
+
+
+def test_what_is_lost_at_the_end_is_reported_by_close(caplog: pytest.LogCaptureFixture) -> None:
+    log = LogFile("access_log", FULL)
+    for _ in range(3):
+        log.write("lost")
+    log.close()
+    assert warnings(caplog)[1:] == ["access_log=/dev/full: in the end 3 lines were lost"]
+
+
+def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    LogFile("access_log", None).write("nowhere")
+    with FULL.open("w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        log = LogFile("access_log", None)
+        log.write("lost")
+        assert log.num_lost == 1
+        log.close()
+
+
+def test_a_file_that_cannot_be_opened_is_an_error_of_its_option(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; name a file in it"):
+        LogFile("access_log", tmp_path)

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from chairlift.errors import ConfigError
+from chairlift.system import optional_packages
+from chairlift.system.optional_packages import check_installed
+
+
+def test_a_missing_package_is_named_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_installed("json", "lab", "chairlift report")
+    monkeypatch.setattr(optional_packages, "find_spec", lambda _: None)
+    expected = "chairlift report needs matplotlib, which is not installed: run pip install 'chairlift[lab]'"
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        check_installed("matplotlib", "lab", "chairlift report")
