@@ -17,7 +17,6 @@ import httpx
 import psutil
 import pytest
 from api_model import with_api_tokenizer
-from chairlift.loading.text.chat_template import ChatTemplate
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from chairlift import AsyncLLM
 from chairlift.engine.process.wire import EngineFacts
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
+from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
