@@ -16,10 +16,13 @@ from chairlift.outputs import SchedulerOutput
 
 FAULT, STEP, MARKER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 STEP_SECONDS = 0.01
+HOLD = MARKER.with_name("hold")
 
 
 class FaultyExecutor(engine_process.AnnouncingExecutor):
     def submit(self, output: SchedulerOutput) -> Any:
+        while HOLD.exists():
+            time.sleep(STEP_SECONDS)
         handle = super().submit(output)
         time.sleep(STEP_SECONDS)
         if output.step == STEP and not (FAULT.startswith("once-") and MARKER.exists()):

@@ -28,7 +28,7 @@ from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
 from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.held_bytes import held_bytes
@@ -205,7 +205,7 @@ def planned(folder: Path, config: EngineConfig, prompt: int, output: int, memory
     files = resolve_model(str(folder))
     model_config = load_config(files)
     model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
-    load = Load(prompt_len=Fixed(prompt), output_len=Fixed(output))
+    load = Load(prompt_len=FixedLength(prompt), output_len=FixedLength(output))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 

@@ -74,7 +74,7 @@ def plan_speed(
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
     itl = cost_model.seconds(_decode(len(batch), half))
     return Speed(
-        constants=cost_model.describe(),
+        constants=cost_model.constants(),
         batch_size=len(batch),
         num_context=half,
         itl=itl,
