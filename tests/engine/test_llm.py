@@ -152,7 +152,7 @@ def test_prompt_logprobs_are_complete_with_chunks_siblings_and_preemption(llm: L
     ("prompts", "params", "match"),
     [
         (["fine", ""], GREEDY, "prompt 1: prompt is empty"),
-        (["fine", [1, 50_000]], GREEDY, r"prompt 1: prompt holds a token id outside 0\.\.49151"),
+        (["fine", [1, 50_000]], GREEDY, r"prompt 1: prompt contains a token id outside 0\.\.49151"),
         (["fine", [1] * 9000], GREEDY, r"prompt 1: prompt has 9000 tokens, but at most 6399 fit"),
         (["fine"], SamplingParams(max_tokens=6400), r"prompt 0: max_tokens=6400 is too large"),
         (["fine", "two"], [GREEDY], "sampling_params has 1 entries for 2 prompts"),
@@ -216,7 +216,7 @@ def test_text_prompts_require_a_tokenizer(tiny_model_dir: Callable[..., Path]) -
     llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
     with pytest.raises(RequestError, match="no tokenizer"):
         llm.generate("text")
-    with pytest.raises(RequestError, match="cannot chat"):
+    with pytest.raises(RequestError, match="messages cannot be rendered"):
         llm.chat([{"role": "user", "content": "hi"}])
 
 

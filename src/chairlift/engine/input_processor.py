@@ -37,14 +37,10 @@ class NoTokenizer:
     max_token_bytes = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        raise RequestError(
-            "this engine has no tokenizer (skip_tokenizer_init), so a prompt must be a list of token ids", "prompt"
-        )
+        raise RequestError("a prompt must be a list of token ids: this engine has no tokenizer", "prompt")
 
     def render_chat(self, messages: list[Message], **options: Any) -> str:
-        raise RequestError(
-            "this engine has no tokenizer (skip_tokenizer_init), so it cannot render messages", "messages"
-        )
+        raise RequestError("messages cannot be rendered: this engine has no tokenizer", "messages")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return ""
