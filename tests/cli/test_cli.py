@@ -19,10 +19,10 @@ import typer
 from typer.testing import CliRunner
 
 import chairlift
-from chairlift.cli.load_options import Load, add_load_options
+from chairlift.cli.engine_options import ENGINE_OPTIONS, HELP
 from chairlift.cli.main import app, main
-from chairlift.cli.options import ENGINE_OPTIONS, HELP
-from chairlift.lab.bench.load import LoadOptions
+from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
+from chairlift.lab.bench.workload_options import WorkloadOptions
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -50,17 +50,17 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
 
 
 def test_every_field_of_a_load_is_an_option_with_its_default() -> None:
-    assert Load.__annotations__.keys() == {field.name for field in fields(LoadOptions)}
-    taken: list[Load] = []
+    assert WorkloadArguments.__annotations__.keys() == {field.name for field in fields(WorkloadOptions)}
+    taken: list[WorkloadArguments] = []
     command = typer.Typer()
 
     @command.command()
-    @add_load_options()
-    def take(*, load: Load) -> None:
+    @add_workload_options()
+    def take(*, load: WorkloadArguments) -> None:
         taken.append(load)
 
     command([], standalone_mode=False)
-    assert LoadOptions(**taken[0]) == LoadOptions()
+    assert WorkloadOptions(**taken[0]) == WorkloadOptions()
 
 
 NO_LABORATORY = """
@@ -101,7 +101,7 @@ def test_generate_prints_the_answers_in_order(smollm2_gguf: Path) -> None:
 
 
 def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., Path]) -> None:
-    load = ["--num-prompts", "6", "--prompt-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
+    load = ["--num-prompts", "6", "--input-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
     engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
     result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load])
     assert result.exit_code == 0, result.output
@@ -113,7 +113,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["bench", "throughput", "--prompt-len", "zipf:3"], "zipf"),
+        (["bench", "throughput", "--input-len", "zipf:3"], "zipf"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
         (["serve", "--kv-cache-memory", "lots"], "memory must be a positive amount"),
         (["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"], "max_num_batched_tokens=8 is less than"),

@@ -39,7 +39,7 @@ def serve_options(command: str) -> dict[str, Any]:
     return options
 
 
-SHAREGPT = ["--prompt-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]
+SHAREGPT = ["--input-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]
 
 
 def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
@@ -65,7 +65,7 @@ def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
     ],
 )
 def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
-    load = ["--prompt-len", "uniform:1..30", "--output-len", "uniform:1..30"]
+    load = ["--input-len", "uniform:1..30", "--output-len", "uniform:1..30"]
     record = record_of(str(tiny_model_dir("llama")), "--memory", "16MiB", *options, *load)
     served = serve_options(record["serve"])
     assert served["model"] == str(tiny_model_dir("llama"))
@@ -82,7 +82,7 @@ def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., 
         str(tiny_model_dir("opt")),
         "--num-kv-blocks",
         "50",
-        "--prompt-len",
+        "--input-len",
         "fixed:20",
         "--output-len",
         "fixed:9",
@@ -142,7 +142,7 @@ def test_without_a_number_the_memory_is_what_serve_would_take(tiny_model_dir: Ca
         (["no-such-model"], "no such file or folder"),
         (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "kv must be one of"),
         (["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"], "give memory, kv_cache_memory or num_kv_blocks"),
-        (["opt-13b", "--num-kv-blocks", "9", "--prompt-len", "zipf:3"], "zipf"),
+        (["opt-13b", "--num-kv-blocks", "9", "--input-len", "zipf:3"], "zipf"),
         (["opt-13b", "--num-kv-blocks", "9", "--max-tokens", "many"], "many"),
         (["opt-13b", "--memory", "20GiB"], "leaves nothing for K and V"),
     ],

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chairlift.cli.options import ModelOption, add_engine_options, log_to_stderr
+from chairlift.cli.engine_options import ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.serve_options import add_api_options
 from chairlift.config import EngineConfig
 from chairlift.server.api.api_options import ApiOptions

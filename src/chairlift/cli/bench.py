@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chairlift.cli.load_options import LOAD, Load, add_load_options
-from chairlift.cli.options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
+from chairlift.cli.engine_options import ENGINE_OPTIONS, ModelOption, add_engine_options, add_options, log_to_stderr
+from chairlift.cli.workload_options import WORKLOAD, WorkloadArguments, add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -17,13 +17,13 @@ bench = typer.Typer(help="Measure.", no_args_is_help=True)
 
 @bench.command()
 @add_engine_options
-@add_load_options()
+@add_workload_options()
 def throughput(
     model: ModelOption = None,
     repeats: Annotated[int, typer.Option(help="Measured runs.")] = 3,
-    num_warmup: Annotated[int, typer.Option(help="Requests of the run before them, not measured.")] = 4,
+    num_warmups: Annotated[int, typer.Option(help="Requests of the run before them, not measured.")] = 4,
     *,
-    load: Load,
+    load: WorkloadArguments,
     config: EngineConfig,
 ) -> None:
     """Output tokens/s, latency, batch size and KV use of a seeded load, offline: a table, then one JSON line."""
@@ -31,7 +31,7 @@ def throughput(
     from chairlift.lab.bench.tables import print_result
     from chairlift.lab.bench.throughput import ThroughputOptions, run_throughput
 
-    print_result(run_throughput(config, ThroughputOptions(**load, repeats=repeats, num_warmup=num_warmup)))
+    print_result(run_throughput(config, ThroughputOptions(**load, repeats=repeats, num_warmups=num_warmups)))
 
 
 @bench.command()
@@ -69,14 +69,14 @@ NOT_FOR_COMPARE = {"batching", "static_batch_size", "static_run_to", "kv", "kv_a
 DeclaredTokens = Annotated[
     int | None,
     typer.Option(
-        help="What every request declares at most; what fits --max-model-len if not given.", rich_help_panel=LOAD
+        help="What every request declares at most; what fits --max-model-len if not given.", rich_help_panel=WORKLOAD
     ),
 ]
 
 
 @bench.command()
 @add_options(name for name in ENGINE_OPTIONS if name not in NOT_FOR_COMPARE)
-@add_load_options(max_tokens=DeclaredTokens)
+@add_workload_options(max_tokens=DeclaredTokens)
 def compare(
     policies: Annotated[
         str,
@@ -91,19 +91,19 @@ def compare(
         str | None,
         typer.Option(
             help="anyscale:CAP\\[/DIVISOR]: published output lengths, divided; prompts of 512 tokens, divided, unless "
-            "--prompt-len is given.",
-            rich_help_panel=LOAD,
+            "--input-len is given.",
+            rich_help_panel=WORKLOAD,
         ),
     ] = None,
     static_batch_size: Annotated[int | None, typer.Option(help="Members of a static batch at most.")] = None,
     kv_arena: Annotated[str | None, typer.Option(help="Where reservations come from: buddy, first-fit.")] = None,
     repeats: Annotated[int, typer.Option(help="Rounds: each policy serves the same requests once.")] = 3,
-    num_warmup: Annotated[int, typer.Option(help="Requests under every policy before them, not measured.")] = 4,
+    num_warmups: Annotated[int, typer.Option(help="Requests under every policy before them, not measured.")] = 4,
     save_events: Annotated[
         Path | None, typer.Option(help="A folder for one event log a policy, of the first round: chairlift report.")
     ] = None,
     *,
-    load: Load,
+    load: WorkloadArguments,
     config: EngineConfig,
 ) -> None:
     """Batching and KV policies at equal memory on one loaded model, in turns: tables, then one JSON line."""
@@ -113,15 +113,15 @@ def compare(
     from chairlift.lab.bench.policies import parse_policies
 
     if workload is not None:
-        lengths = published_lengths(workload, load["prompt_len"], load["output_len"], load["trace"])
-        load["prompt_len"], load["output_len"] = lengths
+        lengths = published_lengths(workload, load["input_len"], load["output_len"], load["trace"])
+        load["input_len"], load["output_len"] = lengths
     options = CompareOptions(
         **load,
         policies=parse_policies(policies),
         static_batch_size=static_batch_size,
         kv_arena=kv_arena,
         repeats=repeats,
-        num_warmup=num_warmup,
+        num_warmups=num_warmups,
         save_events=save_events,
     )
     result = run_compare(config, options)
@@ -210,19 +210,20 @@ def kernels(
 
 
 @bench.command()
-@add_load_options(seed="seed")
+@add_workload_options(seed="seed")
 def serve(
     more_goodput: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="MORE_OBJECTIVES")] = None,
     base_url: Annotated[str, typer.Option(help="Any OpenAI-compatible server.")] = "http://127.0.0.1:8000",
-    endpoint_type: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
+    backend: Annotated[str, typer.Option(help="openai (completions) or openai-chat.")] = "openai",
     model: Annotated[str | None, typer.Option(help="As the server calls it; the server is asked if not given.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as the bearer token.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Prompt tokens are below it.", rich_help_panel=LOAD)] = 32000,
+    vocab_size: Annotated[int, typer.Option(help="Prompt tokens are below it.", rich_help_panel=WORKLOAD)] = 32000,
     tokenizer: Annotated[
-        str | None, typer.Option(help="The model whose tokenizer measures the texts of a trace.", rich_help_panel=LOAD)
+        str | None,
+        typer.Option(help="The model whose tokenizer measures the texts of a trace.", rich_help_panel=WORKLOAD),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Force the output lengths (an extension that vLLM has too).", rich_help_panel=LOAD)
+        bool, typer.Option(help="Force the output lengths (an extension that vLLM has too).", rich_help_panel=WORKLOAD)
     ] = True,
     num_warmups: Annotated[int, typer.Option(help="Requests before the load, not measured.")] = 0,
     goodput: Annotated[
@@ -233,7 +234,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a request has failed.")] = 600.0,
     save_result: Annotated[Path | None, typer.Option(help="Write the result and every request, as JSON.")] = None,
     *,
-    load: Load,
+    load: WorkloadArguments,
 ) -> None:
     """Latency, throughput and goodput of a server under a seeded load, over HTTP: tables, then one JSON line."""
     log_to_stderr()
@@ -245,7 +246,7 @@ def serve(
     options = ServeOptions(
         **load,
         base_url=base_url,
-        endpoint_type=endpoint_type,
+        backend=backend,
         model=model,
         vocab_size=vocab_size,
         tokenizer=tokenizer,

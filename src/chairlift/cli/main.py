@@ -10,8 +10,8 @@ import typer
 from chairlift import __version__
 from chairlift.cli.batch import batch
 from chairlift.cli.bench import bench
+from chairlift.cli.engine_options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.key import key
-from chairlift.cli.options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.plan import plan
 from chairlift.cli.report import report
 from chairlift.cli.serve_options import add_serve_options

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chairlift.cli.load_options import LOAD, LoadSeed, OutputLen, PromptLen
-from chairlift.cli.options import add_options
+from chairlift.cli.engine_options import add_options
+from chairlift.cli.workload_options import WORKLOAD, InputLen, OutputLen, WorkloadSeed
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chairlift.lab.planning.planner import Load, PlannedModel
+    from chairlift.lab.planning.planner import PlannedModel, PlannedWorkload
     from chairlift.lab.sim.devices import Device
     from chairlift.loading.resolve import ModelFiles
     from chairlift.models.config import ModelConfig
@@ -55,20 +55,20 @@ def plan(
     device: Annotated[
         str, typer.Option(help="cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
     ] = CPU,
-    prompt_len: PromptLen = None,
+    input_len: InputLen = None,
     output_len: OutputLen = None,
     max_tokens: Annotated[
         str | None,
         typer.Option(
             help="What requests declare at most, a number or written the same way; their true lengths if not given.",
-            rich_help_panel=LOAD,
+            rich_help_panel=WORKLOAD,
         ),
     ] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(help="Poisson arrivals a second; inf or not given: all at once.", rich_help_panel=LOAD),
+        typer.Option(help="Poisson arrivals a second; inf or not given: all at once.", rich_help_panel=WORKLOAD),
     ] = None,
-    workload_seed: LoadSeed = 0,
+    workload_seed: WorkloadSeed = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Print the arithmetic, line by line.")] = False,
     only_json: Annotated[bool, typer.Option("--json", help="Print the JSON line alone.")] = False,
     *,
@@ -80,7 +80,7 @@ def plan(
 
     kind, hardware = _device(device)
     config = replace(config, device=kind)
-    load = _load(prompt_len, output_len, max_tokens, request_rate, workload_seed)
+    load = _load(input_len, output_len, max_tokens, request_rate, workload_seed)
     memory_bytes, free_share = _memory(memory, config, hardware)
     planned = make_plan(
         _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
@@ -161,16 +161,16 @@ def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfi
 
 
 def _load(
-    prompt_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
-) -> Load:
-    from chairlift.lab.bench.load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPT_LEN
-    from chairlift.lab.planning.planner import Load
+    input_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
+) -> PlannedWorkload:
+    from chairlift.lab.bench.workload_options import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN
+    from chairlift.lab.planning.planner import PlannedWorkload
     from chairlift.lab.workload.lengths import parse_lengths
 
     if max_tokens is not None and max_tokens.isdecimal():
         max_tokens = f"fixed:{max_tokens}"
-    return Load(
-        prompt_len=parse_lengths(prompt_len or DEFAULT_PROMPT_LEN),
+    return PlannedWorkload(
+        input_len=parse_lengths(input_len or DEFAULT_INPUT_LEN),
         output_len=parse_lengths(output_len or DEFAULT_OUTPUT_LEN),
         max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
         request_rate=request_rate,

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chairlift.cli.load_options import Load, add_load_options
-from chairlift.cli.options import add_options
+from chairlift.cli.engine_options import add_options
+from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -58,7 +58,7 @@ def _check_options(ctx: typer.Context) -> None:
 
 
 @add_options(SIMULATION_OPTIONS)
-@add_load_options()
+@add_workload_options()
 def simulate(
     ctx: typer.Context,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets.")] = False,
@@ -83,7 +83,7 @@ def simulate(
         typer.Option(help="Whose requests these are, by shares, as heavy=20,light=1; see --scheduling-policy fair."),
     ] = None,
     *,
-    load: Load,
+    load: WorkloadArguments,
     config: EngineConfig,
 ) -> None:
     """Run the engine's own scheduler in virtual time: constants, a table, then one JSON line."""
@@ -95,11 +95,11 @@ def simulate(
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
-        from chairlift.lab.bench.load import LoadOptions
         from chairlift.lab.bench.simulation import DEFAULT_DEVICE, SimulationOptions, print_simulation, run_simulation
+        from chairlift.lab.bench.workload_options import WorkloadOptions
 
         options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to, tenants)
-        print_simulation(run_simulation(config, LoadOptions(**load), options))
+        print_simulation(run_simulation(config, WorkloadOptions(**load), options))
 
 
 def _list_presets() -> None:

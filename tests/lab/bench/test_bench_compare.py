@@ -21,8 +21,8 @@ from chairlift.events import RequestArrived, read_events
 from chairlift.lab.bench import compare
 from chairlift.lab.bench.compare import PROBE_ROUNDS, CompareOptions, CompareResult, published_lengths, run_compare
 from chairlift.lab.bench.compare_tables import print_compare
-from chairlift.lab.bench.comparison_result import COMPARED, TokenCheck, TokenDifference, multiple_spread
-from chairlift.lab.bench.policies import Policy, parse_policies, parse_policy
+from chairlift.lab.bench.comparison_result import COMPARED, TokenCheck, TokenDifference, ratio_spread
+from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
 from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.model import Model
@@ -42,7 +42,7 @@ TINY = {
     "hidden_act": "silu",
 }
 NAMES = ["static-global", "static", "exact", "paged"]
-LOAD: dict[str, Any] = {"num_prompts": 7, "prompt_len": "uniform:5..20", "output_len": "uniform:2..20"}
+LOAD: dict[str, Any] = {"num_prompts": 7, "input_len": "uniform:5..20", "output_len": "uniform:2..20"}
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def engine(folder: Path, **changes: Any) -> EngineConfig:
 
 
 def options(names: Sequence[str] = NAMES, **changes: Any) -> CompareOptions:
-    return CompareOptions(policies=parse_policies(",".join(names)), **{**LOAD, "num_warmup": 1, **changes})
+    return CompareOptions(policies=parse_policies(",".join(names)), **{**LOAD, "num_warmups": 1, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def result(
     ],
 )
 def test_what_a_name_stands_for(text: str, batching: str, kv: str, run_to: str | None) -> None:
-    assert parse_policy(text) == Policy(text.strip(), batching, kv, run_to)
+    assert parse_policy(text) == ComparedPolicy(text.strip(), batching, kv, run_to)
 
 
 def test_every_kv_policy_has_a_short_name() -> None:
@@ -203,7 +203,7 @@ def test_multiples_are_medians_of_the_ratios_of_rounds(result: CompareResult) ->
         assert record[name]["results"]["output_tokens_per_s"]["median"] == pytest.approx(median(mine))
         expected = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
         assert record[name]["multiples"]["output_tokens_per_s"] == pytest.approx(expected)
-    assert set(record[NAMES[0]]["multiples"]) == {figure.key for figure in COMPARED if figure.has_multiple}
+    assert set(record[NAMES[0]]["multiples"]) == {figure.key for figure in COMPARED if figure.has_ratio}
 
 
 def test_a_multiple_of_rounds_that_drift(result: CompareResult) -> None:
@@ -214,10 +214,10 @@ def test_a_multiple_of_rounds_that_drift(result: CompareResult) -> None:
     def runs(*values: float) -> list[Any]:
         return [replace(run, metrics=replace(run.metrics, output_tokens_per_s=value)) for value in values]
 
-    spread = multiple_spread(speed, runs(300.0, 30.0, 9.0), runs(100.0, 10.0, 1.0))
+    spread = ratio_spread(speed, runs(300.0, 30.0, 9.0), runs(100.0, 10.0, 1.0))
     assert spread is not None
     assert (spread.median, spread.min, spread.max) == (3.0, 3.0, 9.0)
-    assert multiple_spread(speed, runs(3.0), runs(0.0)) is None
+    assert ratio_spread(speed, runs(3.0), runs(0.0)) is None
 
 
 def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, result: CompareResult) -> None:
@@ -231,7 +231,7 @@ def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, r
 
 
 def test_unsaid_max_tokens_are_what_fits(tiny_config: Path, tmp_path: Path) -> None:
-    chosen = options(["exact", "paged"], repeats=1, prompt_len="uniform:5..9", save_events=tmp_path / "new" / "logs")
+    chosen = options(["exact", "paged"], repeats=1, input_len="uniform:5..9", save_events=tmp_path / "new" / "logs")
     result = run_compare(engine(tiny_config), chosen)
     for name in ("exact", "paged"):
         events = list(read_events(tmp_path / "new" / "logs" / f"{name}.jsonl"))
@@ -268,7 +268,7 @@ def test_token_check_finds_the_first_difference() -> None:
         (["exact", "paged"], {"static_batch_size": 4}, "static_batch_size=4: none of exact, paged is static"),
         (["paged", "static/paged"], {"kv_arena": "first-fit"}, "kv_arena=first-fit: none of .* reserves"),
         (NAMES, {"repeats": 0}, "repeats must be at least 1, got 0"),
-        (NAMES, {"num_warmup": -1}, "num_warmup must be at least 0, got -1"),
+        (NAMES, {"num_warmups": -1}, "num_warmups must be at least 0, got -1"),
         (NAMES, {"output_len": "fixed:x"}, "LENGTH must be an integer"),
     ],
 )
@@ -283,7 +283,7 @@ def test_bad_options(names: list[str], changes: dict[str, Any], problem: str) ->
         ({"max_num_seqs": 2}, {"static_batch_size": 4}, "static_batch_size=4 is more than max_num_seqs=2"),
         ({"enable_prefix_caching": True}, {}, "kv=.* has no prefix cache"),
         ({"num_kv_blocks": 12}, {}, "max_model_len=64 exceeds the 32 slots .*kv=max"),
-        ({}, {"prompt_len": "fixed:60"}, r"\(60 prompt, .* does not fit"),
+        ({}, {"input_len": "fixed:60"}, r"\(60 prompt, .* does not fit"),
         ({}, {"max_tokens": 1}, "max_tokens must be at least output_len"),
     ],
 )
@@ -337,7 +337,7 @@ def test_report(result: CompareResult) -> None:
 def command(folder: Path, *arguments: str) -> Any:
     model = ["--model", str(folder), "--random-weights", "--skip-tokenizer-init", "--num-threads", "1"]
     pool = ["--num-kv-blocks", "40", "--block-size", "4", "--max-model-len", "64"]
-    load = ["--num-prompts", "5", "--repeats", "1", "--num-warmup", "0", "--prompt-len", "fixed:6"]
+    load = ["--num-prompts", "5", "--repeats", "1", "--num-warmups", "0", "--input-len", "fixed:6"]
     return CliRunner().invoke(app, ["bench", "compare", *model, *pool, *load, *arguments])
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chairlift.events import EngineStarted, RequestArrived, Step
 from chairlift.lab.bench.compare_tables import speed_line
-from chairlift.lab.bench.decode_speed import MIN_STEPS, Difference, SpeedCheck, step_speeds
+from chairlift.lab.bench.decode_speed import MIN_STEPS, SpeedCheck, SpeedDifference, step_speeds
 from chairlift.lab.report.trace import trace_events
 
 
@@ -33,7 +33,7 @@ def test_speeds_are_compared_where_two_policies_have_enough_steps() -> None:
         {"a": [{4: many, 2: many}, {8: many}], "b": [{4: [11.0] * (MIN_STEPS - 1), 2: few}, {4: [11.0]}]}
     )
     assert list(check.speeds) == [4]
-    assert check.largest == Difference(4, pytest.approx(0.1))
+    assert check.largest == SpeedDifference(4, pytest.approx(0.1))
     assert "yes, at most 10.0% apart, at 4 rows" in speed_line(check)
     assert SpeedCheck.of({"a": [{1: many}], "b": [{2: many}]}).largest is None
     assert "NO, at most 50.0%" in speed_line(SpeedCheck.of({"a": [{4: many}], "b": [{4: [15.0] * MIN_STEPS}]}))
@@ -46,4 +46,4 @@ def test_the_largest_difference_is_that_of_the_medians(values: Mapping[str, list
     if len(medians) < 2:
         assert largest is None
     else:
-        assert largest == Difference(3, max(medians) / min(medians) - 1)
+        assert largest == SpeedDifference(3, max(medians) / min(medians) - 1)

@@ -21,7 +21,7 @@ from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.kernels.registry import get_kernels
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _Measured, run_kernels
-from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, Work, median_of
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, median_ceilings
 from chairlift.lab.bench.kernels.instructions import instruction_counts
 from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, _metadata
 from chairlift.lab.bench.kernels.tables import print_kernels
@@ -46,10 +46,10 @@ def model_config(folder: Path) -> ModelConfig:
 
 
 def test_the_slower_of_compute_and_memory_is_the_ceiling() -> None:
-    assert CEILINGS.least_seconds(Work({"dot_u8s8": 50.0, "dot_u4s8": 100.0}, 5.0)) == (1.0, "compute")
-    assert CEILINGS.least_seconds(Work({"fma": 50.0}, 20.0)) == (2.0, "memory")
-    assert CEILINGS.least_seconds(Work({"fma": 25.0}, 20.0, in_cache=True)) == (0.5, "compute")
-    assert CEILINGS.least_seconds(Work(num_bytes=20.0, in_cache=True)) is None
+    assert CEILINGS.least_seconds(KernelWork({"dot_u8s8": 50.0, "dot_u4s8": 100.0}, 5.0)) == (1.0, "compute")
+    assert CEILINGS.least_seconds(KernelWork({"fma": 50.0}, 20.0)) == (2.0, "memory")
+    assert CEILINGS.least_seconds(KernelWork({"fma": 25.0}, 20.0, in_cache=True)) == (0.5, "compute")
+    assert CEILINGS.least_seconds(KernelWork(num_bytes=20.0, in_cache=True)) is None
 
 
 def test_the_best_of_two_measurements() -> None:
@@ -61,12 +61,12 @@ def test_the_best_of_two_measurements() -> None:
 
 def test_the_median_of_measurements() -> None:
     samples = [replace(CEILINGS, read=read, fma=fma) for read, fma in ((9.0, 70.0), (30.0, 60.0), (8.0, 80.0))]
-    assert median_of(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
+    assert median_ceilings(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
 
 
 def test_each_pass_is_compared_with_the_moment_before_it() -> None:
     """A machine that halves its speed for both changes no share."""
-    work = Work(num_bytes=20.0)
+    work = KernelWork(num_bytes=20.0)
     measured = _Measured({"k": ("", work)}, {}, {"k": []}, [])
     for speed in (1.0, 0.5, 0.25):
         measured.add(replace(CEILINGS, read=10.0 * speed), [{"k": 2.5 / speed}, {"k": 9.0}, {"k": 2.5 / speed}])
@@ -76,7 +76,7 @@ def test_each_pass_is_compared_with_the_moment_before_it() -> None:
 
 
 def test_work_adds_up() -> None:
-    assert Work({"fma": 1.0}, 2.0) + Work({"fma": 3.0, "dot_u8s8": 4.0}, 5.0) == Work(
+    assert KernelWork({"fma": 1.0}, 2.0) + KernelWork({"fma": 3.0, "dot_u8s8": 4.0}, 5.0) == KernelWork(
         {"fma": 4.0, "dot_u8s8": 4.0}, 7.0
     )
 
@@ -144,16 +144,16 @@ def test_a_pass_counts_every_weight_once(tiny_model_dir: TinyModel) -> None:
     assert layers.formats_of(LAYERS) == "q4_0"
     assert layers.formats_of(LM_HEAD) == "q8_0"
     one_layer = [(128, 64), (64, 64), (192, 64), (64, 96)]
-    assert layers.work(LAYERS, 3) == Work(
+    assert layers.work(LAYERS, 3) == KernelWork(
         {"dot_u4s8": 2 * sum(2 * 3 * out * size for out, size in one_layer)},
         2 * sum(matrix_bytes("q4_0", out, size) for out, size in one_layer),
     )
-    assert layers.work(LM_HEAD, 3) == Work({"dot_u8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
+    assert layers.work(LM_HEAD, 3) == KernelWork({"dot_u8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
 
 
 @needs_native
 def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
-    def work(arch: str, **case: int) -> Work:
+    def work(arch: str, **case: int) -> KernelWork:
         config = model_config(tiny_model_dir(arch))
         layers = AttentionPass(config, kv_dtype=torch.bfloat16, block_size=16, **case)
         assert layers()[layers.kernel] > 0
@@ -161,12 +161,16 @@ def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
         return layers.work()
 
     token_bytes, per_key = 2 * 2 * 16 * 2, 4 * 4 * 16
-    assert work("llama", num_seqs=3, num_queries=1, context=50) == Work({"fma": 3 * 50 * per_key}, 3 * 50 * token_bytes)
+    assert work("llama", num_seqs=3, num_queries=1, context=50) == KernelWork(
+        {"fma": 3 * 50 * per_key}, 3 * 50 * token_bytes
+    )
     seen = sum(range(41, 51))
-    assert work("llama", num_seqs=1, num_queries=10, context=50) == Work({"fma": seen * per_key}, 50 * token_bytes)
+    assert work("llama", num_seqs=1, num_queries=10, context=50) == KernelWork(
+        {"fma": seen * per_key}, 50 * token_bytes
+    )
     # A window of 24 keys: the first of ten queries sees 24, and so do the others; 33 keys are read.
     windowed = work("mistral", num_seqs=1, num_queries=10, context=50)
-    assert windowed == Work({"fma": 10 * 24 * per_key}, 33 * token_bytes)
+    assert windowed == KernelWork({"fma": 10 * 24 * per_key}, 33 * token_bytes)
 
 
 def test_slots_are_those_of_the_last_tokens() -> None:

@@ -22,8 +22,8 @@ from chairlift.errors import ConfigError
 from chairlift.lab.bench.perplexity import (
     PerplexityOptions,
     PerplexityResult,
+    PerplexityTally,
     Scorer,
-    Tally,
     read_text,
     run_perplexity,
     score,
@@ -119,7 +119,7 @@ def test_a_text_without_anything_to_predict(text: Path) -> None:
 def test_tally_against_a_reference() -> None:
     reference = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]).log()
     ours = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.3, 0.5]]).log()
-    tally = Tally()
+    tally = PerplexityTally()
     tally.add(torch.tensor([0, 2]), ours, reference)
     result = tally.comparison("other")
     assert tally.perplexity == pytest.approx((1 / (0.25 * 0.5)) ** 0.5)

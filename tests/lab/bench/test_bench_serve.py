@@ -18,7 +18,7 @@ from chairlift import AsyncLLM
 from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.serving.benchmark import ServeOptions, run_serve
-from chairlift.lab.bench.serving.http_client import Call
+from chairlift.lab.bench.serving.http_client import RequestRecord
 from chairlift.lab.bench.serving.tables import print_serve
 from running_server import RunningServer, run_server
 from tiny_tokenizer import add_tokenizer
@@ -32,14 +32,14 @@ def server(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPat
 
 
 def options(server: RunningServer, **changes: Any) -> ServeOptions:
-    defaults: dict[str, Any] = {"num_prompts": 6, "prompt_len": "uniform:4..9", "output_len": "uniform:3..7"}
+    defaults: dict[str, Any] = {"num_prompts": 6, "input_len": "uniform:4..9", "output_len": "uniform:3..7"}
     return ServeOptions(base_url=server.url, vocab_size=256, **{**defaults, **changes})
 
 
-def check_call(call: Call) -> None:
+def check_call(call: RequestRecord) -> None:
     assert call.failure is None
     assert call.usage is not None
-    assert call.usage.prompt_tokens == call.prompt_len
+    assert call.usage.prompt_tokens == call.input_len
     assert call.usage.completion_tokens == call.num_output_tokens == call.output_len
     assert call.finish_reason == "length"
     assert 0 <= call.due <= call.sent < call.chunk_times[0] <= call.chunk_times[-1] <= call.ended
@@ -84,7 +84,7 @@ def test_a_closed_loop_keeps_its_limit(server: RunningServer) -> None:
 
 
 def test_chat_says_what_the_server_counted(server: RunningServer) -> None:
-    result = run_serve(options(server, endpoint_type="openai-chat", prompt_len="fixed:5"))
+    result = run_serve(options(server, backend="openai-chat", input_len="fixed:5"))
     assert result.metrics.completed == 6
     assert result.metrics.total_output_tokens == sum(call.output_len for call in result.calls)
     assert result.metrics.requested_input_tokens == 30
@@ -97,20 +97,20 @@ def test_conversations_follow_each_other(server: RunningServer, tmp_path: Path) 
     second = {**first, "request_id": "b", "arrival": 0.05, "after": "a", "carries_history": True}
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps(record) + "\n" for record in (first, second)))
-    for endpoint_type in ("openai", "openai-chat"):
-        load = options(server, trace=trace, num_prompts=None, prompt_len=None, output_len=None)
-        result = run_serve(replace(load, endpoint_type=endpoint_type))
+    for backend in ("openai", "openai-chat"):
+        load = options(server, trace=trace, num_prompts=None, input_len=None, output_len=None)
+        result = run_serve(replace(load, backend=backend))
         before, after = result.calls
         assert result.metrics.completed == 2
         assert after.due >= before.ended + 0.05
-        assert after.prompt_len == 6 + 4 + 6
-        if endpoint_type == "openai":
+        assert after.input_len == 6 + 4 + 6
+        if backend == "openai":
             check_call(after)
 
 
 def test_the_report(server: RunningServer, tmp_path: Path) -> None:
     flags = ["--base-url", f"{server.url}/v1/", "--vocab-size", "256", "--num-prompts", "4"]
-    lengths = ["--prompt-len", "fixed:5", "--output-len", "fixed:4", "--request-rate", "inf"]
+    lengths = ["--input-len", "fixed:5", "--output-len", "fixed:4", "--request-rate", "inf"]
     chosen = [
         "--goodput",
         "ttft:60000",
@@ -167,7 +167,7 @@ def test_the_client_loads_no_torch() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"endpoint_type": "grpc"}, "endpoint_type must be one of openai, openai-chat, got 'grpc'"),
+        ({"backend": "grpc"}, "backend must be one of openai, openai-chat, got 'grpc'"),
         ({"num_warmups": -1}, "num_warmups must be at least 0, got -1"),
         ({"max_concurrency": 0}, "max_concurrency must be at least 1, got 0"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
@@ -177,7 +177,7 @@ def test_the_client_loads_no_torch() -> None:
         ({"metric_percentiles": (101.0,)}, "metric_percentiles must be in 0..100, got 101"),
         ({"timeout": 0.0}, "timeout must be a positive number"),
         ({"goodput": ("ttft",)}, "goodput 'ttft': '' is no positive number of milliseconds; write ttft:MS"),
-        ({"trace": Path("t.csv"), "prompt_len": "fixed:3"}, "prompt_len=fixed:3 is for a synthetic load"),
+        ({"trace": Path("t.csv"), "input_len": "fixed:3"}, "input_len=fixed:3 is for a synthetic load"),
     ],
 )
 def test_bad_options(changes: dict[str, Any], problem: str) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.serving.benchmark import ServeOptions, ServeResult, run_serve
-from chairlift.lab.bench.serving.http_client import EventLines, Failure
+from chairlift.lab.bench.serving.http_client import EventLines, RequestFailure
 from chairlift.lab.bench.serving.tables import notes
 
 
@@ -30,7 +30,7 @@ def load(answer: Answer, num_prompts: int = 6, **changes: Any) -> tuple[ServeRes
     with FakeServer(answer).running() as server:
         options: dict[str, Any] = {
             "num_prompts": num_prompts,
-            "prompt_len": "fixed:5",
+            "input_len": "fixed:5",
             "output_len": "fixed:4",
             **changes,
         }
@@ -88,9 +88,9 @@ def test_messages_are_those_of_the_server() -> None:
     result, _ = load(misbehave(error(500, "out of luck"), WRONG["error in stream"](), error(500, "again")))
     calls = [call.failure for call in result.calls if call.failure is not None]
     assert sorted(calls, key=lambda failure: failure.message) == [
-        Failure("http 500", "again"),
-        Failure("error in stream", "engine died"),
-        Failure("http 500", "out of luck"),
+        RequestFailure("http 500", "again"),
+        RequestFailure("error in stream", "engine died"),
+        RequestFailure("http 500", "out of luck"),
     ]
     assert [(failure.kind, failure.count) for failure in result.metrics.failures] == [
         ("http 500", 2),
@@ -170,7 +170,7 @@ def test_a_server_without_token_ids_gets_text() -> None:
 
 
 def test_bodies() -> None:
-    result, server = load(well, endpoint_type="openai-chat")
+    result, server = load(well, backend="openai-chat")
     assert result.metrics.completed == 6
     for body in server.bodies:
         (message,) = body.pop("messages")

@@ -8,19 +8,21 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.distribution import Distribution
-from chairlift.lab.bench.prompts import ChatPrompts, text_of
 from chairlift.lab.bench.serving.goodput import Objectives
-from chairlift.lab.bench.serving.http_client import Call, Failure, Usage
+from chairlift.lab.bench.serving.http_client import RequestFailure, RequestRecord, Usage
 from chairlift.lab.bench.serving.metrics import ServeMetrics, peak_concurrency
+from chairlift.lab.bench.serving.prompts import ChatPrompts, prompt_text
 from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
 
 
-def call(sent: float, first: float, ended: float, tokens: int, *, due: float = 0.0, failed: bool = False) -> Call:
+def call(
+    sent: float, first: float, ended: float, tokens: int, *, due: float = 0.0, failed: bool = False
+) -> RequestRecord:
     times = [first, ended] if tokens > 1 else [first]
-    made = Call("r", 10, tokens, due=due, sent=sent, chunk_times=times, ended=ended)
+    made = RequestRecord("r", 10, tokens, due=due, sent=sent, chunk_times=times, ended=ended)
     made.usage = Usage(12, tokens)
-    made.failure = Failure("http 500", "no") if failed else None
+    made.failure = RequestFailure("http 500", "no") if failed else None
     return made
 
 
@@ -114,7 +116,7 @@ def test_chat_carries_answers_word_for_word() -> None:
         feed.done(request.request_id, [9] * request.output_len, 0.5)
     (follower,) = feed.due(2.0)
     assert prompts.fields(follower)["messages"] == [
-        {"role": "user", "content": text_of([1, 2])},
+        {"role": "user", "content": prompt_text([1, 2])},
         {"role": "assistant", "content": "answer to a"},
-        {"role": "user", "content": text_of([4])},
+        {"role": "user", "content": prompt_text([4])},
     ]

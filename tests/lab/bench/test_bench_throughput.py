@@ -17,7 +17,7 @@ from chairlift.lab.bench.tables import print_result
 from chairlift.lab.bench.throughput import FIGURES, ThroughputOptions, run_throughput
 
 TinyModel = Callable[..., Path]
-OPTIONS = ThroughputOptions(num_prompts=6, prompt_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
+OPTIONS = ThroughputOptions(num_prompts=6, input_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
 
 
 def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
@@ -42,7 +42,7 @@ def test_burst(tiny_model_dir: TinyModel) -> None:
 
 
 def test_small_pool_preempts(tiny_model_dir: TinyModel) -> None:
-    options = ThroughputOptions(num_prompts=6, prompt_len="fixed:20", output_len="fixed:24", repeats=1, num_warmup=0)
+    options = ThroughputOptions(num_prompts=6, input_len="fixed:20", output_len="fixed:24", repeats=1, num_warmups=0)
     (run,) = run_throughput(config(tiny_model_dir, num_kv_blocks=9, block_size=8), options).runs
     assert run.preemptions > 0
     assert run.output_tokens == 6 * 24
@@ -51,7 +51,7 @@ def test_small_pool_preempts(tiny_model_dir: TinyModel) -> None:
 
 def test_arrivals_take_their_time(tiny_model_dir: TinyModel) -> None:
     options = ThroughputOptions(
-        num_prompts=5, prompt_len="fixed:8", output_len="fixed:2", request_rate=20, burstiness=1e6, repeats=1
+        num_prompts=5, input_len="fixed:8", output_len="fixed:2", request_rate=20, burstiness=1e6, repeats=1
     )
     (run,) = run_throughput(config(tiny_model_dir), options).runs
     assert run.duration >= 4 / 20 * 0.95, "the last one arrives after four gaps"
@@ -65,7 +65,7 @@ def test_report(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
     print_result(result, out)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
-    assert record["workload"]["prompt_len"] == "uniform:5..40"
+    assert record["workload"]["input_len"] == "uniform:5..40"
     assert record["engine"]["num_blocks"] == 64
     assert record["machine"] == result.machine.to_dict()
     assert set(record["results"]) == {figure.key for figure in FIGURES}
@@ -78,7 +78,7 @@ def test_report(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
 
 
 def test_a_workload_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
-    options = ThroughputOptions(num_prompts=2, prompt_len="fixed:200", output_len="fixed:100")
+    options = ThroughputOptions(num_prompts=2, input_len="fixed:200", output_len="fixed:100")
     with pytest.raises(ConfigError, match=r"\(200 prompt, 100 output tokens\) does not fit: max_tokens=100.*narrow"):
         run_throughput(config(tiny_model_dir), options)
 
@@ -88,9 +88,9 @@ def test_a_workload_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
     [
         ({"num_prompts": 0}, "num_prompts must be at least 1, got 0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"num_warmup": -1}, "num_warmup must be at least 0, got -1"),
+        ({"num_warmups": -1}, "num_warmups must be at least 0, got -1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"prompt_len": "sometimes:3"}, "unknown distribution 'sometimes'"),
+        ({"input_len": "sometimes:3"}, "unknown distribution 'sometimes'"),
         ({"output_len": "fixed:x"}, "LENGTH must be an integer"),
         ({"request_rate": -2.0}, "request_rate must be a positive number, got -2.0"),
         ({"burstiness": 2.0}, "burstiness=2 .* give a request_rate"),

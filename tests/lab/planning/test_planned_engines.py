@@ -27,7 +27,7 @@ from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
-from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, PlannedWorkload, make_plan
 from chairlift.lab.workload.lengths import Fixed
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
@@ -201,11 +201,13 @@ def test_a_static_batch_has_the_planned_members(
 # -- requests and blocks, in the real engine -------------------------------------------------------------------------
 
 
-def planned(folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None) -> Plan:
+def planned(
+    folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None
+) -> DeploymentPlan:
     files = resolve_model(str(folder))
     model_config = load_config(files)
     model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
-    load = Load(prompt_len=Fixed(prompt), output_len=Fixed(output))
+    load = PlannedWorkload(input_len=Fixed(prompt), output_len=Fixed(output))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 

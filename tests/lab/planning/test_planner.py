@@ -26,7 +26,7 @@ from chairlift.engine.startup.pool_capacity import Lengths, Pool, count_fit
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_plan
 from chairlift.lab.planning.explain import explain
-from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, PlannedWorkload, make_plan
 from chairlift.lab.planning.request_lengths import draw_lengths
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
@@ -39,12 +39,12 @@ from chairlift.worker import model_runner
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
-FIXED = Load(prompt_len=Fixed(100), output_len=Fixed(60))
+FIXED = PlannedWorkload(input_len=Fixed(100), output_len=Fixed(60))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
 
 
-def opt_plan(load: Load = FIXED, memory_bytes: int | None = None, **options: object) -> Plan:
+def opt_plan(load: PlannedWorkload = FIXED, memory_bytes: int | None = None, **options: object) -> DeploymentPlan:
     config = EngineConfig(device="cuda", **options)  # type: ignore[arg-type]
     return make_plan(OPT_13B, config, load, memory_bytes=memory_bytes, hardware=A100)
 
@@ -119,7 +119,10 @@ def test_what_is_explained_can_be_added_up() -> None:
 
 def test_no_more_blocks_than_the_seats_can_use() -> None:
     plan = opt_plan(
-        memory_bytes=80 * GIB, max_num_seqs=3, max_model_len=100, load=Load(prompt_len=Fixed(10), output_len=Fixed(5))
+        memory_bytes=80 * GIB,
+        max_num_seqs=3,
+        max_model_len=100,
+        load=PlannedWorkload(input_len=Fixed(10), output_len=Fixed(5)),
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
     assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
@@ -142,11 +145,11 @@ def test_what_cannot_be_is_refused(memory_bytes: int | None, options: dict[str, 
 
 
 def test_a_rate_needs_a_device() -> None:
-    load = Load(prompt_len=Fixed(10), output_len=Fixed(5), request_rate=2.0)
+    load = PlannedWorkload(input_len=Fixed(10), output_len=Fixed(5), request_rate=2.0)
     with pytest.raises(ConfigError, match="request_rate=2"):
         make_plan(OPT_13B, EngineConfig(num_kv_blocks=10), load)
     with pytest.raises(ConfigError, match="request_rate must be a positive number, got 0"):
-        Load(prompt_len=Fixed(10), output_len=Fixed(5), request_rate=0.0)
+        PlannedWorkload(input_len=Fixed(10), output_len=Fixed(5), request_rate=0.0)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ def test_draws_are_seeded_bounded_and_differ() -> None:
     assert drawn != list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=4), 3000))
     assert all(n <= m and p + m <= 64 for p, n, m in drawn)
     assert any(n < m for _, n, m in drawn)
-    plan = opt_plan(Load(prompt_len=prompt, output_len=output), num_kv_blocks=60)
+    plan = opt_plan(PlannedWorkload(input_len=prompt, output_len=output), num_kv_blocks=60)
     paged = plan.policies[0]
     assert paged.fit == plan.fit
     assert paged.draws[0] == plan.fit.num_fit
@@ -256,7 +259,7 @@ def test_times_are_those_of_the_cost_model() -> None:
 
 
 def test_a_slow_trickle_meets_an_idle_engine() -> None:
-    plan = opt_plan(Load(prompt_len=Fixed(100), output_len=Fixed(4), request_rate=0.01), num_kv_blocks=200)
+    plan = opt_plan(PlannedWorkload(input_len=Fixed(100), output_len=Fixed(4), request_rate=0.01), num_kv_blocks=200)
     assert plan.speed is not None
     assert plan.speed.run.ttft is not None
     assert plan.speed.run.ttft.p50 == pytest.approx(plan.speed.ttft_alone)

@@ -21,7 +21,7 @@ from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.formats import matrix_formats
 
-SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
+SMALL = ["--num-prompts", "6", "--input-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 
 
 def run(*arguments: str) -> str:
@@ -165,7 +165,7 @@ def test_calibration(tmp_path: Path) -> None:
 
 def test_tenants_take_turns_in_the_simulation() -> None:
     ttfts = {}
-    load = ["--num-prompts", "210", "--prompt-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
+    load = ["--num-prompts", "210", "--input-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
     for policy in ("fcfs", "fair"):
         printed = run(*load, "--tenants", "heavy=20,light=1", "--scheduling-policy", policy)
         assert "by tenant" in printed

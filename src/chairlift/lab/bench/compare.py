@@ -14,13 +14,13 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
-from chairlift.lab.bench.comparison_result import COMPARED, PolicyRun, TokenCheck, figure_spread, multiple_spread
+from chairlift.lab.bench.comparison_result import COMPARED, PolicyRun, TokenCheck, figure_spread, ratio_spread
 from chairlift.lab.bench.decode_speed import SpeedCheck
 from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
-from chairlift.lab.bench.load import LoadOptions, at_least, first_requests, text_tokenizer
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.policies import Policy
+from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
+from chairlift.lab.bench.workload_options import WorkloadOptions, check_at_least, first_requests, text_tokenizer
 from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleOutputs
 from chairlift.lab.workload.arrivals import AllAtOnce
 from chairlift.lab.workload.lengths import Fixed, parse_lengths
@@ -45,7 +45,7 @@ PROBE_TOKENS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions(LoadOptions):
+class CompareOptions(WorkloadOptions):
     """A load of greedy requests with forced lengths, and the policies that serve it.
 
     `max_tokens`, which decides what kv=exact reserves: where neither it nor the trace says what requests declare, they
@@ -56,21 +56,21 @@ class CompareOptions(LoadOptions):
         static_batch_size: members of a static batch at most; kv_arena: where reservations come from. As in
             EngineConfig if None.
         repeats: rounds, in each of which every policy serves the same requests once. Rounds differ in their tokens.
-        num_warmup: requests of an unmeasured run under every policy before them.
+        num_warmups: requests of an unmeasured run under every policy before them.
         save_events: a folder for one event log a policy, of the first round.
     """
 
-    policies: tuple[Policy, ...]
+    policies: tuple[ComparedPolicy, ...]
     static_batch_size: int | None = None
     kv_arena: str | None = None
     repeats: int = 3
-    num_warmup: int = 4
+    num_warmups: int = 4
     save_events: Path | None = None
 
     def __post_init__(self) -> None:
-        LoadOptions.__post_init__(self)
-        at_least("repeats", self.repeats, 1)
-        at_least("num_warmup", self.num_warmup, 0)
+        WorkloadOptions.__post_init__(self)
+        check_at_least("repeats", self.repeats, 1)
+        check_at_least("num_warmups", self.num_warmups, 0)
         names = ", ".join(policy.name for policy in self.policies)
         if self.static_batch_size is not None and not any(policy.is_static for policy in self.policies):
             raise ConfigError(f"static_batch_size={self.static_batch_size}: none of {names} is static; leave it out")
@@ -79,12 +79,12 @@ class CompareOptions(LoadOptions):
 
 
 def published_lengths(
-    workload: str, prompt_len: str | None, output_len: str | None, trace: Path | None
+    workload: str, input_len: str | None, output_len: str | None, trace: Path | None
 ) -> tuple[str, str]:
     """The prompt and output lengths of a published workload: anyscale:CAP[/DIVISOR] (see `workload.anyscale`).
 
     Args:
-        prompt_len: instead of the published one, which is divided in the same way.
+        input_len: instead of the published one, which is divided in the same way.
 
     Raises:
         ConfigError: an unknown workload, or something else says what the lengths are.
@@ -96,7 +96,7 @@ def published_lengths(
         raise ConfigError(f"workload={workload} has output lengths, and so has {other}: give one of them")
     outputs = parse_lengths(workload)
     assert isinstance(outputs, AnyscaleOutputs)
-    return prompt_len or f"fixed:{-(-PROMPT_LEN // outputs.divisor)}", str(outputs)
+    return input_len or f"fixed:{-(-PROMPT_LEN // outputs.divisor)}", str(outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class CompareResult:
     def _policy(self, name: str) -> dict[str, Any]:
         runs, first = self.runs[name], self.runs[self.first]
         spreads = {figure.key: figure_spread(figure, runs) for figure in COMPARED}
-        multiples = {figure.key: multiple_spread(figure, runs, first) for figure in COMPARED if figure.has_multiple}
+        multiples = {figure.key: ratio_spread(figure, runs, first) for figure in COMPARED if figure.has_ratio}
         return {
             "engine": asdict(self.engines[name]),
             "results": {key: spread and asdict(spread) for key, spread in spreads.items()},
@@ -186,7 +186,7 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
         for number in range(options.repeats + 1)
     ]
     for name in configs:
-        _warm_up(loaded, configs[name], workloads, options.num_warmup)
+        _warm_up(loaded, configs[name], workloads, options.num_warmups)
     speeds = _probe(loaded, configs, options)
     rounds = _Rounds(loaded, configs, options)
     for workload in workloads[1:]:
@@ -231,13 +231,13 @@ def _declare(workload: Sequence[WorkloadRequest], configs: Configs) -> list[Work
 
 
 def _warm_up(
-    loaded: LoadedModel, config: EngineConfig, workloads: Sequence[Sequence[WorkloadRequest]], num_warmup: int
+    loaded: LoadedModel, config: EngineConfig, workloads: Sequence[Sequence[WorkloadRequest]], num_warmups: int
 ) -> None:
     """Refuse what does not fit before anything is measured; then run the first requests of the first workload."""
     engine = build_engine(config, loaded=loaded)
     for workload in workloads:
         forced_requests(engine, workload)
-    drive_all_at_once(engine, first_requests(workloads[0], num_warmup))
+    drive_all_at_once(engine, first_requests(workloads[0], num_warmups))
 
 
 def _probe(loaded: LoadedModel, configs: Configs, options: CompareOptions) -> SpeedCheck:

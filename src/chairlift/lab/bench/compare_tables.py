@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.compare import CompareResult
-from chairlift.lab.bench.comparison_result import COMPARED, ComparedFigure, figure_spread, multiple_spread
-from chairlift.lab.bench.decode_speed import MIN_STEPS, TOLERANCE, Speed, SpeedCheck
+from chairlift.lab.bench.comparison_result import COMPARED, ComparedFigure, figure_spread, ratio_spread
+from chairlift.lab.bench.decode_speed import MIN_STEPS, TOLERANCE, DecodeSpeed, SpeedCheck
 from chairlift.lab.bench.tables import machine_caption
 from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
 
@@ -45,9 +45,9 @@ def compare_table(result: CompareResult) -> Table:
         table.add_column(name, justify="right")
     for figure in COMPARED:
         table.add_row(figure.label, figure.unit, *_medians(result, figure))
-        if figure.has_multiple and len(result.order) > 1:
+        if figure.has_ratio and len(result.order) > 1:
             table.add_row("  min to max", "", *_ranges(result, figure))
-        if figure.has_multiple:
+        if figure.has_ratio:
             table.add_row(f"  times {result.first}", "", *_multiples(result, figure), end_section=True)
     return table
 
@@ -67,7 +67,7 @@ def _ranges(result: CompareResult, figure: ComparedFigure) -> list[str]:
 
 def _multiples(result: CompareResult, figure: ComparedFigure) -> list[str]:
     first = result.runs[result.first]
-    spreads = [multiple_spread(figure, runs, first) for runs in result.runs.values()]
+    spreads = [ratio_spread(figure, runs, first) for runs in result.runs.values()]
     return ["" if spread is None else f"{spread.median:.2f}" for spread in spreads]
 
 
@@ -138,7 +138,7 @@ def speed_table(speeds: SpeedCheck, policies: list[str]) -> Table:
     return table
 
 
-def _weight(by_policy: dict[str, Speed]) -> tuple[int, int]:
+def _weight(by_policy: dict[str, DecodeSpeed]) -> tuple[int, int]:
     return len(by_policy), min(speed.num_steps for speed in by_policy.values())
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from chairlift.events import Event
 from chairlift.lab.bench.decode_speed import StepSpeeds, step_speeds
-from chairlift.lab.bench.throughput import Spread
+from chairlift.lab.bench.throughput import MeasuredRange
 from chairlift.lab.metrics.figures import FIGURES
 from chairlift.lab.metrics.run import RunMetrics
 from chairlift.lab.report.compare import WasteShares, waste_shares
@@ -51,13 +51,13 @@ class ComparedFigure:
     unit: str
     value: Callable[[PolicyRun], float | None]
     scale: float = 1.0
-    has_multiple: bool = False
+    has_ratio: bool = False
 
 
-def _metric(key: str, has_multiple: bool = False) -> ComparedFigure:
+def _metric(key: str, has_ratio: bool = False) -> ComparedFigure:
     figure = next(figure for figure in FIGURES if figure.key == key)
     return ComparedFigure(
-        key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_multiple
+        key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_ratio
     )
 
 
@@ -67,12 +67,12 @@ def _share(kind: str) -> ComparedFigure:
 
 
 COMPARED: Final = (
-    _metric("output_tokens_per_s", has_multiple=True),
-    _metric("total_tokens_per_s", has_multiple=True),
-    _metric("e2e_latency_p50", has_multiple=True),
-    _metric("e2e_latency_p99", has_multiple=True),
-    _metric("ttft_p50", has_multiple=True),
-    _metric("ttft_p99", has_multiple=True),
+    _metric("output_tokens_per_s", has_ratio=True),
+    _metric("total_tokens_per_s", has_ratio=True),
+    _metric("e2e_latency_p50", has_ratio=True),
+    _metric("e2e_latency_p99", has_ratio=True),
+    _metric("ttft_p50", has_ratio=True),
+    _metric("ttft_p99", has_ratio=True),
     _metric("mean_batch_size"),
     _metric("mean_batch_tokens"),
     *(_share(kind) for kind in KINDS),
@@ -82,20 +82,20 @@ COMPARED: Final = (
 )
 
 
-def spread_of(values: Sequence[float | None]) -> Spread | None:
+def spread_of(values: Sequence[float | None]) -> MeasuredRange | None:
     """Over the rounds; None if a round has no value."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    return Spread(median(known), min(known), max(known))
+    return MeasuredRange(median(known), min(known), max(known))
 
 
-def figure_spread(figure: ComparedFigure, runs: Sequence[PolicyRun]) -> Spread | None:
+def figure_spread(figure: ComparedFigure, runs: Sequence[PolicyRun]) -> MeasuredRange | None:
     """The figure over the rounds of a policy, unscaled."""
     return spread_of([figure.value(run) for run in runs])
 
 
-def multiple_spread(figure: ComparedFigure, runs: Sequence[PolicyRun], first: Sequence[PolicyRun]) -> Spread | None:
+def ratio_spread(figure: ComparedFigure, runs: Sequence[PolicyRun], first: Sequence[PolicyRun]) -> MeasuredRange | None:
     """How many times the first policy's value the figure is: a ratio a round, so that what slows the machine for a
     while slows both sides of it."""
     ratios: list[float | None] = []

@@ -38,7 +38,7 @@ def step_speeds(trace: Trace) -> dict[int, list[float]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class DecodeSpeed:
     """Median of the computed tokens a second over so many steps."""
 
     tokens_per_s: float
@@ -46,7 +46,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SpeedDifference:
     """By how much the fastest policy exceeds the slowest one, as a share of the latter, at that many rows."""
 
     num_rows: int
@@ -57,23 +57,23 @@ class Difference:
 class SpeedCheck:
     """Speeds by number of rows and policy, where at least two policies can be compared."""
 
-    speeds: dict[int, dict[str, Speed]]
+    speeds: dict[int, dict[str, DecodeSpeed]]
 
     @classmethod
     def of(cls, steps: Mapping[str, Sequence[StepSpeeds]]) -> SpeedCheck:
         """Args: steps: of each policy, the decode steps of its runs."""
-        speeds: dict[int, dict[str, Speed]] = defaultdict(dict)
+        speeds: dict[int, dict[str, DecodeSpeed]] = defaultdict(dict)
         for policy, runs in steps.items():
             for num_rows in {num_rows for run in runs for num_rows in run}:
                 values = [value for run in runs for value in run.get(num_rows, ())]
                 if len(values) >= MIN_STEPS:
-                    speeds[num_rows][policy] = Speed(median(values), len(values))
+                    speeds[num_rows][policy] = DecodeSpeed(median(values), len(values))
         return cls({num_rows: speeds[num_rows] for num_rows in sorted(speeds) if len(speeds[num_rows]) > 1})
 
     @property
-    def largest(self) -> Difference | None:
+    def largest(self) -> SpeedDifference | None:
         """None if no number of rows occurred often enough under two policies."""
-        differences = [Difference(num_rows, _difference(by_policy)) for num_rows, by_policy in self.speeds.items()]
+        differences = [SpeedDifference(num_rows, _difference(by_policy)) for num_rows, by_policy in self.speeds.items()]
         return max(differences, key=lambda difference: difference.share, default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +89,6 @@ class SpeedCheck:
         }
 
 
-def _difference(by_policy: Mapping[str, Speed]) -> float:
+def _difference(by_policy: Mapping[str, DecodeSpeed]) -> float:
     values = [speed.tokens_per_s for speed in by_policy.values()]
     return max(values) / min(values) - 1

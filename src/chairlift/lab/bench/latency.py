@@ -12,8 +12,8 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventList, RequestArrived, RequestWaiting, Step
 from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.driver import drive, forced_requests
-from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.workload.arrivals import AllAtOnce
 from chairlift.lab.workload.lengths import Fixed
 from chairlift.lab.workload.request import WorkloadRequest
@@ -53,9 +53,9 @@ class LatencyOptions:
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "batch_size", "num_iters"):
-            at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), 1)
         for name in ("num_iters_warmup", "seed"):
-            at_least(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
 
     def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
         """The batch of one iteration."""

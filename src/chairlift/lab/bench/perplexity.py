@@ -15,9 +15,9 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted
-from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.logits_tap import LogitsTap
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.batch.progress import progress_bar
@@ -48,8 +48,8 @@ class PerplexityOptions:
     against: str | None = None
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 2)
-        at_least("num_windows", self.num_windows, 1)
+        check_at_least("window", self.window, 2)
+        check_at_least("num_windows", self.num_windows, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Scorer:
 
 
 @dataclass(slots=True)
-class Tally:
+class PerplexityTally:
     """Sums over the predicted tokens: negative log-likelihoods [N] of both models, agreements and divergence."""
 
     nll: list[torch.Tensor] = field(default_factory=list)
@@ -235,9 +235,9 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
     )
 
 
-def score(scorer: Scorer, reference: Scorer | None, windows: list[list[int]]) -> Tally:
+def score(scorer: Scorer, reference: Scorer | None, windows: list[list[int]]) -> PerplexityTally:
     """Both models over all windows; the distributions of one window are held at a time."""
-    tally = Tally()
+    tally = PerplexityTally()
     with progress_bar("windows", len(windows)) as advance:
         for window in windows:
             logprobs = scorer.logprobs(window)

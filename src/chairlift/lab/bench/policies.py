@@ -24,7 +24,7 @@ RUN_TO: Final = {"static": "batch", "static-global": "global"}
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ComparedPolicy:
     """One way to serve; `name` as the user wrote it. `static_run_to` is None for continuous batching."""
 
     name: str
@@ -56,7 +56,7 @@ class Policy:
         )
 
 
-def parse_policy(text: str) -> Policy:
+def parse_policy(text: str) -> ComparedPolicy:
     """The policy that a text names (see the head of this module).
 
     Raises:
@@ -72,11 +72,11 @@ def parse_policy(text: str) -> Policy:
             f"(over kv=max), or BATCHING/KV, where BATCHING is one of {', '.join(DEFAULT_KV)}"
         )
     if batching in RUN_TO:
-        return Policy(name, "static", kv, RUN_TO[batching])
-    return Policy(name, batching, kv)
+        return ComparedPolicy(name, "static", kv, RUN_TO[batching])
+    return ComparedPolicy(name, batching, kv)
 
 
-def parse_policies(text: str) -> tuple[Policy, ...]:
+def parse_policies(text: str) -> tuple[ComparedPolicy, ...]:
     """Two or more policies, with commas between them; the first is what the others are compared with.
 
     Raises:

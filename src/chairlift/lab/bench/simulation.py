@@ -17,9 +17,9 @@ from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, settle_max_model_len
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventFan, EventSink, open_event_log, read_events
-from chairlift.lab.bench.load import LoadOptions
-from chairlift.lab.bench.serving.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
+from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
+from chairlift.lab.bench.workload_options import WorkloadOptions
 from chairlift.lab.metrics.figures import FIGURES
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
@@ -74,7 +74,7 @@ class SimulationResult:
     """What was simulated, with which constants, and what came out."""
 
     engine: EngineStarted
-    load: LoadOptions
+    load: WorkloadOptions
     constants: list[tuple[str, str]]
     run: RunMetrics
     result: SimResult
@@ -97,7 +97,7 @@ class SimulationResult:
         }
 
 
-def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationOptions) -> SimulationResult:
+def run_simulation(config: EngineConfig, load: WorkloadOptions, options: SimulationOptions) -> SimulationResult:
     """Simulate the load on the engine that `config` describes.
 
     Raises:
@@ -110,7 +110,7 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
     cost_model = _cost_model(model, device, options, log)
     recorded = next((event for event in log or () if isinstance(event, EngineStarted)), None)
     if recorded is not None and config.model is None:
-        sim = like_recorded(config, recorded)
+        sim = sim_config_from_recording(config, recorded)
     else:
         sim = sim_config(config, model, device, options.tensor_parallel_size)
     tally = RunTally()
@@ -182,7 +182,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     )
 
 
-def like_recorded(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
+def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
     """The pool, the longest request and the token budget of a recorded engine, where `config` does not say otherwise;
     batching, policy and seats are those of `config`.
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from chairlift.lab.bench.latency import LatencyResult
 from chairlift.lab.bench.machine import MachineFacts
 from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
-from chairlift.lab.bench.throughput import Spread, ThroughputResult
+from chairlift.lab.bench.throughput import MeasuredRange, ThroughputResult
 from chairlift.lab.metrics.figures import FIGURES, Figure
 
 
@@ -66,7 +66,7 @@ def latency_table(result: LatencyResult) -> Table:
     return table
 
 
-def _cells(figure: Figure, spread: Spread) -> list[str]:
+def _cells(figure: Figure, spread: MeasuredRange) -> list[str]:
     return [number(value * figure.scale) for value in (spread.median, spread.min, spread.max)]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chairlift.lab.bench.load import LoadOptions
+from chairlift.lab.bench.workload_options import WorkloadOptions
 
 
 def number(value: float) -> str:
@@ -34,7 +34,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def load_arrivals(options: LoadOptions) -> str:
+def load_arrivals(options: WorkloadOptions) -> str:
     """When the requests of a load come, for a title."""
     if options.request_rate is None:
         text = "at once" if options.trace is None else "when the trace says"
@@ -43,11 +43,11 @@ def load_arrivals(options: LoadOptions) -> str:
     return text if options.max_concurrency is None else f"{text}, {options.max_concurrency} at a time"
 
 
-def load_lengths(options: LoadOptions) -> str:
+def load_lengths(options: WorkloadOptions) -> str:
     """What the requests of a load are, for a caption."""
     if options.trace is not None:
         lengths = f"trace {options.trace}"
     else:
-        lengths = f"prompt {options.prompt_len}, output {options.output_len}"
+        lengths = f"prompt {options.input_len}, output {options.output_len}"
     declared = "" if options.max_tokens is None else f", max_tokens {options.max_tokens}"
     return f"{lengths}{declared}, seed {options.seed}"

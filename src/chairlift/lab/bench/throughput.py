@@ -12,8 +12,14 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import EngineStarted, EventList
 from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
-from chairlift.lab.bench.load import LoadOptions, Tokenize, at_least, first_requests, text_tokenizer
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.workload_options import (
+    Tokenize,
+    WorkloadOptions,
+    check_at_least,
+    first_requests,
+    text_tokenizer,
+)
 from chairlift.lab.metrics.figures import FIGURES, Figure
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.workload.request import WorkloadRequest
@@ -24,25 +30,25 @@ WARM_UP_ROUND = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThroughputOptions(LoadOptions):
+class ThroughputOptions(WorkloadOptions):
     """A load whose prompts are random tokens and whose output lengths are forced (greedy, end-of-sequence ignored).
 
     Attributes:
         repeats: measured runs, each with the same lengths and arrivals and with tokens of its own.
-        num_warmup: requests of the run before them, which is not measured.
+        num_warmups: requests of the run before them, which is not measured.
     """
 
     repeats: int = 3
-    num_warmup: int = 4
+    num_warmups: int = 4
 
     def __post_init__(self) -> None:
-        LoadOptions.__post_init__(self)
-        at_least("repeats", self.repeats, 1)
-        at_least("num_warmup", self.num_warmup, 0)
+        WorkloadOptions.__post_init__(self)
+        check_at_least("repeats", self.repeats, 1)
+        check_at_least("num_warmups", self.num_warmups, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MeasuredRange:
     """A number over the repeats."""
 
     median: float
@@ -60,12 +66,12 @@ class ThroughputResult:
     runs: list[RunMetrics]
     peak_rss_bytes: int | None
 
-    def spread(self, figure: Figure) -> Spread | None:
+    def spread(self, figure: Figure) -> MeasuredRange | None:
         """The figure over the repeats, unscaled; None if a run does not have it."""
         values = [value for run in self.runs if (value := figure.value(run)) is not None]
         if len(values) < len(self.runs):
             return None
-        return Spread(median(values), min(values), max(values))
+        return MeasuredRange(median(values), min(values), max(values))
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; seconds, bytes and shares, whatever the units of the table."""
@@ -94,7 +100,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
         vocab_size, tokenize = engine.model_config.vocab_size, _tokenize(config)
         warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
         forced_requests(engine, warm_up)
-        drive_all_at_once(engine, first_requests(warm_up, options.num_warmup))
+        drive_all_at_once(engine, first_requests(warm_up, options.num_warmups))
         runs: list[RunMetrics] = []
         for number in range(1, options.repeats + 1):
             workload = options.workload(vocab_size, WARM_UP_ROUND + number, tokenize)

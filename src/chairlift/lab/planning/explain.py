@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, Amount, total
-from chairlift.lab.planning.planner import Plan
+from chairlift.lab.planning.planner import DeploymentPlan
 from chairlift.worker.kv_cache import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 
 
-def explain(plan: Plan) -> list[str]:
+def explain(plan: DeploymentPlan) -> list[str]:
     """Every step from the model's sizes to blocks, requests and seconds."""
     memory, limits = plan.memory, plan.memory.limits
     return [
@@ -33,7 +33,7 @@ def _sum(amounts: Sequence[Amount]) -> list[str]:
     return [*lines, f"  sum = {total(amounts):,} bytes = {format_memory(total(amounts))}"]
 
 
-def _kv(plan: Plan) -> list[str]:
+def _kv(plan: DeploymentPlan) -> list[str]:
     model, memory, pool = plan.model.config, plan.memory, plan.memory.pool
     kept = memory.choice.kv_cache_dtype
     scales = f" + {INT8_SCALE_BYTES} of scales" if kept == "int8" else ""
@@ -54,7 +54,7 @@ def _kv(plan: Plan) -> list[str]:
     return [*lines, *_blocks(plan)]
 
 
-def _blocks(plan: Plan) -> list[str]:
+def _blocks(plan: DeploymentPlan) -> list[str]:
     config, memory, pool = plan.config, plan.memory, plan.memory.pool
     lines = []
     if memory.kv_bytes is not None:
@@ -75,7 +75,7 @@ def _blocks(plan: Plan) -> list[str]:
     return lines
 
 
-def _requests(plan: Plan) -> list[str]:
+def _requests(plan: DeploymentPlan) -> list[str]:
     fit, num_slots = plan.fit, plan.memory.pool.num_slots
     if fit.why_none is not None:
         return [f"  none: {fit.why_none}"]
@@ -90,7 +90,7 @@ def _requests(plan: Plan) -> list[str]:
     return lines
 
 
-def _seconds(plan: Plan) -> list[str]:
+def _seconds(plan: DeploymentPlan) -> list[str]:
     speed = plan.speed
     if speed is None:
         return []

@@ -28,8 +28,8 @@ from chairlift.engine.startup.pool_capacity import Fit, Lengths, Pool, count_fit
 from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_weights, pool_of
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
+from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed, simulated_lengths
 from chairlift.lab.planning.request_lengths import accepted, draw_lengths
-from chairlift.lab.planning.speed import Speed, plan_speed, take_load
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
@@ -62,7 +62,7 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PlannedWorkload:
     """The requests that are planned for.
 
     Attributes:
@@ -73,7 +73,7 @@ class Load:
         ConfigError: request_rate is not positive.
     """
 
-    prompt_len: LengthDistribution
+    input_len: LengthDistribution
     output_len: LengthDistribution
     max_tokens: LengthDistribution | None = None
     request_rate: float | None = None
@@ -88,12 +88,12 @@ class Load:
 
     def lengths(self, max_model_len: int) -> Iterator[Lengths]:
         """As `draw_lengths`."""
-        return draw_lengths(self.prompt_len, self.output_len, self.max_tokens, max_model_len, self.seed)
+        return draw_lengths(self.input_len, self.output_len, self.max_tokens, max_model_len, self.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "prompt_len": str(self.prompt_len),
+            "input_len": str(self.input_len),
             "output_len": str(self.output_len),
             "max_tokens": None if self.max_tokens is None else str(self.max_tokens),
             "request_rate": self.request_rate,
@@ -102,7 +102,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class PlannedMemory:
     """Where the bytes go.
 
     Attributes:
@@ -138,16 +138,16 @@ class PolicyFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeploymentPlan:
     """What `make_plan` found; `policies` has every policy over the same blocks and lengths, that of `fit` included."""
 
     model: PlannedModel
     config: EngineConfig
-    load: Load
-    memory: MemoryPlan
+    load: PlannedWorkload
+    memory: PlannedMemory
     fit: Fit
     policies: list[PolicyFit]
-    speed: Speed | None
+    speed: PredictedSpeed | None
     serve: str
     notes: list[str] = field(default_factory=list)
 
@@ -181,12 +181,12 @@ class Plan:
 def make_plan(
     model: PlannedModel,
     config: EngineConfig,
-    load: Load,
+    load: PlannedWorkload,
     *,
     memory_bytes: int | None = None,
     free_share: float = 1.0,
     hardware: Device | None = None,
-) -> Plan:
+) -> DeploymentPlan:
     """Plan an engine.
 
     Args:
@@ -212,7 +212,7 @@ def make_plan(
     speed = None
     if hardware is not None and fit.num_running:
         speed = _speed(hardware, model, memory, pool, limits, fit, load)
-    return Plan(
+    return DeploymentPlan(
         model=model,
         config=config,
         load=load,
@@ -231,7 +231,7 @@ def make_plan(
 
 def plan_memory(
     model: PlannedModel, config: EngineConfig, memory_bytes: int | None, free_share: float = 1.0
-) -> MemoryPlan:
+) -> PlannedMemory:
     """The memory's share of `make_plan`."""
     model_config, device = model.config, config.device.split(":")[0]
     choice = choose_kernels(config, model_config.dtype)
@@ -249,7 +249,7 @@ def plan_memory(
     slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype)
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
     max_model_len = pool_of(config, context, pool.num_blocks).max_model_len
-    return MemoryPlan(
+    return PlannedMemory(
         choice=choice,
         memory_bytes=memory_bytes,
         free_share=free_share,
@@ -286,7 +286,7 @@ def every_policy(config: EngineConfig) -> list[EngineConfig]:
 
 
 def _under_policy(
-    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: Load
+    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: PlannedWorkload
 ) -> PolicyFit:
     """The same lengths under each policy, whatever `max_model_len` it would settle on."""
     try:
@@ -306,19 +306,19 @@ def _under_policy(
 def _speed(
     hardware: Device,
     model: PlannedModel,
-    memory: MemoryPlan,
+    memory: PlannedMemory,
     pool: Pool,
     limits: SchedulerConfig,
     fit: Fit,
-    load: Load,
-) -> Speed:
+    load: PlannedWorkload,
+) -> PredictedSpeed:
     shape = _shape(model, memory)
     sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
-    lengths = take_load(accepted(pool, load.lengths(pool.max_model_len)), fit.num_running)
-    return plan_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
+    lengths = simulated_lengths(accepted(pool, load.lengths(pool.max_model_len)), fit.num_running)
+    return predict_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
 
 
-def _shape(model: PlannedModel, memory: MemoryPlan) -> ModelShape:
+def _shape(model: PlannedModel, memory: PlannedMemory) -> ModelShape:
     """The model as it is kept in memory."""
     shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.choice.dtype])
     if memory.choice.kernels == "native":
@@ -327,7 +327,7 @@ def _shape(model: PlannedModel, memory: MemoryPlan) -> ModelShape:
     return replace(shape, bytes_per_kv_value=memory.slot_bytes / model.config.kv_values_per_token)
 
 
-def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
+def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemory) -> str:
     """The command that starts the planned engine: it has exactly the planned blocks."""
     options: dict[str, object] = {
         "device": config.device,

@@ -13,12 +13,14 @@ from rich.text import Text
 from chairlift.engine.startup.memory_plan import total
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.planning.explain import explain
-from chairlift.lab.planning.planner import Plan, PolicyFit
-from chairlift.lab.planning.speed import Speed
+from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
+from chairlift.lab.planning.predicted_speed import PredictedSpeed
 from chairlift.worker.memory import format_memory
 
 
-def print_plan(plan: Plan, *, explained: bool = False, only_json: bool = False, file: TextIO | None = None) -> None:
+def print_plan(
+    plan: DeploymentPlan, *, explained: bool = False, only_json: bool = False, file: TextIO | None = None
+) -> None:
     """Write the arithmetic if asked for, the tables, notes and the command, and then the JSON line, to `file` (standard
     output if None)."""
     out = file or sys.stdout
@@ -27,7 +29,7 @@ def print_plan(plan: Plan, *, explained: bool = False, only_json: bool = False, 
     out.write(json.dumps(plan.to_dict(), allow_nan=False) + "\n")
 
 
-def _print(plan: Plan, explained: bool, console: Console) -> None:
+def _print(plan: DeploymentPlan, explained: bool, console: Console) -> None:
     if explained:
         for line in explain(plan):
             console.print(Text(line), soft_wrap=True)
@@ -47,7 +49,7 @@ def _table(title: str, *columns: str, caption: str | None = None) -> Table:
     return table
 
 
-def _memory_table(plan: Plan) -> Table:
+def _memory_table(plan: DeploymentPlan) -> Table:
     memory, pool = plan.memory, plan.memory.pool
     table = _table(
         f"{plan.model.name} on {memory.choice.kernels} kernels in {memory.choice.dtype}", "memory", "bytes", ""
@@ -66,12 +68,12 @@ def _memory_table(plan: Plan) -> Table:
     return table
 
 
-def _fit_table(plan: Plan) -> Table:
+def _fit_table(plan: DeploymentPlan) -> Table:
     load = plan.load.to_dict()
     asked = "" if load["max_tokens"] is None else f", max_tokens {load['max_tokens']}"
     has_refused = any(each.fit.num_refused for each in plan.policies)
     table = _table(
-        f"Requests at once: prompt {load['prompt_len']}, output {load['output_len']}{asked}",
+        f"Requests at once: prompt {load['input_len']}, output {load['output_len']}{asked}",
         *("kv", "fit (other draws)", "run", "limited by", "written"),
         *(["refused"] if has_refused else []),
         caption=f"fit: all at their full length; run: within the seats; written: of all slots\n"
@@ -95,13 +97,13 @@ def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
     return (fit.pool.name, f"{fit.num_fit:,}{spread}", f"{fit.num_running:,}", fit.limited_by, written)
 
 
-def _refusals(plan: Plan) -> list[str]:
+def _refusals(plan: DeploymentPlan) -> list[str]:
     """Why nothing fits, where nothing does."""
     fits = [each.fit for each in plan.policies]
     return [f"{fit.pool.name}: {fit.why_none}" for fit in fits if fit.why_none is not None]
 
 
-def _speed_table(speed: Speed) -> Table:
+def _speed_table(speed: PredictedSpeed) -> Table:
     run = speed.run
     table = _table("Expected", "", "p50", "p99", "unit", caption=f"under load: {speed.load}, simulated")
     if speed.ttft_alone is not None:

@@ -17,12 +17,12 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
 from chairlift.kernels.cpu.native_extension import NativeExtension
-from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, Work, median_of
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, median_ceilings
 from chairlift.lab.bench.kernels.instructions import InstructionCount, instruction_counts
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
-from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.throughput import Spread
+from chairlift.lab.bench.throughput import MeasuredRange
+from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import close_files, load_config, resolve_model
 from chairlift.models.config import ModelConfig
@@ -35,7 +35,7 @@ CHUNK: Final = 512
 MIN_SECONDS: Final = 0.1
 """That passes are repeated for at least, where they are short."""
 
-Case = dict[str, int | str]
+KernelCase = dict[str, int | str]
 """What a kernel was given: its rows, or the sequences of a batch and their context."""
 
 
@@ -65,10 +65,10 @@ class KernelOptions:
     def __post_init__(self) -> None:
         for name in ("rows", "batch_sizes", "contexts"):
             for value in getattr(self, name):
-                at_least(name, value, 1)
+                check_at_least(name, value, 1)
         if not self.rows or self.formats == ():
             raise ConfigError("rows and formats must name at least one each")
-        at_least("repeats", self.repeats, 1)
+        check_at_least("repeats", self.repeats, 1)
         for name in self.formats or ():
             if name not in BYTES_PER_INPUT:
                 raise ConfigError(f"formats must be some of {', '.join(BYTES_PER_INPUT)}, got {name!r}")
@@ -88,9 +88,9 @@ class KernelTime:
 
     kernel: str
     format: str
-    case: Case
-    seconds: Spread
-    work: Work
+    case: KernelCase
+    seconds: MeasuredRange
+    work: KernelWork
     share: float | None
     limit: str | None
 
@@ -121,7 +121,7 @@ class KernelResult:
 
     Attributes:
         ceilings: the best of all samples.
-        usual_ceilings: their median.
+        median_ceilings: their median.
     """
 
     machine: MachineFacts
@@ -129,7 +129,7 @@ class KernelResult:
     kv_cache_dtype: str
     options: KernelOptions
     ceilings: Ceilings
-    usual_ceilings: Ceilings
+    median_ceilings: Ceilings
     linear: list[KernelTime]
     attention: list[KernelTime]
     sampling: list[KernelTime]
@@ -145,7 +145,7 @@ class KernelResult:
             "kv_cache_dtype": self.kv_cache_dtype,
             "options": asdict(self.options),
             "ceilings": self.ceilings.to_dict(),
-            "usual_ceilings": self.usual_ceilings.to_dict(),
+            "median_ceilings": self.median_ceilings.to_dict(),
             **{kind: [time.to_dict() for time in getattr(self, kind)] for kind in ("linear", "attention", "sampling")},
             "instructions": [asdict(count) for count in self.instructions],
             "peak_rss_bytes": self.peak_rss_bytes,
@@ -186,7 +186,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         kv_cache_dtype=kv_cache_dtype,
         options=options,
         ceilings=reduce(Ceilings.best_of, samples, best),
-        usual_ceilings=median_of(samples),
+        median_ceilings=median_ceilings(samples),
         linear=times,
         attention=[time for measured in attention for time in measured.times()],
         sampling=[time for measured in sampling for time in measured.times()],
@@ -208,8 +208,8 @@ def _check_contexts(options: KernelOptions, model: ModelConfig) -> None:
 class _Case:
     """What a pass is given; `kernels`: their formats and their work."""
 
-    kernels: dict[str, tuple[str, Work]]
-    case: Case
+    kernels: dict[str, tuple[str, KernelWork]]
+    case: KernelCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,17 +238,17 @@ class _Measured(_Case):
     def times(self) -> list[KernelTime]:
         return [self._time(kernel, name, work) for kernel, (name, work) in self.kernels.items()]
 
-    def _time(self, kernel: str, name: str, work: Work) -> KernelTime:
+    def _time(self, kernel: str, name: str, work: KernelWork) -> KernelTime:
         samples = self.samples[kernel]
         least = [ceilings.least_seconds(work) for ceilings in self.ceilings]
         shares = [limit[0] / seconds for limit, seconds in zip(least, samples, strict=True) if limit]
-        usual = median_of(self.ceilings).least_seconds(work)
+        usual = median_ceilings(self.ceilings).least_seconds(work)
         share, limit = (median(shares), usual[1]) if shares and usual else (None, None)
         return KernelTime(kernel, name, self.case, _spread(samples), work, share, limit)
 
 
-def _spread(samples: list[float]) -> Spread:
-    return Spread(median(samples), min(samples), max(samples))
+def _spread(samples: list[float]) -> MeasuredRange:
+    return MeasuredRange(median(samples), min(samples), max(samples))
 
 
 def _linear_probes(
@@ -281,7 +281,7 @@ def _attention_probes(
                 num_queries=num_queries,
                 context=context,
             )
-            case: Case = {"batch_size": num_seqs, "num_queries": num_queries, "context": context}
+            case: KernelCase = {"batch_size": num_seqs, "num_queries": num_queries, "context": context}
             yield _Probe({layers.kernel: ("", layers.work())}, case, layers)
 
 

@@ -23,7 +23,7 @@ sets without VNNI do in fewer instructions), and float32 multiply-adds. Fields o
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class KernelWork:
     """What a kernel has to do, at least.
 
     Attributes:
@@ -40,10 +40,10 @@ class Work:
     def num_operations(self) -> float:
         return sum(self.operations.values())
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: KernelWork) -> KernelWork:
         units = {**self.operations, **other.operations}
         added = {unit: self.operations.get(unit, 0.0) + other.operations.get(unit, 0.0) for unit in units}
-        return Work(added, self.num_bytes + other.num_bytes)
+        return KernelWork(added, self.num_bytes + other.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Ceilings:
     onednn_int8: float | None = None
     onednn_fp32: float | None = None
 
-    def least_seconds(self, work: Work) -> tuple[float, str] | None:
+    def least_seconds(self, work: KernelWork) -> tuple[float, str] | None:
         """What the work would take if nothing stood in its way, and what limits it: "compute" or "memory". None: no
         ceiling does."""
         compute = sum(amount / getattr(self, unit) for unit, amount in work.operations.items())
@@ -88,7 +88,7 @@ class Ceilings:
         return asdict(self)
 
 
-def median_of(samples: Sequence[Ceilings]) -> Ceilings:
+def median_ceilings(samples: Sequence[Ceilings]) -> Ceilings:
     """Of one measurement, field by field, without oneDNN's."""
     middle = {name: median(getattr(sample, name) for sample in samples) for name in (*UNITS, "read")}
     return Ceilings(samples[0].isa, samples[0].num_threads, **middle)

@@ -28,7 +28,7 @@ from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.linear import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
-from chairlift.lab.bench.kernels.ceilings import Work
+from chairlift.lab.bench.kernels.ceilings import KernelWork
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
 from chairlift.models.decoder import shape_of
@@ -83,7 +83,7 @@ class LinearPass:
         self._max_rows = max_rows
         self._calls: list[tuple[ProductSpec, LinearKernel]] = []
         self._tapes: dict[int, _native.Tape] = {}
-        self._row_work: defaultdict[str, Work] = defaultdict(Work)
+        self._row_work: defaultdict[str, KernelWork] = defaultdict(KernelWork)
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
         products = [product for layer in config.layers for product in layer.products]
         for product in (*products, config.head_product):
@@ -99,7 +99,7 @@ class LinearPass:
             matrix.pack_floats(first, values[: spec.out_features - first].numpy())
         linear = self._kernels.make_linear(NativeMatrix(matrix, spec.kernel), None, _prologue(product))
         self._calls.append((product, linear))
-        self._row_work[spec.kernel] += Work({unit_of(weight_format): 2.0 * spec.num_weights}, matrix.num_bytes)
+        self._row_work[spec.kernel] += KernelWork({unit_of(weight_format): 2.0 * spec.num_weights}, matrix.num_bytes)
         self._formats[spec.kernel].add(weight_format)
         if width not in self._inputs:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
@@ -144,10 +144,10 @@ class LinearPass:
         """The formats of a kernel's matrices."""
         return ", ".join(sorted(set().union(*(self._formats[name] for name in self._parts(kernel)))))
 
-    def work(self, kernel: str, rows: int) -> Work:
+    def work(self, kernel: str, rows: int) -> KernelWork:
         """Of one pass: every weight is read once."""
-        total = sum((self._row_work[name] for name in self._parts(kernel)), Work())
-        return Work({unit: rows * amount for unit, amount in total.operations.items()}, total.num_bytes)
+        total = sum((self._row_work[name] for name in self._parts(kernel)), KernelWork())
+        return KernelWork({unit: rows * amount for unit, amount in total.operations.items()}, total.num_bytes)
 
     def _parts(self, kernel: str) -> list[str]:
         return [name for name in self._row_work if name != LM_HEAD] if kernel == LAYERS else [kernel]
@@ -226,7 +226,7 @@ class AttentionPass:
             call()
         return {self.kernel: (perf_counter() - start) / self.num_layers}
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """Of a layer: every key that a sequence sees is read once; two products of a query with each that it sees."""
         products = read = 0
         for spec in self._specs:
@@ -234,7 +234,7 @@ class AttentionPass:
             products += 4 * spec.query_size * self._seen(window)
             read += min(self._context, window + self._num_queries - 1) * _token_bytes(spec, self._kv_dtype)
         num_seqs, num_layers = self._num_seqs, self.num_layers
-        return Work({"fma": num_seqs * products / num_layers}, num_seqs * read / num_layers)
+        return KernelWork({"fma": num_seqs * products / num_layers}, num_seqs * read / num_layers)
 
     def _seen(self, window: int) -> int:
         """Pairs of a query and a key that it sees, of one sequence."""
@@ -302,6 +302,6 @@ class SamplingPass:
         self._sample(self._logits, self._rows)
         return {self.kernel: perf_counter() - start}
 
-    def work(self) -> Work:
+    def work(self) -> KernelWork:
         """Every logit is read once."""
-        return Work(num_bytes=4.0 * self._logits.numel(), in_cache=True)
+        return KernelWork(num_bytes=4.0 * self._logits.numel(), in_cache=True)

@@ -32,7 +32,7 @@ def print_kernels(result: KernelResult, file: TextIO | None = None) -> None:
     console = Console(file=out)
     formats = list(dict.fromkeys(time.format for time in result.linear))
     console.print(
-        ceilings_table(result.ceilings, result.usual_ceilings, machine_caption(result.machine, result.peak_rss_bytes))
+        ceilings_table(result.ceilings, result.median_ceilings, machine_caption(result.machine, result.peak_rss_bytes))
     )
     if result.options.formats is not None and len(result.options.formats) > 1:
         for kernel in (LAYERS, LM_HEAD):

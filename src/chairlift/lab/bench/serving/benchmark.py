@@ -11,13 +11,19 @@ import httpx
 
 from chairlift.clock import MonotonicClock
 from chairlift.errors import ConfigError
-from chairlift.lab.bench.load import LoadOptions, Tokenize, at_least, first_requests, text_tokenizer
 from chairlift.lab.bench.machine import HostFacts, host_facts
-from chairlift.lab.bench.prompts import ChatPrompts, IdPrompts, Prompts, TextPrompts
 from chairlift.lab.bench.serving.goodput import Objectives
-from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, Call, open_http, served_models
-from chairlift.lab.bench.serving.load import send_load
+from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, RequestRecord, open_client, served_models
+from chairlift.lab.bench.serving.load import send_workload
 from chairlift.lab.bench.serving.metrics import LATENCIES, ServeMetrics
+from chairlift.lab.bench.serving.prompts import ChatPrompts, Prompts, TextPrompts, TokenIdPrompts
+from chairlift.lab.bench.workload_options import (
+    Tokenize,
+    WorkloadOptions,
+    check_at_least,
+    first_requests,
+    text_tokenizer,
+)
 from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.traces.reading import detect_format
@@ -33,12 +39,12 @@ TEXT_FORMATS = ("sharegpt", "custom")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(LoadOptions):
+class ServeOptions(WorkloadOptions):
     """A server and the load for it. Decoding is greedy.
 
     Attributes:
         base_url: with or without /v1 at its end.
-        endpoint_type: "openai" sends completions from token ids, or from text if the server refuses ids; "openai-chat"
+        backend: "openai" sends completions from token ids, or from text if the server refuses ids; "openai-chat"
             sends conversations.
         model: None asks the server.
         vocab_size: prompt tokens are below it.
@@ -56,7 +62,7 @@ class ServeOptions(LoadOptions):
     """
 
     base_url: str = "http://127.0.0.1:8000"
-    endpoint_type: str = "openai"
+    backend: str = "openai"
     model: str | None = None
     vocab_size: int = 32000
     tokenizer: str | None = None
@@ -68,11 +74,11 @@ class ServeOptions(LoadOptions):
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        LoadOptions.__post_init__(self)
-        if self.endpoint_type not in PATHS:
-            raise ConfigError(f"endpoint_type must be one of {', '.join(PATHS)}, got {self.endpoint_type!r}")
-        at_least("vocab_size", self.vocab_size, 1)
-        at_least("num_warmups", self.num_warmups, 0)
+        WorkloadOptions.__post_init__(self)
+        if self.backend not in PATHS:
+            raise ConfigError(f"backend must be one of {', '.join(PATHS)}, got {self.backend!r}")
+        check_at_least("vocab_size", self.vocab_size, 1)
+        check_at_least("num_warmups", self.num_warmups, 0)
         if self.tokenizer is not None and self.trace is None:
             raise ConfigError(f"tokenizer={self.tokenizer} is for the texts of a trace: give a trace, or leave it out")
         if self.ignore_eos and self.max_tokens is not None:
@@ -104,7 +110,7 @@ class ServeResult:
     model: str
     prompt_format: str
     metrics: ServeMetrics
-    calls: list[Call]
+    calls: list[RequestRecord]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -136,7 +142,7 @@ async def _run(options: ServeOptions, api_key: str | None) -> ServeResult:
     tokenize = _tokenize(options)
     warm_up = options.workload(options.vocab_size, WARM_UP_ROUND, tokenize)
     workload = options.workload(options.vocab_size, MEASURED_ROUND, tokenize)
-    async with open_http(options.base_url, api_key, options.timeout) as http:
+    async with open_client(options.base_url, api_key, options.timeout) as http:
         session = _Session(options, http, options.model or await _only_model(http))
         prompt_format = await session.probe(warm_up[0])
         if options.num_warmups:
@@ -164,7 +170,7 @@ class _Session:
         """
         output_len = min(request.output_len, PROBE_TOKENS)
         short = replace(request, arrival=0.0, output_len=output_len, max_tokens=None)
-        formats = ("messages",) if self._options.endpoint_type == "openai-chat" else ("ids", "text")
+        formats = ("messages",) if self._options.backend == "openai-chat" else ("ids", "text")
         said = []
         for prompt_format in formats:
             (call,) = await self.send([short], prompt_format)
@@ -183,18 +189,18 @@ class _Session:
 
     async def send(
         self, workload: Sequence[WorkloadRequest], prompt_format: str, on_end: Callable[[], None] = lambda: None
-    ) -> list[Call]:
+    ) -> list[RequestRecord]:
         feed = Feed(workload, self._options.max_concurrency)
         prompts = _prompts(prompt_format, workload)
         clock = MonotonicClock()
         start = clock.now()
-        api = ApiClient(self._http, PATHS[self._options.endpoint_type], lambda: clock.now() - start)
-        return await send_load(api, feed, prompts, self._body, on_end)
+        api = ApiClient(self._http, PATHS[self._options.backend], lambda: clock.now() - start)
+        return await send_workload(api, feed, prompts, self._body, on_end)
 
     def _body(self, request: WorkloadRequest) -> dict[str, Any]:
         """All but the prompt. An extension is only sent where it is used."""
         options = self._options
-        limit = "max_completion_tokens" if options.endpoint_type == "openai-chat" else "max_tokens"
+        limit = "max_completion_tokens" if options.backend == "openai-chat" else "max_tokens"
         return {
             "model": self.model,
             limit: request.output_len if options.ignore_eos else request.max_output_len,
@@ -219,7 +225,7 @@ def _tokenize(options: ServeOptions) -> Tokenize | None:
 def _prompts(prompt_format: str, workload: Sequence[WorkloadRequest]) -> Prompts:
     if prompt_format == "messages":
         return ChatPrompts(workload)
-    return IdPrompts() if prompt_format == "ids" else TextPrompts()
+    return TokenIdPrompts() if prompt_format == "ids" else TextPrompts()
 
 
 async def _only_model(http: httpx.AsyncClient) -> str:
@@ -229,7 +235,7 @@ async def _only_model(http: httpx.AsyncClient) -> str:
     return names[0]
 
 
-def _call_record(call: Call) -> dict[str, Any]:
+def _call_record(call: RequestRecord) -> dict[str, Any]:
     """Times in seconds since the start of the load."""
     return {
         "request_id": call.request_id,
@@ -238,7 +244,7 @@ def _call_record(call: Call) -> dict[str, Any]:
         "ended": call.ended,
         "ttft": call.ttft,
         "itls": call.itls,
-        "requested_input_tokens": call.prompt_len,
+        "requested_input_tokens": call.input_len,
         "requested_output_tokens": call.output_len,
         "output_tokens": call.num_output_tokens,
         "usage": call.usage and asdict(call.usage),

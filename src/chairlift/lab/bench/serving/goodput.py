@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.lab.bench.serving.http_client import Call
+from chairlift.lab.bench.serving.http_client import RequestRecord
 
 SYNTAX: Final = "ttft:MS tpot:MS e2el:MS, each at most once"
 
@@ -40,7 +40,7 @@ class Objectives:
             seconds[name] = _milliseconds(text, value) / 1e3
         return cls(**seconds) if seconds else None
 
-    def are_met(self, call: Call) -> bool:
+    def are_met(self, call: RequestRecord) -> bool:
         """Failed calls are never good. An answer of a single token, or in one piece, has no TPOT to miss."""
         measured = ((self.ttft, call.ttft), (self.tpot, call.tpot), (self.e2el, call.e2e_latency))
         return call.is_answered and all(

@@ -43,7 +43,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """Why a call gave no whole answer: `http 500`, `connect`, `connection lost`, `timeout`, `cut stream`, `bad chunk`,
     `error in stream`, `not a stream`, `empty answer`; and the words of the server or of the network."""
 
@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Call:
+class RequestRecord:
     """One request as it went. Times in seconds on the client's clock.
 
         due ------ sent ------ chunk_times[0] --- ... --- ended
@@ -61,13 +61,13 @@ class Call:
                     |---- e2e_latency ----------------------|
 
     Attributes:
-        prompt_len, output_len: tokens that were asked for.
+        input_len, output_len: tokens that were asked for.
         chunk_times: when each chunk with text came, or the last one, if none had text. A chunk may hold several tokens.
         ended: when the last chunk of the answer came; or when the failure showed.
     """
 
     request_id: str
-    prompt_len: int
+    input_len: int
     output_len: int
     due: float
     sent: float = 0.0
@@ -76,7 +76,7 @@ class Call:
     text: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
-    failure: Failure | None = None
+    failure: RequestFailure | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -118,7 +118,7 @@ class StreamError(Exception):
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.failure = Failure(kind, message)
+        self.failure = RequestFailure(kind, message)
 
 
 class EventLines:
@@ -152,7 +152,7 @@ class EventLines:
         self._rest.append(part)
 
 
-def open_http(base_url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
+def open_client(base_url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
     """One pool of connections for all calls, without a limit of its own and without proxies.
 
     Args:
@@ -189,7 +189,7 @@ class ApiClient:
         self._path = path
         self.now = now
 
-    async def stream(self, body: dict[str, Any], call: Call) -> None:
+    async def stream(self, body: dict[str, Any], call: RequestRecord) -> None:
         """Send `body`, read the whole answer and write into `call` what came when. What the server or the network does
         wrong ends in `call.failure`, never in an exception."""
         content = json.dumps(body).encode()
@@ -199,15 +199,15 @@ class ApiClient:
         except StreamError as error:
             call.failure = error.failure
         except httpx.TimeoutException as error:
-            call.failure = Failure("timeout", _words(error))
+            call.failure = RequestFailure("timeout", _words(error))
         except httpx.ConnectError as error:
-            call.failure = Failure("connect", _words(error))
+            call.failure = RequestFailure("connect", _words(error))
         except httpx.HTTPError as error:
-            call.failure = Failure("connection lost", _words(error))
+            call.failure = RequestFailure("connection lost", _words(error))
         if call.failure is not None:
             call.ended = self.now()
 
-    async def _stream(self, content: bytes, call: Call) -> None:
+    async def _stream(self, content: bytes, call: RequestRecord) -> None:
         headers = {"Content-Type": "application/json"}
         async with self._http.stream("POST", self._path, content=content, headers=headers) as response:
             if response.status_code != 200:
@@ -221,7 +221,7 @@ class ApiClient:
         if not call.chunk_times:
             raise StreamError("empty answer", "the stream held no choices")
 
-    async def _read(self, response: httpx.Response, call: Call) -> bool:
+    async def _read(self, response: httpx.Response, call: RequestRecord) -> bool:
         """Whether the stream said that it is done."""
         is_done, lines = False, EventLines()
         try:
@@ -231,7 +231,7 @@ class ApiClient:
                     if payload == b"[DONE]":
                         is_done = True
                     else:
-                        take_chunk(payload, now, call)
+                        record_chunk(payload, now, call)
         except httpx.TimeoutException:
             raise
         except httpx.TransportError as error:
@@ -267,7 +267,7 @@ def error_message(body: bytes) -> str:
         return body[:200].decode(errors="replace")
 
 
-def take_chunk(payload: bytes, now: float, call: Call) -> None:
+def record_chunk(payload: bytes, now: float, call: RequestRecord) -> None:
     """One chunk of an answer. A chunk that only opens the answer, or only counts its tokens, is no news."""
     try:
         chunk = json.loads(payload)
@@ -281,7 +281,7 @@ def take_chunk(payload: bytes, now: float, call: Call) -> None:
         raise StreamError("bad chunk", payload[:200].decode(errors="replace")) from None
 
 
-def _take_choice(choice: dict[str, Any], now: float, call: Call) -> None:
+def _take_choice(choice: dict[str, Any], now: float, call: RequestRecord) -> None:
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
     call.finish_reason = choice.get("finish_reason") or call.finish_reason

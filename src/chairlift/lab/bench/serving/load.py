@@ -7,19 +7,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from chairlift.lab.bench.prompts import Prompts
-from chairlift.lab.bench.serving.http_client import ApiClient, Call
+from chairlift.lab.bench.serving.http_client import ApiClient, RequestRecord
+from chairlift.lab.bench.serving.prompts import Prompts
 from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
 
 
-async def send_load(
+async def send_workload(
     api: ApiClient,
     feed: Feed,
     prompts: Prompts,
     body: Callable[[WorkloadRequest], dict[str, Any]],
     on_end: Callable[[], None] = lambda: None,
-) -> list[Call]:
+) -> list[RequestRecord]:
     """Hand out the feed to its end; returns the calls in the order in which they were due.
 
     Args:
@@ -27,10 +27,10 @@ async def send_load(
         body: of the call for a request, without its prompt.
         on_end: called whenever a call has ended.
     """
-    calls: list[Call] = []
+    calls: list[RequestRecord] = []
     ended = asyncio.Event()
 
-    async def send(request: WorkloadRequest, call: Call) -> None:
+    async def send(request: WorkloadRequest, call: RequestRecord) -> None:
         await api.stream(body(request) | prompts.fields(request), call)
         prompts.answered(request.request_id, call.text)
         feed.done(request.request_id, _stand_ins(request, call), api.now())
@@ -40,14 +40,16 @@ async def send_load(
     async with asyncio.TaskGroup() as group:
         while not feed.exhausted:
             for request in feed.due(api.now()):
-                call = Call(request.request_id, len(request.prompt_token_ids), request.output_len, due=request.arrival)
+                call = RequestRecord(
+                    request.request_id, len(request.prompt_token_ids), request.output_len, due=request.arrival
+                )
                 calls.append(call)
                 group.create_task(send(request, call))
             await _until(ended, feed.next_time(), api)
     return calls
 
 
-def _stand_ins(request: WorkloadRequest, call: Call) -> list[int]:
+def _stand_ins(request: WorkloadRequest, call: RequestRecord) -> list[int]:
     """The API does not tell the answer's token ids: as many others stand in for them."""
     return [request.prompt_token_ids[0]] * call.num_output_tokens
 

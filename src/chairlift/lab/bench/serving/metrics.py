@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.serving.goodput import Objectives
-from chairlift.lab.bench.serving.http_client import Call
+from chairlift.lab.bench.serving.http_client import RequestRecord
 
 LATENCIES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E latency"}
 """The latencies as vLLM's benchmark names them, and as people do."""
@@ -64,7 +64,9 @@ class ServeMetrics:
     num_chunks: int
 
     @classmethod
-    def of(cls, calls: Sequence[Call], objectives: Objectives | None, percents: Sequence[float]) -> ServeMetrics:
+    def of(
+        cls, calls: Sequence[RequestRecord], objectives: Objectives | None, percents: Sequence[float]
+    ) -> ServeMetrics:
         """Of at least one call, on a clock that started with the load."""
         answered = [call for call in calls if call.is_answered]
         duration = max(call.ended for call in calls)
@@ -77,7 +79,7 @@ class ServeMetrics:
             completed=len(answered),
             failed=len(calls) - len(answered),
             total_input_tokens=input_tokens,
-            requested_input_tokens=sum(call.prompt_len for call in answered),
+            requested_input_tokens=sum(call.input_len for call in answered),
             cached_tokens=sum(call.usage.cached_tokens for call in answered if call.usage is not None),
             total_output_tokens=output_tokens,
             request_throughput=len(answered) / duration,
@@ -108,7 +110,7 @@ class ServeMetrics:
         return plain
 
 
-def count_failures(calls: Sequence[Call]) -> list[FailureCount]:
+def count_failures(calls: Sequence[RequestRecord]) -> list[FailureCount]:
     """By kind, the most frequent first; the message is that of the call that was due first."""
     messages: dict[str, list[str]] = {}
     for call in calls:
@@ -118,7 +120,7 @@ def count_failures(calls: Sequence[Call]) -> list[FailureCount]:
     return sorted(counts, key=lambda failure: -failure.count)
 
 
-def peak_concurrency(calls: Sequence[Call]) -> int:
+def peak_concurrency(calls: Sequence[RequestRecord]) -> int:
     """The most calls that were out at one time. One that ends when another one is sent is not out with it."""
     changes = sorted([(call.sent, 1) for call in calls] + [(call.ended, -1) for call in calls])
     peak = out = 0
@@ -128,11 +130,11 @@ def peak_concurrency(calls: Sequence[Call]) -> int:
     return peak
 
 
-def _input_tokens(call: Call) -> int:
-    return call.prompt_len if call.usage is None else call.usage.prompt_tokens
+def _input_tokens(call: RequestRecord) -> int:
+    return call.input_len if call.usage is None else call.usage.prompt_tokens
 
 
-def _latencies(answered: Sequence[Call], percents: Sequence[float]) -> dict[str, Distribution | None]:
+def _latencies(answered: Sequence[RequestRecord], percents: Sequence[float]) -> dict[str, Distribution | None]:
     values: dict[str, list[float | None]] = {
         "ttft": [call.ttft for call in answered],
         "tpot": [call.tpot for call in answered],

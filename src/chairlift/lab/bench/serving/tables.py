@@ -98,7 +98,7 @@ def notes(result: ServeResult) -> list[str]:
         lines.append(f"{metrics.num_short} answers are shorter than asked for")
     if metrics.num_unstreamed:
         lines.append(f"{metrics.num_unstreamed} answers came in one piece: they have no ITL and no TPOT")
-    if result.prompt_format == "text" and options.endpoint_type == "openai":
+    if result.prompt_format == "text" and options.backend == "openai":
         lines.append("the server refused token ids: prompts were sent as text of about that many tokens")
     lines.append(load_lengths(options))
     memory = f"{client.memory_bytes / (1 << 30):.0f} GiB"

@@ -31,7 +31,7 @@ class Prompts(Protocol):
         ...
 
 
-class IdPrompts:
+class TokenIdPrompts:
     """Completions from token ids. Answers come as text, so in a history stand-ins take their tokens' place."""
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
@@ -42,10 +42,10 @@ class IdPrompts:
 
 
 class TextPrompts:
-    """Completions from text, for servers that take no token ids; histories as `IdPrompts`."""
+    """Completions from text, for servers that take no token ids; histories as `TokenIdPrompts`."""
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
-        return {"prompt": text_of(request.prompt_token_ids)}
+        return {"prompt": prompt_text(request.prompt_token_ids)}
 
     def answered(self, request_id: str, text: str) -> None:
         pass
@@ -66,7 +66,7 @@ class ChatPrompts:
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
         own = self._requests[request.request_id]
         history = self._messages[own.after] if own.carries_history and own.after is not None else []
-        messages = [*history, {"role": "user", "content": text_of(own.prompt_token_ids)}]
+        messages = [*history, {"role": "user", "content": prompt_text(own.prompt_token_ids)}]
         if request.request_id in self._carried:
             self._messages[request.request_id] = messages
         return {"messages": messages}
@@ -77,6 +77,6 @@ class ChatPrompts:
             self._messages[request_id] = [*self._messages[request_id], answer]
 
 
-def text_of(token_ids: Sequence[int]) -> str:
+def prompt_text(token_ids: Sequence[int]) -> str:
     """A word for each id: equal prefixes stay equal, and mostly one token a word."""
     return " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)

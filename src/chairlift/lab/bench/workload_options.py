@@ -20,18 +20,18 @@ from chairlift.lab.workload.transform import with_arrivals
 Tokenize = Callable[[str], Sequence[int]]
 
 DEFAULT_NUM_PROMPTS = 64
-DEFAULT_PROMPT_LEN = "lognormal:96,0.7,16..512"
+DEFAULT_INPUT_LEN = "lognormal:96,0.7,16..512"
 DEFAULT_OUTPUT_LEN = "exp:96,8..384"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
+class WorkloadOptions:
     """A synthetic load or, with `trace`, a recorded one.
 
     Attributes:
         num_prompts: requests; of a trace the first ones, all if None.
         seed: of lengths, tokens and arrivals.
-        prompt_len, output_len: distributions, as `chairlift.lab.workload.lengths` writes them; a trace has its own.
+        input_len, output_len: distributions, as `chairlift.lab.workload.lengths` writes them; a trace has its own.
         max_tokens: output tokens that every request declares; its true length, or what the trace says, if None.
         request_rate: arrivals a second; inf: all at once; None: all at once, or when the trace says.
         burstiness: shape of the gaps, 1 is Poisson.
@@ -44,7 +44,7 @@ class LoadOptions:
 
     num_prompts: int | None = None
     seed: int = 0
-    prompt_len: str | None = None
+    input_len: str | None = None
     output_len: str | None = None
     max_tokens: int | None = None
     request_rate: float | None = None
@@ -56,19 +56,19 @@ class LoadOptions:
         if self.trace is None:
             for name, default in (
                 ("num_prompts", DEFAULT_NUM_PROMPTS),
-                ("prompt_len", DEFAULT_PROMPT_LEN),
+                ("input_len", DEFAULT_INPUT_LEN),
                 ("output_len", DEFAULT_OUTPUT_LEN),
             ):
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, default)
-        for name in ("prompt_len", "output_len"):
+        for name in ("input_len", "output_len"):
             if (text := getattr(self, name)) is None:
                 continue
             if self.trace is not None:
                 raise ConfigError(f"{name}={text} is for a synthetic load, and a trace has lengths: give one of them")
             parse_lengths(text)
         for name, low in (("num_prompts", 1), ("seed", 0), ("max_tokens", 1), ("max_concurrency", 1)):
-            at_least(name, getattr(self, name), low)
+            check_at_least(name, getattr(self, name), low)
         arrival_process(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
@@ -91,12 +91,12 @@ class LoadOptions:
 
     def _synthetic(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
         assert self.num_prompts is not None
-        assert self.prompt_len is not None
+        assert self.input_len is not None
         assert self.output_len is not None
         return make_workload(
             self.seed,
             self.num_prompts,
-            parse_lengths(self.prompt_len),
+            parse_lengths(self.input_len),
             parse_lengths(self.output_len),
             arrival_process(self.request_rate, self.burstiness),
             vocab_size,
@@ -130,7 +130,7 @@ def text_tokenizer(model: str | None) -> Tokenize:
     return lambda text: encode()(text, add_special_tokens=False)
 
 
-def at_least(name: str, value: int | None, low: int) -> None:
+def check_at_least(name: str, value: int | None, low: int) -> None:
     """Raises ConfigError if there is a value and it is less than `low`."""
     if value is not None and value < low:
         raise ConfigError(f"{name} must be at least {low}, got {value}")

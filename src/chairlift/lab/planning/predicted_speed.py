@@ -23,7 +23,7 @@ more than that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class PredictedSpeed:
     """What to expect, in seconds.
 
     Attributes:
@@ -51,18 +51,18 @@ class Speed:
         return asdict(self)
 
 
-def plan_speed(
+def predict_speed(
     cost_model: CostModel,
     config: SimConfig,
     lengths: Sequence[Lengths],
     batch_size: int,
     request_rate: float | None = None,
     seed: int = 0,
-) -> Speed:
+) -> PredictedSpeed:
     """Ask a cost model and the simulator.
 
     Args:
-        lengths: of requests as they come, of `take_load`.
+        lengths: of requests as they come, of `simulated_lengths`.
         batch_size: requests that run at once, at least 1.
         request_rate: Poisson arrivals a second of the simulated load; None: all at once.
 
@@ -73,7 +73,7 @@ def plan_speed(
     half = sum(prompt + (output + 1) // 2 for prompt, output, _ in batch)
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
     itl = cost_model.seconds(_decode(len(batch), half))
-    return Speed(
+    return PredictedSpeed(
         constants=cost_model.describe(),
         batch_size=len(batch),
         num_context=half,
@@ -86,7 +86,7 @@ def plan_speed(
     )
 
 
-def take_load(lengths: Iterable[Lengths], batch_size: int) -> list[Lengths]:
+def simulated_lengths(lengths: Iterable[Lengths], batch_size: int) -> list[Lengths]:
     """The first of these that the simulated load consists of."""
     taken: list[Lengths] = []
     num_tokens = 0
