@@ -13,7 +13,7 @@ from chairlift.engine.process import engine_process
 from chairlift.engine.process.commands import Abort, Add, Stop
 from chairlift.engine.process.engine_process import CommandSocket, Outbox
 from chairlift.engine.process.wire import Credit, Died, News, Said, engine_link, front_link, unpack_events
-from chairlift.events import EVENT_TYPES, Event, RequestRefused, Step
+from chairlift.events import EVENT_TYPES, Event, RequestRejected, Step
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTimes, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.sampling_params import SamplingParams
@@ -111,7 +111,7 @@ def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeyp
     assert told(2) == ([0, 1], 1, 0)
     assert told(4) == ([0], 1, 3)
     assert told(1) == ([], 1, 1)
-    outbox.emit(RequestRefused(7.0, "", ""))
+    outbox.emit(RequestRejected(7.0, "", ""))
     assert told(1) == ([7], 1, 1), "what becomes of a request is told in any case"
     assert front.has_receiver(5)
     front.send(Credit(4))

@@ -64,17 +64,17 @@ def crowd(
         max_num_batched_tokens=max(budget, count),
         enable_prefix_caching=caching and pool.kv == "paged",
     )
-    num_added = num_refused = 0
+    num_added = num_rejected = 0
     for index, length in enumerate(lengths):
         if num_added == count:
             break
         try:
             core.add(make_request(str(index), [index] * length.prompt, length.max_tokens, output_len=length.output))
         except RequestError:
-            num_refused += 1
+            num_rejected += 1
         else:
             num_added += 1
-    return core, events, num_refused
+    return core, events, num_rejected
 
 
 def steps_of(events: EventList) -> list[Step]:
@@ -105,13 +105,13 @@ def test_under_a_reservation_m_run_at_once_and_one_more_waits(
     if not fit.num_fit:
         assert fit.why_none is not None
         return
-    core, events, num_refused = crowd(pool, cycle(lengths), fit.num_fit + 1, budget)
+    core, events, num_rejected = crowd(pool, cycle(lengths), fit.num_fit + 1, budget)
     core.step()
     first = steps_of(events)[0]
     assert len(first.admitted) == fit.num_fit
     (wait,) = memory_waits(events)
     assert (wait.reason, wait.num_running) == ("memory", fit.num_fit)
-    assert num_refused >= fit.num_refused
+    assert num_rejected >= fit.num_rejected
     held = (num_blocks - first.free_blocks) * block_size
     assert held == fit.num_slots_held
     run_to_end(core)

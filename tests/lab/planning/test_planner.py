@@ -210,7 +210,7 @@ def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     pool = Pool(12, 4, 48, "exact", "buddy")
     lengths = [Lengths(20, 5, 5), Lengths(40, 5, 5), Lengths(20, 29, 29), Lengths(8, 1, 1), Lengths(8, 1, 1)]
     fit = count_fit(pool, seats(), cycle(lengths))
-    assert (fit.num_fit, fit.num_refused, fit.num_slots_held) == (3, 2, 48)
+    assert (fit.num_fit, fit.num_rejected, fit.num_slots_held) == (3, 2, 48)
     none = count_fit(pool, seats(), repeat(lengths[1]))
     assert none.num_fit == 0
     assert none.why_none is not None

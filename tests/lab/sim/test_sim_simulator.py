@@ -12,7 +12,7 @@ from sim_workloads import ConstantCost, configs, request, simulated, small_confi
 
 from chairlift.config import SchedulerConfig
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRefused, Step
+from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.lab.metrics.run import RunTally, summarize
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import SimConfig, simulate
@@ -28,7 +28,7 @@ def test_everybody_gets_the_forced_length_or_is_refused(workload: list[WorkloadR
     done = {event.request_id: event.num_output_tokens for event in simulated(events, RequestFinished)}
     refused = {request_id for request_id, _ in result.refused}
     assert done == {item.request_id: item.output_len for item in workload if item.request_id not in refused}
-    assert refused == {event.request_id for event in simulated(events, RequestRefused)}
+    assert refused == {event.request_id for event in simulated(events, RequestRejected)}
     steps = simulated(events, Step)
     assert (result.num_requests, result.num_steps) == (len(workload), len(steps))
     assert math.isclose(result.seconds, max([0.0, *(step.time for step in steps), *(i.arrival for i in workload)]))

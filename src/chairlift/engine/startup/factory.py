@@ -23,7 +23,7 @@ from chairlift.engine.startup.token_budget import (
     largest_budget,
     measure_steps,
 )
-from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
+from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
@@ -156,7 +156,7 @@ def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listener
     event_file = open_event_log(config.event_log)
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-    return _Listeners(event_file, recorder, EventFan(*sinks) if sinks else None)
+    return _Listeners(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
 
 
 def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:

@@ -51,7 +51,7 @@ class Fit:
         num_fit: requests that the pool holds at their full length, all at the same time.
         num_running: requests that run at once: `num_fit`, or fewer where seats or the static batch end sooner.
         limited_by: what ends `num_running`: "memory", "max_num_seqs" or "static_batch_size".
-        num_refused: requests before the last that fits which could never fit, each refused at the door.
+        num_rejected: requests before the last that fits which could never fit, each refused at the door.
         num_slots_held, num_slots_written: by all `num_fit` at full length; the rest of the pool is free or lost.
         why_none: the error, if nothing fits.
     """
@@ -60,7 +60,7 @@ class Fit:
     num_fit: int
     num_running: int
     limited_by: str
-    num_refused: int = 0
+    num_rejected: int = 0
     num_slots_held: int = 0
     num_slots_written: int = 0
     why_none: str | None = None
@@ -93,7 +93,7 @@ def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -
         num_fit=counted.num_fit,
         num_running=running,
         limited_by=limited_by,
-        num_refused=counted.num_refused,
+        num_rejected=counted.num_rejected,
         num_slots_held=counted.num_slots_held,
         num_slots_written=counted.num_slots_written,
         why_none=counted.why_none if not counted.num_fit else None,
@@ -103,7 +103,7 @@ def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -
 @dataclass(slots=True)
 class _Counted:
     num_fit: int = 0
-    num_refused: int = 0
+    num_rejected: int = 0
     num_slots_held: int = 0
     num_slots_written: int = 0
     why_none: str | None = None
@@ -116,13 +116,13 @@ class _Counted:
 
 def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterable[Lengths]) -> _Counted:
     counted = _Counted()
-    worst_case = num_refused = 0
+    worst_case = num_rejected = 0
     for length in lengths:
         request = forced_request(counted.num_fit, length)
         if (refusal := rejection_reason(request, pool, manager)) is not None:
-            num_refused += 1
+            num_rejected += 1
             counted.why_none = refusal
-            if num_refused == ROUND:
+            if num_rejected == ROUND:
                 break
             continue
         worst_case += manager.worst_case_blocks(request)
@@ -131,8 +131,8 @@ def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterab
             break
         if num_slots > request.num_slots and manager.grow(request, num_slots) is None:
             break
-        counted.num_refused += num_refused
-        num_refused = 0
+        counted.num_rejected += num_rejected
+        num_rejected = 0
         counted.add(length, request.num_slots)
     counted.num_slots_held += manager.num_rounding_blocks * pool.block_size
     return counted

@@ -16,7 +16,7 @@ from chairlift.core.baselines.selection import max_request_slots
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, settle_max_model_len
 from chairlift.errors import ConfigError, ModelLoadError
-from chairlift.events import EngineStarted, Event, EventFan, EventSink, open_event_log, read_events
+from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.lab.bench.workload_options import WorkloadOptions
@@ -122,7 +122,7 @@ def run_simulation(config: EngineConfig, load: WorkloadOptions, options: Simulat
     sinks: list[EventSink] = [tally] if options.tenants is None else [tally, by_tenant]
     try:
         feed = Feed(workload, load.max_concurrency)
-        result = simulate(feed, sim, cost_model, EventFan(*sinks, *([] if file is None else [file])))
+        result = simulate(feed, sim, cost_model, EventBroadcaster(*sinks, *([] if file is None else [file])))
     finally:
         if file is not None:
             file.close()

@@ -85,8 +85,8 @@ def _requests(plan: DeploymentPlan) -> list[str]:
         f"{num_slots:,}; the next one does not fit",
         f"  run at once: {fit.num_running:,}, limited by {fit.limited_by}",
     ]
-    if fit.num_refused:
-        lines.append(f"  refused at the door, as they can never fit: {fit.num_refused:,} of those that came before")
+    if fit.num_rejected:
+        lines.append(f"  refused at the door, as they can never fit: {fit.num_rejected:,} of those that came before")
     return lines
 
 

@@ -71,7 +71,7 @@ def _memory_table(plan: DeploymentPlan) -> Table:
 def _fit_table(plan: DeploymentPlan) -> Table:
     load = plan.load.to_dict()
     asked = "" if load["max_tokens"] is None else f", max_tokens {load['max_tokens']}"
-    has_refused = any(each.fit.num_refused for each in plan.policies)
+    has_refused = any(each.fit.num_rejected for each in plan.policies)
     table = _table(
         f"Requests at once: prompt {load['input_len']}, output {load['output_len']}{asked}",
         *("kv", "fit (other draws)", "run", "limited by", "written"),
@@ -84,7 +84,7 @@ def _fit_table(plan: DeploymentPlan) -> Table:
         pool = each.fit.pool
         cells = _fit_cells(each, plan.memory.pool.num_slots)
         is_chosen = (pool.kv, pool.kv_arena) == (plan.config.kv, plan.config.kv_arena)
-        table.add_row(*cells, *([f"{each.fit.num_refused:,}"] * has_refused), style="bold" if is_chosen else "")
+        table.add_row(*cells, *([f"{each.fit.num_rejected:,}"] * has_refused), style="bold" if is_chosen else "")
     return table
 
 
