@@ -59,7 +59,7 @@ fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
 	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
 
-fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat --field tools").
+fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat messages").
 	$(BIN)/python tests/robustness/fuzz_cost.py $(ARGS)
 
 soak: venv ## Serve 5,000 requests of every kind, and see that nothing is left of them (ARGS="--requests 50000").

@@ -293,7 +293,7 @@ def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCa
     (note,) = [note for note in plan.notes if note.startswith("native kernels have no function for")]
     for operation in ("activation squared_relu_and_mul", "norms of what a branch adds", "residual multipliers"):
         assert operation in note
-    assert [amount.num_bytes > 0 for amount in plan.memory.activations if "torch" in amount.what] == [True]
+    assert [item.num_bytes > 0 for item in plan.memory.activations if "torch" in item.name] == [True]
     with caplog.at_level(logging.INFO, logger="chairlift"):
         load_model(engine_config(folder, kernels="native"))
     assert note in caplog.messages

@@ -14,7 +14,7 @@ from rich.table import Table
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.selection import max_request_slots
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, settle_max_model_len
+from chairlift.engine.startup.startup_plan import plan_pool, resolve_max_model_len
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
@@ -32,7 +32,7 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.workload.feed import Feed
 from chairlift.loading.formats import matrix_formats
-from chairlift.worker.kv_cache import FREE_MEMORY_SHARE
+from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
@@ -195,7 +195,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         num_blocks, block_size = pool.num_blocks, pool.block_size
     slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)
     context = config.max_model_len or recorded.max_model_len
-    max_model_len = settle_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
+    max_model_len = resolve_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     return SimConfig(
         scheduler=config.scheduler_config(max_model_len, token_budget),
