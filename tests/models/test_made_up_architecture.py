@@ -33,7 +33,7 @@ from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, Planned
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.architecture import Architecture
@@ -283,7 +283,7 @@ def make_made_up_plan(folder: Path, **options: Any) -> DeploymentPlan:
     config = load_config(files)
     model = PlannedModel("made-up", str(folder), config, matrix_formats(files, config))
     return make_plan(
-        model, engine_config(folder, **options), PlannedWorkload(input_len=Fixed(20), output_len=Fixed(10))
+        model, engine_config(folder, **options), PlannedWorkload(input_len=FixedLength(20), output_len=FixedLength(10))
     )
 
 

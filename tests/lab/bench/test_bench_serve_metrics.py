@@ -12,8 +12,8 @@ from chairlift.lab.bench.serving.goodput import Objectives
 from chairlift.lab.bench.serving.http_client import RequestFailure, RequestRecord, Usage
 from chairlift.lab.bench.serving.metrics import ServeMetrics, peak_concurrency
 from chairlift.lab.bench.serving.prompts import ChatPrompts, prompt_text
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 
 
 def call(
@@ -109,12 +109,12 @@ def conversation() -> list[WorkloadRequest]:
 
 def test_chat_carries_answers_word_for_word() -> None:
     workload = conversation()
-    feed, prompts = Feed(workload), ChatPrompts(workload)
-    for request in feed.due(0.0):
+    feed, prompts = RequestFeed(workload), ChatPrompts(workload)
+    for request in feed.pop_due(0.0):
         prompts.fields(request)
         prompts.answered(request.request_id, f"answer to {request.request_id}")
-        feed.done(request.request_id, [9] * request.output_len, 0.5)
-    (follower,) = feed.due(2.0)
+        feed.finish(request.request_id, [9] * request.output_len, 0.5)
+    (follower,) = feed.pop_due(2.0)
     assert prompts.fields(follower)["messages"] == [
         {"role": "user", "content": prompt_text([1, 2])},
         {"role": "assistant", "content": "answer to a"},

@@ -28,7 +28,7 @@ from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
 from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, PlannedWorkload, make_plan
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.held_bytes import held_bytes
@@ -207,7 +207,7 @@ def planned(
     files = resolve_model(str(folder))
     model_config = load_config(files)
     model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
-    load = PlannedWorkload(input_len=Fixed(prompt), output_len=Fixed(output))
+    load = PlannedWorkload(input_len=FixedLength(prompt), output_len=FixedLength(output))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 

@@ -32,14 +32,14 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.workload.lengths import Fixed, Uniform, parse_lengths
+from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
 from chairlift.loading.formats import matrix_formats
 from chairlift.worker import model_runner
 
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
-FIXED = PlannedWorkload(input_len=Fixed(100), output_len=Fixed(60))
+FIXED = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
 
@@ -122,7 +122,7 @@ def test_no_more_blocks_than_the_seats_can_use() -> None:
         memory_bytes=80 * GIB,
         max_num_seqs=3,
         max_model_len=100,
-        load=PlannedWorkload(input_len=Fixed(10), output_len=Fixed(5)),
+        load=PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5)),
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
     assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
@@ -145,11 +145,11 @@ def test_what_cannot_be_is_refused(memory_bytes: int | None, options: dict[str, 
 
 
 def test_a_rate_needs_a_device() -> None:
-    load = PlannedWorkload(input_len=Fixed(10), output_len=Fixed(5), request_rate=2.0)
+    load = PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5), request_rate=2.0)
     with pytest.raises(ConfigError, match="request_rate=2"):
         make_plan(OPT_13B, EngineConfig(num_kv_blocks=10), load)
     with pytest.raises(ConfigError, match="request_rate must be a positive number, got 0"):
-        PlannedWorkload(input_len=Fixed(10), output_len=Fixed(5), request_rate=0.0)
+        PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5), request_rate=0.0)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -233,9 +233,9 @@ def test_a_policy_that_would_not_start_says_why() -> None:
 
 def test_draws_are_seeded_bounded_and_differ() -> None:
     prompt, output = parse_lengths("uniform:1..50"), parse_lengths("uniform:1..50")
-    drawn = list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=3), 3000))
-    assert drawn == list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=3), 3000))
-    assert drawn != list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=4), 3000))
+    drawn = list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
+    assert drawn == list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
+    assert drawn != list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=4), 3000))
     assert all(n <= m and p + m <= 64 for p, n, m in drawn)
     assert any(n < m for _, n, m in drawn)
     plan = opt_plan(PlannedWorkload(input_len=prompt, output_len=output), num_kv_blocks=60)
@@ -265,7 +265,9 @@ def test_times_are_those_of_the_cost_model() -> None:
 
 
 def test_a_slow_trickle_meets_an_idle_engine() -> None:
-    plan = opt_plan(PlannedWorkload(input_len=Fixed(100), output_len=Fixed(4), request_rate=0.01), num_kv_blocks=200)
+    plan = opt_plan(
+        PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(4), request_rate=0.01), num_kv_blocks=200
+    )
     assert plan.speed is not None
     assert plan.speed.run.ttft is not None
     assert plan.speed.run.ttft.p50 == pytest.approx(plan.speed.ttft_alone)

@@ -74,7 +74,7 @@ def predict_speed(
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
     itl = cost_model.seconds(_decode(len(batch), half))
     return PredictedSpeed(
-        constants=cost_model.describe(),
+        constants=cost_model.constants(),
         batch_size=len(batch),
         num_context=half,
         itl=itl,
@@ -86,11 +86,7 @@ def predict_speed(
     )
 
 
-<<<<<<< HEAD:src/chairlift/lab/planning/predicted_speed.py
-def simulated_lengths(lengths: Iterable[Lengths], batch_size: int) -> list[Lengths]:
-=======
-def take_load(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
->>>>>>> main:src/chairlift/lab/planning/speed.py
+def simulated_lengths(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
     """The first of these that the simulated load consists of."""
     taken: list[RequestLengths] = []
     num_tokens = 0
