@@ -42,7 +42,7 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.bench.text import number
+from chairlift.lab.bench.tables import number
 from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize

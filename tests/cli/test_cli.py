@@ -1,4 +1,4 @@
-"""The command line, in a process of its own where that is what a test is about."""
+"""The command line; tests of the process start one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
     assert all(f"--{name.replace('_', '-')}" in listed for name in ENGINE_OPTIONS)
 
 
-def test_every_field_of_a_load_is_an_option_with_its_default() -> None:
+def test_every_field_of_a_workload_is_an_option_with_its_default() -> None:
     assert WorkloadArguments.__annotations__.keys() == {field.name for field in fields(WorkloadOptions)}
     taken: list[WorkloadArguments] = []
     command = typer.Typer()
@@ -75,18 +75,18 @@ def test_serve_answers_without_the_laboratory_and_ends_on_sigterm(smollm2_gguf: 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
-    said = []
+    lines = []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if found := re.search(r"ready in [\d.]+ s: (\S+) answers", line):
             break
     else:
-        raise AssertionError("".join(said))
+        raise AssertionError("".join(lines))
     client = openai.OpenAI(base_url=found[1], api_key="unused")
     model = client.models.list().data[0].id
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=3, temperature=0)
     assert "Paris" in answer.choices[0].text
-    assert any("KV pool: 100 blocks of 16 slots" in line for line in said)
+    assert any("KV pool: 100 blocks of 16 slots" in line for line in lines)
     process.send_signal(signal.SIGTERM)
     process.stderr.read()
     assert process.wait(timeout=30) in (0, -signal.SIGTERM)
@@ -124,7 +124,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
         (["generate", "hi", "--num-kv-blocks", "100000000"], "TiB, more than the .* this process may use: lower num"),
     ],
 )
-def test_mistakes_end_with_a_sentence_and_status_2(
+def test_errors_end_with_a_message_and_status_2(
     arguments: list[str], match: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
@@ -138,7 +138,7 @@ def test_mistakes_end_with_a_sentence_and_status_2(
     assert re.search(match, capsys.readouterr().err, re.DOTALL)
 
 
-def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
     assert result.returncode == 2

@@ -29,7 +29,8 @@ from chairlift.engine.startup.native_memory_plan import native_read_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
-from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, PlannedWorkload, make_plan
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline

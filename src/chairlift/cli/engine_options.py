@@ -1,4 +1,4 @@
-"""Options that several commands take: the engine's, one for each field of EngineConfig, and the model."""
+"""The options of the engine, one for each field of EngineConfig, and of the model."""
 
 from __future__ import annotations
 
@@ -26,31 +26,35 @@ from chairlift.config import (
 from chairlift.system.memory_limits import check_address_space
 
 HELP = {
-    "device": "cpu or cuda.",
-    "dtype": f"Of weights and activations: {', '.join(DTYPES)}; auto is float32 on the CPU.",
-    "kernels": f"Kernel set: {', '.join(KERNEL_SETS)}; auto is native on the CPU if it is compiled, else torch.",
-    "quantization": f"Bring all matrices to {', '.join(QUANTIZATIONS)} (native kernels); as in the file if not given.",
-    "kv_cache_dtype": f"Of K and V: {', '.join(KV_CACHE_DTYPES)}; auto is bfloat16 with native kernels, else --dtype.",
-    "max_model_len": "Prompt and output tokens of one request; the smaller of context and pool if not given.",
+    "device": "Device: cpu or cuda.",
+    "dtype": f"Data type of weights and activations: {', '.join(DTYPES)}. auto is float32 on the CPU.",
+    "kernels": f"Kernel set: {', '.join(KERNEL_SETS)}. auto is native on the CPU if it is compiled, else torch.",
+    "quantization": f"Quantize all linear layers to {', '.join(QUANTIZATIONS)} (native kernels). "
+    "Default: the formats of the file.",
+    "kv_cache_dtype": f"Data type of K and V: {', '.join(KV_CACHE_DTYPES)}. auto is bfloat16 with native kernels, else "
+    "--dtype.",
+    "max_model_len": "Maximum number of prompt and output tokens of a request. Default: the smaller of the model's "
+    "context and the pool.",
     "max_num_seqs": "Maximum number of running requests (seats).",
-    "max_num_batched_tokens": "Tokens computed in one step (the token budget); 512, or what keeps a native step short.",
-    "scheduling_policy": f"One of {', '.join(SCHEDULING_POLICIES)}.",
-    "tenant_weights": "Shares of tenants under --scheduling-policy fair, as a=1,b=2; 1 for those not named.",
-    "batching": f"When the batch is chosen: {', '.join(BATCHINGS)}.",
-    "static_batch_size": "Members of a static batch at most.",
-    "static_run_to": f"What a static batch is decoded to the longest output of: {', '.join(STATIC_RUN_TO)}.",
-    "block_size": "Slots (token positions) in a block of KV memory.",
-    "kv_cache_memory": "Memory for K and V, such as 2GiB; a share of what is free if not given.",
-    "num_kv_blocks": "The KV pool in blocks, instead of --kv-cache-memory.",
-    "kv": f"When a request gets its KV memory: {', '.join(KV_POLICIES)}.",
-    "kv_arena": f"Where reservations come from: {', '.join(KV_ARENAS)}.",
-    "enable_prefix_caching": "Share the KV blocks of equal prefixes; on for --kv paged if not given.",
-    "random_weights": "Build MODEL from its config.json alone.",
-    "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, answers have no text.",
-    "seed": "Of the random streams of requests without a seed of their own.",
-    "num_threads": "CPU threads; all if not given.",
-    "event_log": "Write every event to this file, as JSON lines.",
-    "record_trace": "Write lengths, times and keyed prefix hashes of all requests to this file, to serve them again.",
+    "max_num_batched_tokens": "Maximum number of tokens in one step (the token budget). Default: 512, or fewer with "
+    "native kernels if such a step takes too long.",
+    "scheduling_policy": f"Order of the queue: {', '.join(SCHEDULING_POLICIES)}.",
+    "tenant_weights": "Shares of tenants under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
+    "batching": f"Batching policy: {', '.join(BATCHINGS)}.",
+    "static_batch_size": "Maximum size of a static batch.",
+    "static_run_to": f"Scope of the longest output that a static batch is decoded to: {', '.join(STATIC_RUN_TO)}.",
+    "block_size": "Number of slots (tokens) in a block of KV memory.",
+    "kv_cache_memory": "Memory for K and V, such as 2GiB. Default: a share of the free memory.",
+    "num_kv_blocks": "Number of blocks of KV memory, instead of --kv-cache-memory.",
+    "kv": f"KV memory policy: {', '.join(KV_POLICIES)}.",
+    "kv_arena": f"Allocator of reservations: {', '.join(KV_ARENAS)}.",
+    "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
+    "random_weights": "Create MODEL with random weights from its config.json.",
+    "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
+    "seed": "Seed of the requests without a seed.",
+    "num_threads": "Number of CPU threads. Default: all cores.",
+    "event_log": "File to write all events to, as JSON lines.",
+    "record_trace": "File to write the lengths, times and keyed prefix hashes of all requests to, for a replay.",
 }
 
 
@@ -60,8 +64,10 @@ ENGINE_OPTIONS = {
 
 
 def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
-    """Give a command some of the engine's options; it receives them as one `config`, whose other fields have their
-    defaults. The command's `model` parameter is the model."""
+    """Add some of the engine's options to a command.
+
+    The command receives them, with its parameter `model`, as one `config`. Other fields have their defaults.
+    """
     options = [ENGINE_OPTIONS[name] for name in names]
 
     def make(given: OptionValues) -> OptionValues:
@@ -76,7 +82,7 @@ def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
 
 
 def add_engine_options(command: Command) -> Command:
-    """Give a command all of the engine's options; it ends at once if no engine could start."""
+    """Add all options of the engine to a command. The command fails early if the address space is too small."""
     with_config = add_options(ENGINE_OPTIONS)(command)
 
     @functools.wraps(with_config)
@@ -87,18 +93,13 @@ def add_engine_options(command: Command) -> Command:
     return checked
 
 
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(help="A folder, a .gguf file or a name on the hub; the default is SmolLM2-135M-Instruct."),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(help="A folder, a .gguf file or a name on the hub; the default is SmolLM2-135M-Instruct."),
-]
+MODEL_HELP = "Folder, .gguf file or name on the hub. Default: SmolLM2-135M-Instruct."
+ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
+ModelOption = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 
 
 def log_to_stderr() -> None:
-    """Write the log of the package to standard error. Lines that cannot be written are dropped without a traceback."""
+    """Write the log to standard error. Lines that cannot be written are dropped without a traceback."""
     logging.raiseExceptions = False
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)

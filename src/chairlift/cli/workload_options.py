@@ -1,4 +1,4 @@
-"""The options of a load, which benchmarks and simulations have in common."""
+"""The options of a workload, which benchmarks and simulations share."""
 
 from __future__ import annotations
 
@@ -11,43 +11,33 @@ import typer
 from chairlift.cli.option_groups import Command, OptionValues, parameter, pop_options, with_options
 
 WORKLOAD = "Workload"
-NumPrompts = Annotated[
-    int | None, typer.Option(help="Requests: 64 if not given; of a trace the first ones.", rich_help_panel=WORKLOAD)
-]
-WorkloadSeed = Annotated[int, typer.Option(help="Of lengths, tokens and arrivals.", rich_help_panel=WORKLOAD)]
+
+
+def _option(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=WORKLOAD)
+
+
+NumPrompts = Annotated[int | None, _option("Number of requests. Default: 64, or all requests of the trace.")]
+WorkloadSeed = Annotated[int, _option("Seed of lengths, tokens and arrivals.")]
 InputLen = Annotated[
     str | None,
-    typer.Option(
-        help="Prompt tokens: fixed:N, uniform:A..B, exp:MEAN[,A..B] or lognormal:MEDIAN,SIGMA[,A..B]; "
-        "lognormal:96,0.7,16..512 if not given.",
-        rich_help_panel=WORKLOAD,
+    _option(
+        "Prompt tokens: fixed:N, uniform:A..B, exp:MEAN[,A..B] or lognormal:MEDIAN,SIGMA[,A..B]. "
+        "Default: lognormal:96,0.7,16..512."
     ),
 ]
-OutputLen = Annotated[
-    str | None,
-    typer.Option(help="Output tokens, written the same way; exp:96,8..384 if not given.", rich_help_panel=WORKLOAD),
-]
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="What every request declares at most; its true length if not given.", rich_help_panel=WORKLOAD),
-]
+OutputLen = Annotated[str | None, _option("Output tokens, in the same notation. Default: exp:96,8..384.")]
+MaxTokens = Annotated[int | None, _option("max_tokens of every request. Default: its true output length.")]
 RequestRate = Annotated[
-    float | None,
-    typer.Option(help="Arrivals a second; inf, or no rate and no trace: all at once.", rich_help_panel=WORKLOAD),
+    float | None, _option("Arrivals per second. inf starts all requests at once, as does no rate without a trace.")
 ]
-Burstiness = Annotated[
-    float, typer.Option(help="Shape of the gaps between arrivals; 1 is Poisson.", rich_help_panel=WORKLOAD)
-]
-MaxConcurrency = Annotated[
-    int | None, typer.Option(help="Requests that are out at once, at most (closed loop).", rich_help_panel=WORKLOAD)
-]
-Trace = Annotated[
-    Path | None, typer.Option(help="A recorded load, instead of lengths and arrivals.", rich_help_panel=WORKLOAD)
-]
+Burstiness = Annotated[float, _option("Shape of the gaps between arrivals; 1 is Poisson.")]
+MaxConcurrency = Annotated[int | None, _option("Maximum number of concurrent requests (closed loop).")]
+TracePath = Annotated[Path | None, _option("Recorded workload, instead of lengths and arrivals.")]
 
 
 class WorkloadArguments(TypedDict):
-    """A load as it is typed: the arguments of `chairlift.lab.bench.workload_options.WorkloadOptions`."""
+    """The values of the options: the arguments of `chairlift.lab.bench.workload_options.WorkloadOptions`."""
 
     num_prompts: NumPrompts
     seed: WorkloadSeed
@@ -57,19 +47,19 @@ class WorkloadArguments(TypedDict):
     request_rate: RequestRate
     burstiness: Burstiness
     max_concurrency: MaxConcurrency
-    trace: Trace
+    trace: TracePath
 
 
 DEFAULTS = {"seed": 0, "burstiness": 1.0}
-"""Of what is not None if it is not given."""
+"""The defaults that are not None."""
 
 
 def add_workload_options(*, seed: str = "workload_seed", **kinds: Any) -> Callable[[Command], Command]:
-    """Give a command the options of a load; it receives them as one `load`.
+    """Add the options of a workload to a command, which receives them as one `load`.
 
     Args:
-        seed: what the load's seed is called there; engines have a `--seed` of their own.
-        kinds: annotated types of options that are something else there.
+        seed: name of the seed option; `--seed` is that of the engine in most commands.
+        kinds: annotated types of options that differ in the command.
     """
     types = {**get_type_hints(WorkloadArguments, include_extras=True), **kinds}
     names = {field: seed if field == "seed" else field for field in types}

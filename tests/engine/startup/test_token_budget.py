@@ -29,7 +29,8 @@ from chairlift.engine.startup.token_budget import (
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList
 from chairlift.lab.bench.simulation import sim_config_from_recording
-from chairlift.lab.planning.planner import PlannedModel, PlannedWorkload, make_plan
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model

@@ -27,7 +27,8 @@ from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
-from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, PlannedWorkload, make_plan
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model

@@ -41,7 +41,7 @@ def last_line(text: str) -> dict[str, Any]:
 def test_constants_then_a_table_then_json(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     text = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--event-log", str(log))
-    places = [text.index(part) for part in ("flops_efficiency", "300 blocks", "output tokens", '{"benchmark"')]
+    places = [text.index(part) for part in ("flops_efficiency", "KV pool, blocks", "output tokens", '{"benchmark"')]
     assert places == sorted(places)
     record = last_line(text)
     assert record["engine"]["num_blocks"] == 300
@@ -133,7 +133,7 @@ def test_presets() -> None:
         (["--preset", "vllm-fig3", "--num-prompts", "3"], "num_prompts=3 is not for it"),
         (["--preset", "vllm-fig3", "--list"], "--preset cannot be combined with --list"),
         (["--calibrate", "x", "--device", "H200"], "--device cannot be combined with --calibrate"),
-        (["--num-threads", "3"], "--num-threads goes with --calibrate"),
+        (["--num-threads", "3"], "--num-threads needs --calibrate"),
         (["--model", "opt-175b"], "leaves nothing for K and V"),
         (["--model", "nobody/nothing at all"], "or a shape: opt-13b"),
         (["--device", "abacus"], "no such device or file"),
@@ -175,5 +175,5 @@ def test_tenants_take_turns_in_the_simulation() -> None:
         ttfts[policy] = tenants["light"]["ttft"]["p50"]
     assert ttfts["fair"] < ttfts["fcfs"] / 5
     for wrong in ("heavy", "a=0", "a=1,a=2", "=1", "a=x"):
-        with pytest.raises(ChairliftError, match="tenants must be like"):
+        with pytest.raises(ChairliftError, match="tenants must have the form"):
             run("--tenants", wrong)

@@ -1,106 +1,103 @@
-"""Results for people: tables; and, as the last line, one JSON object for programs."""
+"""Formatting that the benchmarks share: numbers, tables, captions, and one JSON line for programs."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
-from typing import TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
-from chairlift.lab.bench.latency import LatencyResult
 from chairlift.lab.bench.machine import MachineFacts
-from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
-from chairlift.lab.bench.throughput import MeasuredRange, ThroughputResult
-from chairlift.lab.metrics.figures import FIGURES, Figure
+from chairlift.lab.bench.workload_options import WorkloadOptions
+
+FILE_WIDTH: Final = 200
+"""Width in columns where the output is not a terminal. A table uses only what it needs."""
 
 
-def print_result(result: ThroughputResult, file: TextIO | None = None) -> None:
-    """Write the table, then the JSON line, to `file` (standard output if None)."""
-    out = file or sys.stdout
-    Console(file=out).print(throughput_table(result))
-    out.write(json_line(result.to_dict()))
+def number(value: float) -> str:
+    """Format a number with three or more significant digits and without an exponent."""
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
-def throughput_table(result: ThroughputResult) -> Table:
-    """Median and range of every figure that the runs have."""
-    table = Table(title=_title(result), caption=_caption(result), title_justify="left", caption_justify="left")
-    table.add_column("")
-    for column in ("median", "min", "max"):
-        table.add_column(column, justify="right")
-    table.add_column("unit")
-    for figure in FIGURES:
-        if (spread := result.spread(figure)) is not None:
-            table.add_row(figure.label, *_cells(figure, spread), figure.unit)
+def row_label(label: str, unit: str) -> str:
+    """The heading of a row with the unit of its figures: "output tokens/s", "TTFT p50, s"."""
+    return f"{label}{unit}" if unit.startswith("/") else f"{label}, {unit}" if unit else label
+
+
+def make_table(
+    title: str, columns: Sequence[str], caption: str | None = None, *, min_width: int | None = None
+) -> Table:
+    """Create an empty table: the first column is aligned to the left and never wrapped, the others to the right."""
+    table = Table(
+        title=title or None, caption=caption, title_justify="left", caption_justify="left", min_width=min_width
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
     return table
 
 
-def print_latency(result: LatencyResult, file: TextIO | None = None) -> None:
-    """Write the table, then the JSON line, to `file` (standard output if None)."""
+def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None) -> None:
+    """Write tables and lines of text, then the record as one JSON line.
+
+    Args:
+        file: the destination; standard output if None.
+    """
     out = file or sys.stdout
-    Console(file=out).print(latency_table(result))
-    out.write(json_line(result.to_dict()))
+    console = Console(file=out, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    for part in parts:
+        console.print(part, soft_wrap=not isinstance(part, Table))
+    out.write(json_line(record))
 
 
-def latency_table(result: LatencyResult) -> Table:
-    """How the phases of a batch are distributed over the iterations."""
-    options = result.options
-    title = (
-        f"{result.engine.model}: one batch of {options.batch_size} requests, "
-        f"{options.input_len} prompt and {options.output_len} output tokens each"
-    )
-    table = Table(title=title, caption=_caption(result), title_justify="left", caption_justify="left")
-    table.add_column("")
-    for column in ("mean", "median", "p90", "p99", "min", "max", "unit"):
-        table.add_column(column, justify="left" if column == "unit" else "right")
-    rows = (
-        ("latency", result.latency, 1.0, "s"),
-        ("prefill", result.prefill, 1e3, "ms"),
-        ("decode", result.decode_per_token, 1e3, "ms"),
-    )
-    for label, distribution, scale, unit in rows:
-        if distribution is not None:
-            values = distribution.to_dict()
-            cells = [number(values[key] * scale) for key in ("mean", "median", "p90", "p99", "min", "max")]
-            table.add_row(label, *cells, unit)
-    return table
+def json_line(record: Mapping[str, Any]) -> str:
+    """The record as one line of standard JSON with its newline. Infinities become the strings "inf" and "-inf", and
+    paths become strings."""
+    return json.dumps(_to_json(record), allow_nan=False) + "\n"
 
 
-def _cells(figure: Figure, spread: MeasuredRange) -> list[str]:
-    return [number(value * figure.scale) for value in (spread.median, spread.min, spread.max)]
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _to_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    return str(value) if isinstance(value, Path) else value
 
 
-def _title(result: ThroughputResult) -> str:
-    run = result.runs[0]
-    return (
-        f"{result.engine.model}: {run.num_requests} requests {load_arrivals(result.options)}, "
-        f"{run.prompt_tokens:,} prompt and {run.output_tokens:,} output tokens, {len(result.runs)} runs"
-    )
+def format_arrivals(options: WorkloadOptions) -> str:
+    """When the requests of a workload arrive, for a title."""
+    if options.request_rate is None:
+        text = "at once" if options.trace is None else "at the times of the trace"
+    else:
+        text = "at once" if options.request_rate == math.inf else f"at {options.request_rate:g}/s"
+    return text if options.max_concurrency is None else f"{text}, at most {options.max_concurrency} concurrent"
+
+
+def format_lengths(options: WorkloadOptions) -> str:
+    """The lengths of the requests of a workload and its seed, for a caption."""
+    if options.trace is not None:
+        lengths = f"trace {options.trace}"
+    else:
+        lengths = f"prompt {options.input_len}, output {options.output_len}"
+    declared = "" if options.max_tokens is None else f", max_tokens {options.max_tokens}"
+    return f"{lengths}{declared}, seed {options.seed}"
 
 
 def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
-    """Two lines: the machine, the versions."""
+    """Two lines for a caption: the machine with the peak memory of the process, and the versions."""
     memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
     rss = "" if peak_rss_bytes is None else f", peak RSS {peak_rss_bytes / (1 << 20):,.0f} MiB"
     return (
         f"{machine.cpu}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
         f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}"
     )
-
-
-def _caption(result: ThroughputResult | LatencyResult) -> str:
-    engine = result.engine
-    return (
-        f"{machine_caption(result.machine, result.peak_rss_bytes)}\n"
-        f"{engine.batching} batching, kv {engine.kv}, KV pool {engine.num_blocks} blocks of {engine.block_size}, "
-        f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
-        f"max_model_len {engine.max_model_len}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}\n"
-        f"{_workload(result)}"
-    )
-
-
-def _workload(result: ThroughputResult | LatencyResult) -> str:
-    if isinstance(result, ThroughputResult):
-        return load_lengths(result.options)
-    warm_up = result.options.num_iters_warmup
-    return f"{len(result.iterations)} iterations after {warm_up} to warm up; decode: each token after the prefill"

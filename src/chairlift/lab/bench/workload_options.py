@@ -1,4 +1,4 @@
-"""The load that the benchmarks share: which requests, how long, when."""
+"""The workload of a benchmark: number, lengths, arrivals and tokens of its requests."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ DEFAULT_OUTPUT_LEN = "exp:96,8..384"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """A synthetic load or, with `trace`, a recorded one.
+    """Options of a synthetic workload or, with `trace`, of a recorded one.
 
     Attributes:
-        num_prompts: requests; of a trace the first ones, all if None.
-        seed: of lengths, tokens and arrivals.
-        input_len, output_len: distributions, as `chairlift.lab.workload.lengths` writes them; a trace has its own.
-        max_tokens: output tokens that every request declares; its true length, or what the trace says, if None.
-        request_rate: arrivals a second; inf: all at once; None: all at once, or when the trace says.
-        burstiness: shape of the gaps, 1 is Poisson.
-        max_concurrency: requests that are out at once, at most.
-        trace: a file that `chairlift.lab.workload.traces` reads.
+        num_prompts: number of requests; None takes all requests of a trace.
+        seed: seed of lengths, tokens and arrivals.
+        input_len: distribution of the prompt lengths, in the notation of `chairlift.lab.workload.lengths`. A trace has
+            lengths of its own.
+        output_len: distribution of the output lengths.
+        max_tokens: the `max_tokens` of every request; None takes its true output length, or the value in the trace.
+        request_rate: arrivals per second. inf starts all requests at once; None does so too, or keeps the times of
+            the trace.
+        burstiness: shape parameter of the Gamma-distributed gaps between arrivals; 1 is Poisson.
+        max_concurrency: maximum number of concurrent requests; None is no limit.
+        trace: path of a file that `chairlift.lab.workload.traces` reads.
 
     Raises:
-        ConfigError: naming the option, the value and the limit.
+        ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
     num_prompts: int | None = None
@@ -64,43 +67,39 @@ class WorkloadOptions:
             if (text := getattr(self, name)) is None:
                 continue
             if self.trace is not None:
-                raise ConfigError(f"{name}={text} is for a synthetic load, and a trace has lengths: give one of them")
+                raise ConfigError(
+                    f"{name}={text} cannot be combined with trace, which has lengths: leave one of them out"
+                )
             parse_lengths(text)
         for name, low in (("num_prompts", 1), ("seed", 0), ("max_tokens", 1), ("max_concurrency", 1)):
             check_at_least(name, getattr(self, name), low)
         arrival_process(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
-        """The requests of one round; the rounds differ in their tokens alone.
+        """Create the requests of one round. Rounds differ only in their tokens.
 
         Args:
-            tokenize: token ids of a text, for a trace that holds texts.
+            tokenize: converts text to token ids, for a trace with texts.
 
         Raises:
             ConfigError: max_tokens is less than an output length, or the trace cannot be read or does not fit the
-                vocabulary; says which request or line.
+                vocabulary. The message names the request or the line.
         """
         if self.trace is None:
-            workload = self._synthetic(vocab_size, token_round)
+            workload = make_workload(
+                self.seed,
+                self.num_prompts or DEFAULT_NUM_PROMPTS,
+                parse_lengths(self.input_len or DEFAULT_INPUT_LEN),
+                parse_lengths(self.output_len or DEFAULT_OUTPUT_LEN),
+                arrival_process(self.request_rate, self.burstiness),
+                vocab_size,
+                token_round=token_round,
+            )
         else:
             workload = self._recorded(self.trace, vocab_size, token_round, tokenize)
         if self.max_tokens is None:
             return workload
         return [replace(item, max_tokens=self.max_tokens) for item in workload]
-
-    def _synthetic(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        assert self.num_prompts is not None
-        assert self.input_len is not None
-        assert self.output_len is not None
-        return make_workload(
-            self.seed,
-            self.num_prompts,
-            parse_lengths(self.input_len),
-            parse_lengths(self.output_len),
-            arrival_process(self.request_rate, self.burstiness),
-            vocab_size,
-            token_round=token_round,
-        )
 
     def _recorded(
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
@@ -114,10 +113,13 @@ class WorkloadOptions:
 
 
 def text_tokenizer(model: str | None) -> Tokenize:
-    """The tokenizer of a model (see `EngineConfig.model`), loaded when it is first called; without special tokens.
+    """The tokenizer of a model, without special tokens. It is loaded when it is first called.
+
+    Args:
+        model: as in `EngineConfig`.
 
     Raises:
-        ModelLoadError: when called, if it cannot be had.
+        ModelLoadError: the tokenizer cannot be loaded (when it is first called).
     """
 
     @cache
@@ -130,13 +132,13 @@ def text_tokenizer(model: str | None) -> Tokenize:
 
 
 def check_at_least(name: str, value: int | None, low: int) -> None:
-    """Raises ConfigError if there is a value and it is less than `low`."""
+    """Raise ConfigError if the option has a value that is less than `low`."""
     if value is not None and value < low:
         raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
 def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> list[WorkloadRequest]:
-    """The first `count` requests (all if None) whose predecessors are among them."""
+    """The first `count` requests (all if None), leaving out requests whose predecessor is not among them."""
     kept: dict[str, WorkloadRequest] = {}
     for item in workload:
         if len(kept) == count:
@@ -149,8 +151,10 @@ def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> li
 def redraw_tokens(
     workload: Sequence[WorkloadRequest], seed: int, token_round: int, vocab_size: int
 ) -> list[WorkloadRequest]:
-    """The same requests under other tokens: each token is replaced by another one, everywhere the same, so requests
-    share the prefixes that they shared before, and rounds share none. `bytes` stay bytes: a long trace stays small.
+    """Replace the tokens of all prompts by a random permutation of the vocabulary.
+
+    Requests share the same prefixes as before; rounds share none. Prompts of type `bytes` keep the type, which keeps a
+    long trace small.
 
     Raises:
         ConfigError: a token outside 0..vocab_size - 1.
@@ -167,7 +171,7 @@ def redraw_tokens(
         ids = np.asarray(list(tokens), dtype=np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise ConfigError(
-                f"workload request {item.request_id!r} holds token id {ids.max()}, outside the vocabulary of "
+                f"workload request {item.request_id!r} has token id {ids.max()}, outside the vocabulary of "
                 f"vocab_size={vocab_size}"
             )
         redrawn.append(replace(item, prompt_token_ids=permutation[ids].tolist()))
