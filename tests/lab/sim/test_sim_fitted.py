@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -124,30 +123,8 @@ def test_step_lasts_from_the_result_before_it() -> None:
     ]
 
 
-def test_model_survives_json() -> None:
-    model = fit_cost_model(recorded(seed=1), "seed 1")
-    again = FittedCostModel.from_dict(json.loads(json.dumps(model.to_dict())))
-    assert again == model
-    assert again.seconds(StepShape(3, 3, 3, 50, 50)) == model.seconds(StepShape(3, 3, 3, 50, 50))
-
-
 def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(ConfigError, match="x has 1 steps, but fitting a cost model needs at least"):
         fit_cost_model([step(0, 0.0, 1.0)], "x")
     with pytest.raises(ConfigError, match="the run has no steps"):
         prediction_error(FittedCostModel({}, "x", FitError(0, 0.0, 0.0, 0.0)), [])
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {},
-        {"coefficients": {"speed": 1.0}, "source": "x", "error": {"num_steps": 1, "median": 0, "p90": 0, "total": 0}},
-        {"coefficients": {"constant": -1}, "source": "x", "error": {"num_steps": 1, "median": 0, "p90": 0, "total": 0}},
-        {"coefficients": {"constant": 1}, "source": "x", "error": {}},
-        {"coefficients": 3, "source": "x", "error": {}},
-    ],
-)
-def test_invalid_records_are_rejected(record: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="fitted cost model"):
-        FittedCostModel.from_dict(record)

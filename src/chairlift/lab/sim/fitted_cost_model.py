@@ -8,9 +8,9 @@ product, so the first rows cost more than further ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -72,24 +72,6 @@ class FittedCostModel:
             ("residual", residual),
             *((name, f"{value * 1e6:.4g} us") for name, value in self.coefficients.items()),
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> FittedCostModel:
-        """What `to_dict` gave; raises ConfigError saying what is missing or wrong."""
-        try:
-            coefficients = {str(name): float(value) for name, value in record["coefficients"].items()}
-            model = cls(coefficients, str(record["source"]), FitError(**record["error"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a fitted cost model: {error!r}") from None
-        if unknown := sorted(coefficients.keys() - set(FEATURES)):
-            raise ConfigError(f"a fitted cost model has unknown features {unknown}; known are {', '.join(FEATURES)}")
-        if negative := sorted(name for name, value in coefficients.items() if not value >= 0):
-            raise ConfigError(f"a fitted cost model has negative coefficients for {negative}")
-        return model
 
 
 def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:

@@ -124,6 +124,23 @@ def simulate(
         ConfigError: the pool is too small for the policy (see `make_kv_cache_manager`).
     """
     clock = VirtualClock()
+    if events is not None:
+        events.emit(config.engine_started())
+    feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
+    core, executor = make_engine_core(config, cost_model, clock, events, tokens)
+    result = _SimulationRun(core, clock, feed).run_to_end()
+    result.num_steps = executor.num_steps
+    return result
+
+
+def make_engine_core(
+    config: SimConfig,
+    cost_model: CostModel,
+    clock: VirtualClock,
+    events: EventSink | None = None,
+    tokens: TokenRecording | None = None,
+) -> tuple[EngineCore, SimExecutor]:
+    """Returns the engine and the executor of a simulation; arguments and errors as for `simulate`."""
     manager = make_kv_cache_manager(
         config.kv,
         num_blocks=config.num_blocks,
@@ -132,14 +149,8 @@ def simulate(
         enable_prefix_caching=config.has_prefix_cache,
         arena=config.kv_arena,
     )
-    if events is not None:
-        events.emit(config.engine_started())
-    scheduler = make_scheduler(config.scheduler, manager, events)
     executor = SimExecutor(cost_model, clock, tokens)
-    feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
-    result = _SimulationRun(EngineCore(scheduler, executor, clock), clock, feed).run_to_end()
-    result.num_steps = executor.num_steps
-    return result
+    return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
 
 
 class _SimulationRun:
