@@ -42,12 +42,12 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.bench.tables import number
 from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.figures.drawing import STYLE, WIDTH, point_style, start_at_zero
+from chairlift.lab.tables import number
 from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import MachineFacts
-from chairlift.lab.bench.tables import number
+from chairlift.lab.tables import number
 
 Figures = dict[str, float]
 

@@ -15,15 +15,9 @@ from chairlift.lab.bench.comparison_result import (
     figure_spread,
     ratio_spread,
 )
-from chairlift.lab.bench.tables import (
-    format_arrivals,
-    format_lengths,
-    machine_caption,
-    make_table,
-    number,
-    print_report,
-    row_label,
-)
+from chairlift.lab.bench.machine import machine_caption
+from chairlift.lab.bench.workload_options import format_arrivals, format_lengths
+from chairlift.lab.tables import make_table, number, print_report, row_label
 
 MAX_SPEED_ROWS: Final = 8
 """Maximum number of lines in the table of speeds. The JSON line has all."""

@@ -13,9 +13,9 @@ from chairlift.events import EngineStarted, Event, EventList, RequestArrived, Re
 from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.driver import drive, forced_requests
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.tables import make_table, number, print_report
 from chairlift.lab.bench.throughput import engine_caption
 from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.tables import make_table, number, print_report
 from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest

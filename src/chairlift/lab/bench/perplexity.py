@@ -20,9 +20,9 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted
-from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.tables import machine_caption, make_table, print_report
+from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.tables import make_table, print_report
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.model import Model
 from chairlift.sampling_params import SamplingParams

@@ -14,16 +14,8 @@ from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, resolve_max_model_len
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
-from chairlift.lab.bench.tables import (
-    format_arrivals,
-    format_lengths,
-    make_table,
-    number,
-    print_report,
-    row_label,
-)
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
-from chairlift.lab.bench.workload_options import WorkloadOptions
+from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.figures import FIGURES
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
@@ -34,6 +26,7 @@ from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
+from chairlift.lab.tables import make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.formats import matrix_formats
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE

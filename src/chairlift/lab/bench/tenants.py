@@ -11,8 +11,8 @@ from rich.table import Table
 
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, RequestFinished
-from chairlift.lab.bench.tables import make_table
 from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.tables import make_table
 from chairlift.lab.workload.request import WorkloadRequest
 
 

@@ -12,19 +12,18 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.events import EngineStarted, EventList
 from chairlift.lab.bench.distribution import MeasuredRange
 from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
-from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.tables import (
+from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.workload_options import (
+    WorkloadOptions,
+    check_at_least,
+    first_requests,
     format_arrivals,
     format_lengths,
-    machine_caption,
-    make_table,
-    number,
-    print_report,
-    row_label,
+    text_tokenizer,
 )
-from chairlift.lab.bench.workload_options import WorkloadOptions, check_at_least, first_requests, text_tokenizer
 from chairlift.lab.metrics.figures import FIGURES, Figure
 from chairlift.lab.metrics.run import RunMetrics, summarize
+from chairlift.lab.tables import make_table, number, print_report, row_label
 from chairlift.lab.workload.request import WorkloadRequest
 
 logger = logging.getLogger("chairlift")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -176,3 +177,22 @@ def redraw_tokens(
             )
         redrawn.append(replace(item, prompt_token_ids=permutation[ids].tolist()))
     return redrawn
+
+
+def format_arrivals(options: WorkloadOptions) -> str:
+    """When the requests of a workload arrive, for a title."""
+    if options.request_rate is None:
+        text = "at once" if options.trace is None else "at the times of the trace"
+    else:
+        text = "at once" if options.request_rate == math.inf else f"at {options.request_rate:g}/s"
+    return text if options.max_concurrency is None else f"{text}, at most {options.max_concurrency} concurrent"
+
+
+def format_lengths(options: WorkloadOptions) -> str:
+    """The lengths of the requests of a workload and its seed, for a caption."""
+    if options.trace is not None:
+        lengths = f"trace {options.trace}"
+    else:
+        lengths = f"prompt {options.input_len}, output {options.output_len}"
+    declared = "" if options.max_tokens is None else f", max_tokens {options.max_tokens}"
+    return f"{lengths}{declared}, seed {options.seed}"

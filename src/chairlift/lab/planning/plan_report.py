@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryItem, total
-from chairlift.lab.bench.tables import make_table, number, print_report
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
+from chairlift.lab.tables import make_table, number, print_report
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 

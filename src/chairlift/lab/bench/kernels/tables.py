@@ -11,7 +11,8 @@ from chairlift.lab.bench.kernels.benchmark import KernelResult, KernelTime
 from chairlift.lab.bench.kernels.ceilings import GEMM_SIZE
 from chairlift.lab.bench.kernels.instructions import InstructionCount
 from chairlift.lab.bench.kernels.passes import LAYERS, SamplingPass
-from chairlift.lab.bench.tables import machine_caption, make_table, number, print_report
+from chairlift.lab.bench.machine import machine_caption
+from chairlift.lab.tables import make_table, number, print_report
 from chairlift.models.declaration import LM_HEAD
 
 MILLI: Final = ("ms", 1e3)

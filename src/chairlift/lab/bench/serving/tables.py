@@ -11,7 +11,8 @@ from rich.table import Table
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.serving.benchmark import TEXT, ServeResult
 from chairlift.lab.bench.serving.metrics import LATENCIES, ServeMetrics
-from chairlift.lab.bench.tables import format_arrivals, format_lengths, json_line, make_table, number, print_report
+from chairlift.lab.bench.workload_options import format_arrivals, format_lengths
+from chairlift.lab.tables import json_line, make_table, number, print_report
 
 
 def print_serve(result: ServeResult, file: TextIO | None = None) -> None:

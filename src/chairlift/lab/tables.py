@@ -1,4 +1,4 @@
-"""Formatting that the benchmarks share: numbers, tables, captions, and one JSON line for programs."""
+"""Reports of the laboratory: tables, numbers, and one JSON line for programs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any, Final, TextIO
 
 from rich.console import Console, RenderableType
 from rich.table import Table
-
-from chairlift.lab.bench.machine import MachineFacts
-from chairlift.lab.bench.workload_options import WorkloadOptions
 
 FILE_WIDTH: Final = 200
 """Width in columns where the output is not a terminal. A table uses only what it needs."""
@@ -72,32 +69,3 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, float) and math.isinf(value):
         return str(value)
     return str(value) if isinstance(value, Path) else value
-
-
-def format_arrivals(options: WorkloadOptions) -> str:
-    """When the requests of a workload arrive, for a title."""
-    if options.request_rate is None:
-        text = "at once" if options.trace is None else "at the times of the trace"
-    else:
-        text = "at once" if options.request_rate == math.inf else f"at {options.request_rate:g}/s"
-    return text if options.max_concurrency is None else f"{text}, at most {options.max_concurrency} concurrent"
-
-
-def format_lengths(options: WorkloadOptions) -> str:
-    """The lengths of the requests of a workload and its seed, for a caption."""
-    if options.trace is not None:
-        lengths = f"trace {options.trace}"
-    else:
-        lengths = f"prompt {options.input_len}, output {options.output_len}"
-    declared = "" if options.max_tokens is None else f", max_tokens {options.max_tokens}"
-    return f"{lengths}{declared}, seed {options.seed}"
-
-
-def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
-    """Two lines for a caption: the machine with the peak memory of the process, and the versions."""
-    memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
-    rss = "" if peak_rss_bytes is None else f", peak RSS {peak_rss_bytes / (1 << 20):,.0f} MiB"
-    return (
-        f"{machine.cpu}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
-        f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}"
-    )
