@@ -24,7 +24,7 @@ def test_ends_and_middle() -> None:
 
 @given(NUMBERS)
 def test_summary(values: list[float]) -> None:
-    summary = Summary.of(values)
+    summary = Summary.from_values(values)
     assert summary is not None
     assert summary.count == len(values)
     assert summary.mean == pytest.approx(np.mean(values), rel=1e-9, abs=1e-6)
@@ -32,4 +32,4 @@ def test_summary(values: list[float]) -> None:
 
 
 def test_no_values_no_summary() -> None:
-    assert Summary.of([]) is None
+    assert Summary.from_values([]) is None

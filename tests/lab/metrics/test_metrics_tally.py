@@ -96,7 +96,7 @@ def test_complete_requests_are_given_away_at_once() -> None:
 @given(st.lists(st.floats(-1e6, 1e6), max_size=60))
 def test_counted_values_give_the_same_summary(values: list[float]) -> None:
     values += values[: len(values) // 2]
-    counted, listed = Summary.of_counts(Counter(values)), Summary.of(values)
+    counted, listed = Summary.from_counts(Counter(values)), Summary.from_values(values)
     if counted is None or listed is None:
         assert counted is listed is None
         return
