@@ -54,5 +54,5 @@ def test_a_full_disk_cuts_the_log_short_and_says_so(caplog: pytest.LogCaptureFix
             log.emit(event)
         log.close()
     assert log.error is not None
-    assert "/dev/full is cut short" in caplog.text
+    assert "event log /dev/full: cannot be written" in caplog.text
     assert to_json(events.events[0]).startswith('{"type":"request_arrived"')

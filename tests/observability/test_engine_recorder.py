@@ -30,7 +30,7 @@ def test_a_served_session_is_read_back_with_its_lengths_and_common_beginnings(
 
 
 def test_a_trace_that_cannot_be_written_is_refused(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"record_trace=.*No such file or directory; make the folder"):
+    with pytest.raises(ConfigError, match=r"record_trace=.*No such file or directory; create the folder"):
         LLM(
             str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=50, record_trace=tmp_path / "no" / "t"
         )

@@ -97,7 +97,7 @@ def test_which_errors_mean_it(
     limited(monkeypatch, 1 << 31)
     assert is_out_of_memory(error) == is_one_under_a_limit
     sentence = describe_out_of_memory(error)
-    assert sentence.endswith("or raise the limit of the address space, 2048 MiB (ulimit -v)")
+    assert sentence.endswith("or increase the limit of the address space, 2048 MiB (ulimit -v)")
     assert "\n" not in sentence
     assert "IMPORTANT" not in sentence
 
@@ -124,5 +124,5 @@ def test_an_engine_process_that_cannot_start_sends_one_sentence(
         assert run(EngineConfig(), link) == 1
     (message,) = link.sent
     assert isinstance(message, StartFailed)
-    assert message.message.startswith(f"the engine cannot start: there is too little memory ({error}): free some")
+    assert message.message.startswith(f"the engine cannot start: out of memory ({error}): free memory")
     assert not caplog.records

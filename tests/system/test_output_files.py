@@ -32,10 +32,10 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("no/log", "event_log={folder}/no/log: No such file or directory; make the folder {folder}/no, or name"),
-        ("", "event_log={folder}: Is a directory; name a file in it"),
-        ("file/log", "event_log={folder}/file/log: Not a directory; name a file that can be written"),
-        ("x" * 300, "File name too long; name a file that can be written"),
+        ("no/log", "event_log={folder}/no/log: No such file or directory; create the folder {folder}/no, or use"),
+        ("", "event_log={folder}: Is a directory; use a file in this folder"),
+        ("file/log", "event_log={folder}/file/log: Not a directory; use a file that can be written"),
+        ("x" * 300, "File name too long; use a file that can be written"),
     ],
 )
 def test_the_reason_and_the_way_out_are_told(tmp_path: Path, path: str, told: str) -> None:
@@ -49,7 +49,7 @@ def test_the_reason_and_the_way_out_are_told(tmp_path: Path, path: str, told: st
 def test_what_this_user_may_not_write(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch(0o400)
-    with pytest.raises(ConfigError, match="Permission denied; name a file that can be written"):
+    with pytest.raises(ConfigError, match="Permission denied; use a file that can be written"):
         check_writable("event_log", path)
 
 
@@ -61,5 +61,5 @@ def test_no_model_is_looked_for_before(
         "chairlift.engine.startup.loaded_model.resolve_model", lambda _: pytest.fail("looks for the model")
     )
     config = EngineConfig(model=str(tiny_model_dir("llama")), **{field: tmp_path / "no" / "log"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"{field}=.*make the folder"):
+    with pytest.raises(ConfigError, match=f"{field}=.*create the folder"):
         LLM.from_config(config)

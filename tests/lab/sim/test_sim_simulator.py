@@ -125,7 +125,7 @@ def test_the_first_event_says_what_is_simulated() -> None:
     [
         ({"kv": "fast"}, "kv must be one of"),
         ({"kv": "max", "enable_prefix_caching": True}, "has no prefix cache"),
-        ({"kv_arena": "first-fit"}, "is for reservations"),
+        ({"kv_arena": "first-fit"}, "needs a reservation policy"),
         ({"num_blocks": 0}, "num_kv_blocks must be at least 1"),
     ],
 )

@@ -224,5 +224,5 @@ def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], ma
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; name a file in it"):
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
         ObservabilityOptions("json", tmp_path)

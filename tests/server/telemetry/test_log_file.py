@@ -99,5 +99,5 @@ def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_file_that_cannot_be_opened_is_an_error_of_its_option(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; name a file in it"):
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
         LogFile("access_log", tmp_path)
