@@ -81,7 +81,7 @@ def test_a_disk_that_fills_under_the_access_log_is_reported_once(tmp_path: Path)
             wait_for_word(served, f"{num_lost} lines were lost")
         limit_file_size(served, lambda: 0)
         assert answer(served).status_code == 200
-    wait_for_word(served, "in the end 1 lines were lost")
+    wait_for_word(served, "is closed; 1 lines were lost")
     said = "".join(served.said)
     assert said.count("cannot be written") == 3
     assert "Traceback" not in said

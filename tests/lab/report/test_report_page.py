@@ -163,7 +163,7 @@ def test_the_table_has_every_run(runs: list[RecordedRun]) -> None:
     assert [cell == "none" for cell in cells] == [True, True, False, False]
 
 
-def test_text_is_never_small(parts: list[Drawing | LeftOut]) -> None:
+def test_text_has_a_minimum_size(parts: list[Drawing | LeftOut]) -> None:
     for part in parts:
         assert isinstance(part, Drawing)
         sizes = {text.get_fontsize() for text in part.figure.findobj(Text) if text.get_text()}  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def without_memory(events: Sequence[Event]) -> list[Event]:
     return [replace(event, **none) if isinstance(event, Step) else event for event in events]  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_drawn_is_left_out_with_a_reason() -> None:
+def test_figures_without_data_are_omitted_with_a_reason() -> None:
     run = recorded_run(without_memory(simulated(6)), "old")
     assert run.kinds is None
     parts = draw_all([run])
@@ -205,7 +205,7 @@ def test_runs_without_memory_are_named_beside_the_others(runs: list[RecordedRun]
     assert "Without memory in their logs: old." in captions["memory-kinds"]
 
 
-def test_more_runs_than_fit_over_time_are_counted() -> None:
+def test_runs_that_are_not_drawn_over_time_are_counted() -> None:
     events = simulated(4)
     parts = draw_all([recorded_run(events, str(index)) for index in range(8)])
     assert isinstance(parts[0], Drawing)
@@ -213,7 +213,7 @@ def test_more_runs_than_fit_over_time_are_counted() -> None:
     assert len(parts[0].figure.axes) == 6
 
 
-def test_steps_stand_for_time_where_the_clock_stands_still() -> None:
+def test_steps_replace_time_if_the_clock_does_not_move() -> None:
     events = [replace(e, time=0.0, scheduled_time=0.0) if isinstance(e, Step) else e for e in simulated(6)]
     parts = draw_all([recorded_run(events)])
     assert isinstance(parts[0], Drawing)
@@ -264,7 +264,7 @@ def test_two_thousand_requests_stay_small(big: RecordedRun, tmp_path: Path) -> N
     assert (tmp_path / "page.html").stat().st_size < 2_000_000
 
 
-def test_what_the_legend_promises_is_to_be_seen(big: RecordedRun, runs: list[RecordedRun]) -> None:
+def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]) -> None:
     """Cells and images both lie over their background."""
     batch = [draw_all([run])[0] for run in (big, runs[0])]
     assert isinstance(batch[0], Drawing)

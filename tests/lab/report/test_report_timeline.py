@@ -52,7 +52,7 @@ def test_stairs_are_level_over_each_bin() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(2, 50))
-def test_cdf_rises_from_the_lowest_to_all(values: list[float], num_points: int) -> None:
+def test_cdf_rises_from_zero_to_one(values: list[float], num_points: int) -> None:
     found, shares = cdf(values, num_points)
     assert len(found) == len(shares) <= max(num_points, len(values)) + 1
     assert found == sorted(found)
@@ -104,14 +104,14 @@ def run() -> RecordedRun:
     return recorded_run(two_steps())
 
 
-def test_waste_counts_while_somebody_waits(run: RecordedRun) -> None:
+def test_waste_is_measured_while_requests_wait(run: RecordedRun) -> None:
     waste = waste_shares(run)
     assert waste.is_saturated
     shares = {"token_states": 3, "reserved": 1, "internal": 4, "external": 56, "free": 0}
     assert waste.shares == {kind: slots / 64 for kind, slots in shares.items()}
 
 
-def test_waste_is_a_mean_over_time_where_nobody_waits() -> None:
+def test_waste_is_the_mean_of_all_steps_if_no_request_waits() -> None:
     events = two_steps()
     object.__setattr__(events[2], "num_waiting", 0)
     waste = waste_shares(recorded_run(events))
