@@ -251,7 +251,7 @@ def test_the_default_length_is_what_fits_and_is_said(
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"device": "tpu"}, "device must be cpu or cuda"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"num_kv_blocks": 3, "kv_cache_memory": 100_000}, "give one of them"),
+        ({"num_kv_blocks": 3, "kv_cache_memory": 100_000}, "remove one of them"),
         ({"event_log": Path("/nonexistent/folder/log.jsonl")}, "event_log=.*No such file"),
     ],
 )

@@ -56,8 +56,8 @@ BAD_FILES = {
     "empty": (b"", "is empty"),
     "not json": (b"time,latency\n1,2\n", "line 1: "),
     "not text": (b"\x89PNG\xff\xfe", "line 1: not UTF-8"),
-    "other json": (b'{"a": 1}\n', "line 1: unknown event type"),
-    "second line": (to_json(engine_started()).encode() + b"\n{}\n", "line 2: unknown event type"),
+    "other json": (b'{"a": 1}\n', "line 1: type must be one of"),
+    "second line": (to_json(engine_started()).encode() + b"\n{}\n", "line 2: type must be one of"),
     "no steps": (to_json(engine_started()).encode() + b"\n", "1 lines: no step was computed"),
 }
 
