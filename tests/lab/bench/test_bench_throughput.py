@@ -13,7 +13,7 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Step, read_events
-from chairlift.lab.bench.throughput import FIGURES, ThroughputOptions, print_throughput, run_throughput
+from chairlift.lab.bench.throughput import REPORTED_METRICS, ThroughputOptions, print_throughput, run_throughput
 
 TinyModel = Callable[..., Path]
 OPTIONS = ThroughputOptions(num_prompts=6, input_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
@@ -34,7 +34,7 @@ def test_a_burst_is_measured_in_every_run(tiny_model_dir: TinyModel) -> None:
         assert run.cached_tokens == 0, "the runs have different tokens"
         assert run.output_tokens_per_s == pytest.approx(run.output_tokens / run.duration)
         assert 0 < (run.kv_use_mean or 0) <= (run.kv_use_peak or 0) <= 1
-    speed = result.spread(FIGURES[0])
+    speed = result.spread(REPORTED_METRICS[0])
     assert speed is not None
     assert 0 < speed.min <= speed.median <= speed.max
     assert result.engine.num_blocks == 64
@@ -67,7 +67,7 @@ def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp
     assert record["workload"]["input_len"] == "uniform:5..40"
     assert record["engine"]["num_blocks"] == 64
     assert record["machine"] == result.machine.to_dict()
-    assert set(record["results"]) == {figure.key for figure in FIGURES}
+    assert set(record["results"]) == {metric.key for metric in REPORTED_METRICS}
     assert record["results"]["output_tokens_per_s"]["median"] > 0
     assert len(record["runs"]) == 2
     for label in ("output tokens/s", "TTFT p99, s", "ITL p50, ms", "preemptions"):

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from chairlift.events import Event
 from chairlift.lab.bench.distribution import MeasuredRange
-from chairlift.lab.metrics.figures import FIGURES
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics
 from chairlift.lab.report.compare import WasteShares, waste_shares
 from chairlift.lab.report.memory import KINDS
-from chairlift.lab.report.run_log import run_of
-from chairlift.lab.report.trace import Trace
+from chairlift.lab.report.run_log import recorded_run
+from chairlift.lab.report.trace import RunTrace
 
 MIN_STEPS: Final = 10
 """Minimum number of decode steps of one size for the median speed of a policy."""
@@ -49,7 +49,7 @@ class PolicyRun:
     @classmethod
     def from_events(cls, events: Sequence[Event]) -> PolicyRun:
         """Compute the figures from all events of a run, beginning with the start of the engine."""
-        run = run_of(events)
+        run = recorded_run(events)
         return cls(run.metrics, waste_shares(run), step_speeds(run.trace))
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class ComparedFigure:
 
 
 def _metric(key: str, has_ratio: bool = False) -> ComparedFigure:
-    figure = next(figure for figure in FIGURES if figure.key == key)
+    figure = next(figure for figure in REPORTED_METRICS if figure.key == key)
     return ComparedFigure(
         key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_ratio
     )
@@ -168,7 +168,7 @@ class TokenCheck:
                 self.first_difference = TokenDifference(number, request_id, different, position)
 
 
-def step_speeds(trace: Trace) -> dict[int, list[float]]:
+def step_speeds(trace: RunTrace) -> dict[int, list[float]]:
     """The speeds of the steps in which every row computes one token or one token of padding."""
     speeds: dict[int, list[float]] = defaultdict(list)
     for step, seconds in zip(trace.steps, (trace.ends - trace.starts).tolist(), strict=True):

@@ -16,7 +16,7 @@ from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
-from chairlift.lab.metrics.figures import FIGURES
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.presets.printing import print_constants
@@ -235,9 +235,9 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None) -> No
         f"{format_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
         f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
     )
-    for figure in FIGURES:
-        if (value := figure.value(run)) is not None:
-            table.add_row(row_label(figure.label, figure.unit), number(value * figure.scale))
+    for metric in REPORTED_METRICS:
+        if (value := metric.value(run)) is not None:
+            table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
     parts: list[RenderableType] = [table]
     if result.tenants:
         parts.append(tenant_table(result.tenants))

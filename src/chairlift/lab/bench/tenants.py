@@ -58,7 +58,7 @@ class TenantFigures:
     ttfts: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
-        ttft = Summary.of(self.ttfts)
+        ttft = Summary.from_values(self.ttfts)
         counts = {"num_requests": self.num_requests, "prompt_tokens": self.prompt_tokens}
         return {**counts, "output_tokens": self.output_tokens, "ttft": None if ttft is None else asdict(ttft)}
 
@@ -87,7 +87,7 @@ def tenant_table(figures: Mapping[str, TenantFigures]) -> Table:
     columns = ["tenant", "requests", "prompt tokens", "output tokens", "TTFT p50, s", "TTFT p99, s"]
     table = make_table("by tenant", columns)
     for tenant, served in sorted(figures.items()):
-        ttft = Summary.of(served.ttfts)
+        ttft = Summary.from_values(served.ttfts)
         times = ["", ""] if ttft is None else [f"{ttft.p50:.3f}", f"{ttft.p99:.3f}"]
         counts = (served.num_requests, served.prompt_tokens, served.output_tokens)
         table.add_row(tenant, *(f"{count:,}" for count in counts), *times)

@@ -21,7 +21,7 @@ from chairlift.lab.bench.workload_options import (
     format_lengths,
     text_tokenizer,
 )
-from chairlift.lab.metrics.figures import FIGURES, Figure
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS, ReportedMetric
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.tables import make_table, number, print_report, row_label
 from chairlift.lab.workload.request import WorkloadRequest
@@ -59,13 +59,13 @@ class ThroughputResult:
     runs: list[RunMetrics]
     peak_rss_bytes: int | None
 
-    def spread(self, figure: Figure) -> MeasuredRange | None:
-        """The unscaled figure over the runs; None if a run does not have it."""
-        return MeasuredRange.from_values([figure.value(run) for run in self.runs])
+    def spread(self, metric: ReportedMetric) -> MeasuredRange | None:
+        """The unscaled metric over the runs; None if a run does not have it."""
+        return MeasuredRange.from_values([metric.value(run) for run in self.runs])
 
     def to_dict(self) -> dict[str, Any]:
         """The result for JSON, in seconds, bytes and shares."""
-        spreads = {figure.key: self.spread(figure) for figure in FIGURES}
+        spreads = {metric.key: self.spread(metric) for metric in REPORTED_METRICS}
         return {
             "benchmark": "throughput",
             "machine": self.machine.to_dict(),
@@ -115,7 +115,7 @@ def _run(
 
 
 def print_throughput(result: ThroughputResult, file: TextIO | None = None) -> None:
-    """Write a table with the median and the range of every figure, then the JSON line, to `file`."""
+    """Write a table with the median and the range of every metric, then the JSON line, to `file`."""
     run = result.runs[0]
     title = (
         f"{result.engine.model}: {run.num_requests} requests {format_arrivals(result.options)}, "
@@ -123,10 +123,10 @@ def print_throughput(result: ThroughputResult, file: TextIO | None = None) -> No
     )
     caption = engine_caption(result.machine, result.engine, result.peak_rss_bytes)
     table = make_table(title, ["", "median", "min", "max"], f"{caption}\n{format_lengths(result.options)}")
-    for figure in FIGURES:
-        if (spread := result.spread(figure)) is not None:
+    for metric in REPORTED_METRICS:
+        if (spread := result.spread(metric)) is not None:
             values = (spread.median, spread.min, spread.max)
-            table.add_row(row_label(figure.label, figure.unit), *(number(value * figure.scale) for value in values))
+            table.add_row(row_label(metric.label, metric.unit), *(number(value * metric.scale) for value in values))
     print_report([table], result.to_dict(), file)
 
 
