@@ -40,7 +40,7 @@ from chairlift.lab.bench.machine import host_facts, machine_facts
 from chairlift.lab.workload.arrivals import AllAtOnce
 from chairlift.lab.workload.lengths import Fixed, Uniform
 from chairlift.lab.workload.synthetic import WorkloadRequest, make_workload
-from chairlift.models import registry
+from chairlift.models import decoder
 from chairlift.worker import model_runner
 from chairlift.worker.input_batch import gather_input_batch
 
@@ -142,7 +142,7 @@ def timed_engine(config: EngineConfig, timer: SectionTimer) -> Engine:
     def get_timed(*args: Any) -> Kernels:
         return timed_kernels(get_kernels(*args), timer)
 
-    with patch.object(registry, "get_kernels", get_timed):
+    with patch.object(decoder, "get_kernels", get_timed):
         engine = build_engine(config)
     wrap_engine(engine, timer)
     return engine

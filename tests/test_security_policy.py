@@ -31,7 +31,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
     template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),
-    template_process: ("SECONDS",),
+    template_process: ("TIMEOUT_SECONDS",),
     records: ("MAX_LINE_BYTES",),
     index: ("MAX_LINES",),
     run: ("MAX_BYTES_IN_FLIGHT",),

@@ -34,12 +34,11 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import Fixed
-from chairlift.loading.formats import matrix_formats
+from chairlift.loading.matrix_formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.architecture import Architecture
-from chairlift.models.architectures import ARCHITECTURES
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import Fields
+from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -53,7 +52,8 @@ from chairlift.models.declaration import (
     NormSpec,
     RopeConfig,
 )
-from chairlift.models.held_bytes import held_bytes
+from chairlift.models.parameter_memory import parameter_bytes
+from chairlift.models.registry import ARCHITECTURES
 from chairlift.models.torch_operations import torch_operations
 from native import needs_native
 
@@ -91,7 +91,7 @@ CONFIG: dict[str, Any] = {
 # -- the declaration -------------------------------------------------------------------------------------------------
 
 
-def read_made_up(fields: Fields) -> ModelConfig:
+def read_made_up(fields: ConfigFields) -> ModelConfig:
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
     return ModelConfig(
         architecture="made-up",
@@ -108,7 +108,7 @@ def read_made_up(fields: Fields) -> ModelConfig:
     )
 
 
-def read_layer(fields: Fields, index: int) -> LayerSpec:
+def read_layer(fields: ConfigFields, index: int) -> LayerSpec:
     hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps")
     before, after = (NormSpec("rms_norm", f"blocks.{index}.{name}", hidden, eps) for name in ("mlp_in", "mlp_out"))
     return LayerSpec(
@@ -120,7 +120,7 @@ def read_layer(fields: Fields, index: int) -> LayerSpec:
     )
 
 
-def read_attention(fields: Fields, index: int) -> AttentionSpec:
+def read_attention(fields: ConfigFields, index: int) -> AttentionSpec:
     hidden, head_dim = fields.integer("hidden_size"), fields.integer("head_dim")
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     kinds = (("local_rope_theta", "local_attention_scale", "sliding_window"), ("rope_theta", "attention_scale", None))
@@ -139,7 +139,7 @@ def read_attention(fields: Fields, index: int) -> AttentionSpec:
     )
 
 
-def read_feed_forward(fields: Fields, index: int) -> FeedForwardSpec:
+def read_feed_forward(fields: ConfigFields, index: int) -> FeedForwardSpec:
     hidden, inner = fields.integer("hidden_size"), fields.integer("intermediate_size")
     parts = ((f"blocks.{index}.gate", inner), (f"blocks.{index}.up", inner))
     return FeedForwardSpec(
@@ -275,7 +275,7 @@ def test_its_weights_are_planned_to_the_byte(folder: Path, backend: str, quantiz
     if backend == "torch" and quantization is not None:
         pytest.skip("only native kernels quantize")
     loaded = load_model(engine_config(folder, kernels=backend, quantization=quantization))
-    assert held_bytes(loaded.model) == total(loaded.planned_weights)
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
 
 
 def make_made_up_plan(folder: Path, **options: Any) -> Plan:
@@ -288,8 +288,8 @@ def make_made_up_plan(folder: Path, **options: Any) -> Plan:
 @needs_native
 def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     plan = make_made_up_plan(folder, kernels="native")
-    (note,) = [note for note in plan.notes if note.startswith("native kernels have no function for")]
-    for operation in ("activation squared_relu_and_mul", "norms of what a branch adds", "residual multipliers"):
+    (note,) = [note for note in plan.notes if note.startswith("native kernels do not support")]
+    for operation in ("activation squared_relu_and_mul", "norms after a branch", "residual multipliers"):
         assert operation in note
     assert [amount.num_bytes > 0 for amount in plan.memory.activations if "torch" in amount.what] == [True]
     with caplog.at_level(logging.INFO, logger="chairlift"):
@@ -308,10 +308,10 @@ def test_a_slot_is_the_sum_of_its_layers(folder: Path) -> None:
 def test_what_native_kernels_leave_to_torch_is_listed_once(folder: Path) -> None:
     config = load_config(resolve_model(str(folder)))
     assert torch_operations(config) == [
-        "norms of what a branch adds",
+        "norms after a branch",
         "residual multipliers",
         "activation squared_relu_and_mul",
-        "planning for 2 shapes of attention",
+        "2 shapes of attention",
     ]
 
 

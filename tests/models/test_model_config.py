@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_gguf import read_gguf_config
-from chairlift.models.config_hf import read_hf_config
 from chairlift.models.declaration import RopeConfig
+from chairlift.models.registry import read_gguf_config, read_hf_config
 
 TinyModelDir = Callable[..., Path]
 

@@ -15,8 +15,7 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.config import ModelConfig
-from chairlift.models.model import Model
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import LanguageModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -66,7 +65,7 @@ class Rounded:
         return self._weights.has(name)
 
 
-def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, Model, Model]:
+def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, LanguageModel, LanguageModel]:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
     weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
@@ -77,7 +76,7 @@ def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelCon
 
 
 @torch.inference_mode()
-def logits(model: Model, vocab_size: int) -> torch.Tensor:
+def logits(model: LanguageModel, vocab_size: int) -> torch.Tensor:
     """Three prompts at once in two chunks, and a token each after them: [T, V]."""
     draw, tables = random.Random(0), Tables(64, 8)
     model.allocate_kv_cache(64, 8)

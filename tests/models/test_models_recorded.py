@@ -13,8 +13,7 @@ import torch
 from chairlift.kernels.backend import StepContext
 from chairlift.kernels.cpu import load, tape
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.decoder import Decoder, DecoderLayer
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -37,7 +36,7 @@ STEPS = [
 RECORDED = [30, 3, 2, 90, 2, 30, 3, 2, 90]
 
 
-def make(folder: Path, kv_cache_dtype: torch.dtype) -> Decoder:
+def make(folder: Path, kv_cache_dtype: torch.dtype) -> DecoderModel:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
     weights = open_weights(files, config, torch.float32, CPU)
@@ -50,14 +49,14 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> Decoder:
         kv_cache_dtype=kv_cache_dtype,
         quantization="q8_0",
     )
-    assert isinstance(model, Decoder)
+    assert isinstance(model, DecoderModel)
     return model
 
 
 class Run:
     """Steps of a model, from fresh KV memory on."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: DecoderModel) -> None:
         self._model, self._draw, self._tables = model, random.Random(0), Tables(64, 8)
         model.allocate_kv_cache(64, 8)
 

@@ -11,16 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 from chairlift.errors import ChairliftError, ModelLoadError
-from chairlift.loading.formats import matrix_formats
+from chairlift.loading.matrix_formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import ModelFiles
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.architectures import ARCHITECTURES
 from chairlift.models.config import ModelConfig
+from chairlift.models.decoder import LanguageModel, build_model
 from chairlift.models.llama import LlamaSizes
-from chairlift.models.model import Model
 from chairlift.models.opt import OPTSizes
-from chairlift.models.registry import build_model
+from chairlift.models.registry import ARCHITECTURES
 
 CPU = torch.device("cpu")
 LLAMA = LlamaSizes(
@@ -43,7 +42,7 @@ OPT = OPTSizes(
 )
 
 
-def build(config: ModelConfig, kernels: str = "torch") -> Model:
+def build(config: ModelConfig, kernels: str = "torch") -> LanguageModel:
     weights = RandomWeights(config, torch.float32, CPU)
     return build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
 
@@ -62,10 +61,10 @@ def test_every_architecture_builds() -> None:
     [
         (
             replace(LLAMA.declare(), architecture="mamba", name="mamba2"),
-            "architecture must be one of llama, opt, got 'mamba'",
+            "architecture must be one of llama, opt; got 'mamba'",
         ),
-        (replace(LLAMA, activation="gelu").declare(), r"activation must be one of relu, silu, got 'gelu' \(llama\)"),
-        (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu, got 'gelu'"),
+        (replace(LLAMA, activation="gelu").declare(), r"activation must be one of relu, silu; got 'gelu' \(llama\)"),
+        (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu; got 'gelu'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> None:

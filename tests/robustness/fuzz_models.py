@@ -21,8 +21,7 @@ from chairlift.loading.gguf_weights import GGUFWeights
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.loading.text.gguf_tokenizer import build
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
-from chairlift.models.config_gguf import read_gguf_config
-from chairlift.models.config_hf import read_hf_config
+from chairlift.models.registry import read_gguf_config, read_hf_config
 from tiny_tokenizer import write_tokenizer
 
 CPU = torch.device("cpu")

@@ -51,14 +51,14 @@ class _Cursor:
         self._source = source
         self.position = 0
 
-    def fail(self, problem: str) -> ModelLoadError:
+    def error(self, problem: str) -> ModelLoadError:
         return ModelLoadError(f"{self._source}: {problem}")
 
     def take(self, size: int, what: str) -> int:
         """Advance by `size` bytes; returns where they start."""
         start = self.position
         if size > len(self._buffer) - start:
-            raise self.fail(
+            raise self.error(
                 f"truncated: {what} at byte {start} needs {size} bytes and the file has {len(self._buffer)} in all; "
                 "fetch the file again"
             )
@@ -77,7 +77,7 @@ class _Cursor:
         try:
             return self._buffer[start : start + length].decode()
         except UnicodeDecodeError:
-            raise self.fail(f"damaged: {what} at byte {start} is not UTF-8") from None
+            raise self.error(f"damaged: {what} at byte {start} is not UTF-8") from None
 
     def value(self, kind: int, what: str) -> Any:
         if kind == STRING:
@@ -85,17 +85,17 @@ class _Cursor:
         if kind == ARRAY:
             return self._array(what)
         if kind not in SCALARS:
-            raise self.fail(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
+            raise self.error(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
         return self.unpack(SCALARS[kind], what)[0]
 
     def _array(self, what: str) -> list[Any]:
         kind, count = self.unpack("IQ", what)
         if count > MAX_ARRAY_LENGTH:
-            raise self.fail(f"damaged: {what} has {count} entries, and {MAX_ARRAY_LENGTH} are the most that are read")
+            raise self.error(f"damaged: {what} has {count} entries, and {MAX_ARRAY_LENGTH} are the most that are read")
         if kind == STRING:
             return [self.string(what) for _ in range(count)]
         if kind not in SCALARS:
-            raise self.fail(f"{what} at byte {self.position} is an array of type {kind}, which is not supported")
+            raise self.error(f"{what} at byte {self.position} is an array of type {kind}, which is not supported")
         return list(self.unpack(SCALARS[kind], what, count))
 
 
@@ -123,7 +123,7 @@ class GGUFFile:
         for _ in range(num_keys):
             key = cursor.string("a metadata key")
             if key in self.metadata:
-                raise cursor.fail(f"damaged: the metadata key {key} is there twice")
+                raise cursor.error(f"damaged: the metadata key {key} is there twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
         self.tensors = {} if metadata_only else self._read_tensors(cursor, num_tensors)
 
@@ -131,13 +131,13 @@ class GGUFFile:
         entries = [_read_entry(cursor) for _ in range(count)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise cursor.fail(f"general.alignment must be a positive integer, got {alignment!r}")
+            raise cursor.error(f"general.alignment must be a positive integer, got {alignment!r}")
         data_start = -(-cursor.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in entries:
             tensor = _place(cursor, name, shape, kind, data_start + offset)
             if name in tensors:
-                raise cursor.fail(f"damaged: tensor {name} is there twice")
+                raise cursor.error(f"damaged: tensor {name} is there twice")
             cursor.position = tensor.offset
             cursor.take(tensor.num_bytes, f"tensor {name}")
             tensors[name] = tensor
@@ -156,7 +156,7 @@ class GGUFFile:
 def _refuse_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
     for before, after in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
         if before.offset + before.num_bytes > after.offset:
-            raise cursor.fail(f"damaged: tensors {before.name} and {after.name} overlap at byte {after.offset}")
+            raise cursor.error(f"damaged: tensors {before.name} and {after.name} overlap at byte {after.offset}")
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -172,10 +172,10 @@ def _map(path: Path) -> mmap.mmap:
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
     magic = b"".join(cursor.unpack("c", "the magic number", len(MAGIC)))
     if magic != MAGIC:
-        raise cursor.fail(f"not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
+        raise cursor.error(f"not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
     (version,) = cursor.unpack("I", "the version")
     if version not in VERSIONS:
-        raise cursor.fail(
+        raise cursor.error(
             f"GGUF version {version} is not supported (little-endian 2 and 3 are); convert the model again"
         )
     num_tensors, num_keys = cursor.unpack("Q", "the counts", 2)
@@ -186,7 +186,7 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string("a tensor's name")
     (num_dimensions,) = cursor.unpack("I", f"tensor {name}")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        raise cursor.fail(f"damaged: tensor {name} has {num_dimensions} dimensions")
+        raise cursor.error(f"damaged: tensor {name} has {num_dimensions} dimensions")
     innermost_first = cursor.unpack("Q", f"tensor {name}", num_dimensions)
     kind, offset = cursor.unpack("IQ", f"tensor {name}")
     return name, innermost_first[::-1], kind, offset
@@ -199,7 +199,7 @@ def _place(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset
         quantization = GGMLQuantizationType(kind)
         block_size, block_bytes = GGML_QUANT_SIZES[quantization]
     except (ValueError, KeyError):
-        raise cursor.fail(f"tensor {name} has the unknown type {kind}; a newer `gguf` package may know it") from None
+        raise cursor.error(f"tensor {name} has the unknown type {kind}; a newer `gguf` package may know it") from None
     if math.prod(shape) == 0 or shape[-1] % block_size:
-        raise cursor.fail(f"damaged: tensor {name} of type {quantization.name} has the shape {shape}")
+        raise cursor.error(f"damaged: tensor {name} of type {quantization.name} has the shape {shape}")
     return GGUFTensor(name, shape, quantization, offset, math.prod(shape) // block_size * block_bytes)

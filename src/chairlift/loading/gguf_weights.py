@@ -17,8 +17,8 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
-from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
+from chairlift.models.registry import get_architecture
 
 VALUES_PER_ROW: Final = 8192
 
@@ -44,7 +44,7 @@ class GGUFWeights(FileWeights):
     ) -> None:
         super().__init__(path, config, dtype, device)
         self._file = file or GGUFFile(path)
-        self._architecture = architecture_of(config)
+        self._architecture = get_architecture(config)
         self._interleaved = interleaved_heads(config)
 
     def _file_name(self, name: str) -> str | None:
@@ -73,7 +73,7 @@ class GGUFWeights(FileWeights):
 
 def interleaved_heads(config: ModelConfig) -> dict[str, int]:
     """Query and key projections whose rows GGUF files hold in another order -> their number of heads."""
-    if config.name not in architecture_of(config).gguf_interleaved:
+    if config.name not in get_architecture(config).gguf_interleaved:
         return {}
     specs = [layer.attention for layer in config.layers]
     queries = {spec.qkv.parts[0][0]: spec.num_heads for spec in specs}

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_gguf import read_gguf_config
-from chairlift.models.config_hf import read_hf_config
+from chairlift.models.registry import read_gguf_config, read_hf_config
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +123,7 @@ def _open_gguf(path: Path, mtime_ns: int, size: int) -> GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """The open file; configuration, weights and tokenizer of one model share it until `close_files`.
+    """The open file; configuration, weights and tokenizer of one model share it until `close_gguf`.
 
     Raises:
         ModelLoadError: see GGUFFile.
@@ -133,7 +132,7 @@ def open_gguf(path: Path) -> GGUFFile:
     return _open_gguf(path, stat.st_mtime_ns, stat.st_size)
 
 
-def close_files() -> None:
+def close_gguf() -> None:
     """Let go of the file that is open, and so of the pages of it that are in memory, once nobody reads it any more."""
     _open_gguf.cache_clear()
 

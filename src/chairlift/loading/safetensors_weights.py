@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
-from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
+from chairlift.models.registry import get_architecture
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -31,7 +31,7 @@ class SafetensorsWeights(FileWeights):
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(path, config, dtype, device)
-        self._architecture = architecture_of(config)
+        self._architecture = get_architecture(config)
         self._shards = {file: _open(path / file, device) for file in _files(path)}
         self._shard_of = {name: file for file, shard in self._shards.items() for name in shard.keys()}  # noqa: SIM118
         _check_index(path, self._shard_of)

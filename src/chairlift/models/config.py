@@ -1,4 +1,4 @@
-"""ModelConfig: what a model is, in our words. The only reader of HF `config.json` and of GGUF metadata."""
+"""ModelConfig: the declaration of a whole model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.models.declaration import (
     PositionTableSpec,
     ProductSpec,
     RopeConfig,
-    prologue_of,
+    norm_prologue,
 )
 
 
@@ -21,7 +21,7 @@ class ModelConfig:
     """A decoder-only text model: its declaration, and what a checkpoint says of its tokens.
 
     Attributes:
-        architecture: a key of `models.architectures.ARCHITECTURES` ("llama", "opt").
+        architecture: a key of `models.registry.ARCHITECTURES` ("llama", "opt").
         name: the model type as the file says it ("llama", "mistral", "qwen2", "qwen3", "opt").
         embedding: the table, vocabulary by width of a word vector.
         head: gives the logits; with tie_word_embeddings its matrix is the embedding's.
@@ -94,9 +94,9 @@ class ModelConfig:
         """The product that gives the logits, over the embedding's matrix if it is tied."""
         norm = None if self.project_out is not None else self.final_norm
         if not self.tie_word_embeddings:
-            return ProductSpec(self.head, prologue_of(norm))
+            return ProductSpec(self.head, norm_prologue(norm))
         tied = MatrixSpec(self.head.group, self.head.kernel, self.embedding.parts, self.head.in_features)
-        return ProductSpec(tied, prologue_of(norm))
+        return ProductSpec(tied, norm_prologue(norm))
 
     @property
     def norm_names(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ REQUIRED: Final[Any] = object()
 MAX_DIMENSION = 1 << 24
 
 
-class Fields:
+class ConfigFields:
     """A mapping that came from a file. Keys holding None count as absent.
 
     Args:
@@ -26,16 +26,16 @@ class Fields:
         self.source = source
         self._prefix = prefix
         self._covered: set[str] = set()
-        self._nested: list[Fields] = []
+        self._nested: list[ConfigFields] = []
 
-    def fail(self, key: str, problem: str) -> ModelLoadError:
+    def error(self, key: str, problem: str) -> ModelLoadError:
         return ModelLoadError(f"{self.source}: {self._prefix}{key} {problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
         self._covered.add(key)
         value = self._values.get(self._prefix + key)
         if value is None and default is REQUIRED:
-            raise self.fail(key, "is missing; the file is incomplete or of a kind that is not supported")
+            raise self.error(key, "is missing; the file is incomplete or of a kind that is not supported")
         return default if value is None else value
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
@@ -44,38 +44,38 @@ class Fields:
     def as_integer(self, key: str, value: Any, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
         """`value` of `key`, checked."""
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.fail(key, f"must be an integer between {low} and {high}, got {value!r}")
+            raise self.error(key, f"must be an integer between {low} and {high}, got {value!r}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
         """A finite number above `low` and at most `high`."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(key, f"must be a finite number, got {value!r}")
+            raise self.error(key, f"must be a finite number, got {value!r}")
         if not low < value <= high:
-            raise self.fail(key, f"must be above {low:g} and at most {high:g}, got {value!r}")
+            raise self.error(key, f"must be above {low:g} and at most {high:g}, got {value!r}")
         return float(value)
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false, got {value!r}")
+            raise self.error(key, f"must be true or false, got {value!r}")
         return value
 
     def choice(self, key: str, supported: Collection[str], default: Any = REQUIRED) -> str:
         value = self.get(key, default)
         if not isinstance(value, str) or value not in supported:
-            raise self.fail(key, f"is {value!r}, which is not supported; supported: {', '.join(sorted(supported))}")
+            raise self.error(key, f"is {value!r}, which is not supported; supported: {', '.join(sorted(supported))}")
         return value
 
-    def mapping(self, key: str) -> Fields | None:
+    def mapping(self, key: str) -> ConfigFields | None:
         """The nested object at `key`, or None."""
         value = self.get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise self.fail(key, f"must be an object, got {value!r}")
-        nested = Fields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
+            raise self.error(key, f"must be an object, got {value!r}")
+        nested = ConfigFields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
         self._nested.append(nested)
         return nested
 
@@ -84,16 +84,16 @@ class Fields:
         value = self.get(key, [])
         ids = value if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise self.fail(key, f"must be a token id or a list of them, got {value!r}")
+            raise self.error(key, f"must be a token id or a list of them, got {value!r}")
         return tuple(ids)
 
-    def refuse(self, key: str, unset: Any, why: str) -> None:
+    def allow_only(self, key: str, unset: Any, why: str) -> None:
         """Raise unless the key is absent or holds `unset`."""
         value = self.get(key, unset)
         if value != unset:
-            raise self.fail(key, f"is {value!r}, which is not supported: {why}")
+            raise self.error(key, f"is {value!r}, which is not supported: {why}")
 
-    def refuse_undeclared(self, architecture: str, neutral: Collection[str] = ()) -> None:
+    def reject_undeclared(self, architecture: str, neutral: Collection[str] = ()) -> None:
         """Raise if a key, here or in a nested object, was never looked up.
 
         Args:
@@ -104,13 +104,13 @@ class Fields:
             key = name.removeprefix(self._prefix)
             is_ours = isinstance(name, str) and name.startswith(self._prefix)
             if is_ours and value is not None and key not in self._covered and key not in neutral:
-                raise self.fail(
+                raise self.error(
                     key,
                     f"is {shortened(value)}, and the {architecture} architecture declares no such property, so its "
                     f"influence on inference is not known; remove it from the file if it has none",
                 )
         for nested in self._nested:
-            nested.refuse_undeclared(architecture)
+            nested.reject_undeclared(architecture)
 
 
 def shortened(value: Any, most: int = 80) -> str:
@@ -119,10 +119,10 @@ def shortened(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def divide(fields: Fields, key: str, value: int, by_key: str, by: int) -> int:
+def exact_quotient(fields: ConfigFields, key: str, value: int, by_key: str, by: int) -> int:
     """value / by; raises ModelLoadError unless it comes out even."""
     if value % by:
-        raise fields.fail(key, f"({value}) must be a multiple of {by_key} ({by})")
+        raise fields.error(key, f"({value}) must be a multiple of {by_key} ({by})")
     return value // by
 
 

@@ -219,9 +219,9 @@ class LayerSpec:
         """In the order of a step."""
         attention, mlp = self.attention, self.feed_forward
         return (
-            ProductSpec(attention.qkv, prologue_of(self.attention_norms.before)),
+            ProductSpec(attention.qkv, norm_prologue(self.attention_norms.before)),
             ProductSpec(attention.output, "none", self._is_added(self.attention_norms)),
-            ProductSpec(mlp.up, prologue_of(self.feed_forward_norms.before)),
+            ProductSpec(mlp.up, norm_prologue(self.feed_forward_norms.before)),
             ProductSpec(mlp.down, mlp.activation_kernel, self._is_added(self.feed_forward_norms)),
         )
 
@@ -264,6 +264,6 @@ class PositionTableSpec:
         return self.rows * self.size
 
 
-def prologue_of(norm: NormSpec | None) -> str:
+def norm_prologue(norm: NormSpec | None) -> str:
     """The prologue that computes `norm`."""
     return "none" if norm is None else norm.kind

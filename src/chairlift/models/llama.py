@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from chairlift.models.architecture import Architecture, GGUFHeader
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import REQUIRED, Fields, divide
+from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -133,12 +133,12 @@ class _Family:
     """
 
     name: str
-    windows: Callable[[Fields, int], Sequence[int | None]]
+    windows: Callable[[ConfigFields, int], Sequence[int | None]]
     qkv_bias: bool | None = None
     reads_mlp_bias: bool = False
     qk_norm: bool = False
 
-    def __call__(self, fields: Fields) -> ModelConfig:
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
         hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", high=MAX_LAYERS)
         heads = fields.integer("num_attention_heads")
         qkv_bias, output_bias, mlp_bias = self._biases(fields)
@@ -163,52 +163,52 @@ class _Family:
             qk_norm=self.qk_norm,
         ).declare()
 
-    def _biases(self, fields: Fields) -> tuple[bool, bool, bool]:
+    def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
         """Of q, k and v, of the output and of the feed-forward network. What the family's own code never reads must be
         absent or say what that code does."""
         why = f"a {self.name} model has none to choose"
         if not self.reads_mlp_bias:
-            fields.refuse("mlp_bias", False, why)
+            fields.allow_only("mlp_bias", False, why)
         mlp = fields.flag("mlp_bias", False)
         if self.qkv_bias is None:
             bias = fields.flag("attention_bias", False)
             return bias, bias, mlp
-        fields.refuse("attention_bias", self.qkv_bias, why)
+        fields.allow_only("attention_bias", self.qkv_bias, why)
         return self.qkv_bias, False, mlp
 
 
-def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+def _head_dim(fields: ConfigFields, hidden: int, heads: int) -> int:
     if fields.get("head_dim") is None:
-        head_dim = divide(fields, "hidden_size", hidden, "num_attention_heads", heads)
+        head_dim = exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
     else:
         head_dim = fields.integer("head_dim", high=4096)
     if head_dim % 2:
-        raise fields.fail("head_dim", f"must be even for rotary embeddings, got {head_dim}")
+        raise fields.error("head_dim", f"must be even for rotary embeddings, got {head_dim}")
     return head_dim
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
+def _kv_heads(fields: ConfigFields, heads: int) -> int:
     kv_heads = fields.integer("num_key_value_heads", heads)
-    divide(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
     return kv_heads
 
 
-def _rope(fields: Fields) -> RopeConfig:
-    fields.refuse("rope_interleaved", False, "pairs of dimensions must lie half a head apart")
+def _rope(fields: ConfigFields) -> RopeConfig:
+    fields.allow_only("rope_interleaved", False, "pairs of dimensions must lie half a head apart")
     return read_rope(fields)
 
 
-def _no_windows(fields: Fields, layers: int) -> Sequence[int | None]:
-    fields.refuse("sliding_window", None, "this architecture attends to everything")
+def _no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    fields.allow_only("sliding_window", None, "this architecture attends to everything")
     return ()
 
 
-def _mistral_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+def _mistral_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
     return (window,) * layers
 
 
-def _qwen_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     uses_windows = fields.flag("use_sliding_window", False)
     window = fields.integer("sliding_window") if uses_windows else fields.get("sliding_window")
     first = fields.get("max_window_layers")
@@ -221,7 +221,7 @@ def _qwen_windows(fields: Fields, layers: int) -> Sequence[int | None]:
     return tuple(window if layer >= first else None for layer in range(layers))
 
 
-def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
+def _typed_windows(fields: ConfigFields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
     known: dict[str, int | None] = {"full_attention": None}
     if window is not None:
         known = {"sliding_attention": window, **known}
@@ -230,7 +230,7 @@ def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) 
         or len(types) != layers
         or not all(isinstance(kind, str) and kind in known for kind in types)
     ):
-        raise fields.fail("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
+        raise fields.error("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
     return tuple(known[kind] for kind in types)
 
 
@@ -240,8 +240,8 @@ def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) 
 def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
     """A GGUF file of Llama, Qwen2 or Qwen3."""
     fields, name, tensors = header.fields, header.name, header.tensor_names
-    fields.refuse("expert_count", 0, "mixtures of experts are not supported")
-    fields.refuse("expert_used_count", 0, "mixtures of experts are not supported")
+    fields.allow_only("expert_count", 0, "mixtures of experts are not supported")
+    fields.allow_only("expert_used_count", 0, "mixtures of experts are not supported")
     layers = fields.integer("block_count", high=MAX_LAYERS)
     heads = _uniform(fields, "attention.head_count")
     head_dim = _gguf_head_dim(fields, heads)
@@ -266,44 +266,44 @@ def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
     ).declare()
 
 
-def _uniform(fields: Fields, key: str, default: Any = REQUIRED) -> int:
+def _uniform(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
     """An integer that some files repeat for each layer; layers that differ are refused."""
     value = fields.get(key, default)
     if not isinstance(value, list):
         return fields.integer(key, default)
     if not value or any(item != value[0] for item in value):
-        raise fields.fail(key, f"differs between layers ({value!r}), which is not supported")
+        raise fields.error(key, f"differs between layers ({value!r}), which is not supported")
     return fields.as_integer(key, value[0])
 
 
-def _gguf_kv_heads(fields: Fields, heads: int) -> int:
+def _gguf_kv_heads(fields: ConfigFields, heads: int) -> int:
     kv_heads = _uniform(fields, "attention.head_count_kv", heads)
-    divide(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
+    exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
     return kv_heads
 
 
-def _gguf_head_dim(fields: Fields, heads: int) -> int:
+def _gguf_head_dim(fields: ConfigFields, heads: int) -> int:
     hidden = fields.integer("embedding_length")
     if fields.get("attention.key_length") is None:
-        head_dim = divide(fields, "embedding_length", hidden, "attention.head_count", heads)
+        head_dim = exact_quotient(fields, "embedding_length", hidden, "attention.head_count", heads)
     else:
         head_dim = fields.integer("attention.key_length", high=4096)
-    fields.refuse("attention.value_length", head_dim, "K and V must have the same width")
-    fields.refuse("rope.dimension_count", head_dim, WHOLE_HEAD)
+    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
+    fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     return head_dim
 
 
-def _vocab_size(fields: Fields, tokens: Fields) -> int:
+def _vocab_size(fields: ConfigFields, tokens: ConfigFields) -> int:
     if fields.get("vocab_size") is not None:
         return fields.integer("vocab_size")
     strings = tokens.get("tokens")
     if not isinstance(strings, Sequence) or not strings:
-        raise fields.fail("vocab_size", "is missing, and so are the tokens that would give it")
+        raise fields.error("vocab_size", "is missing, and so are the tokens that would give it")
     return len(strings)
 
 
-def _gguf_windows(fields: Fields, layers: int) -> Sequence[int | None]:
-    fields.refuse("attention.sliding_window_pattern", None, "only one window for all layers is")
+def _gguf_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    fields.allow_only("attention.sliding_window_pattern", None, "only one window for all layers is")
     window = fields.integer("attention.sliding_window", 0, low=0)
     return (window or None,) * layers
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from chairlift.models.architecture import Architecture
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import Fields, divide
+from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -125,12 +125,12 @@ def _projection(name: str, out_features: int, in_features: int) -> MatrixSpec:
     return MatrixSpec(PROJECTIONS, name, ((f"{ROOT}.{name}", out_features),), in_features)
 
 
-def read_opt(fields: Fields) -> ModelConfig:
+def read_opt(fields: ConfigFields) -> ModelConfig:
     """A `config.json` of an OPT model."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
-    divide(fields, "hidden_size", hidden, "num_attention_heads", heads)
-    fields.refuse("layer_norm_elementwise_affine", True, "layer norms must have weights")
+    exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
+    fields.allow_only("layer_norm_elementwise_affine", True, "layer norms must have weights")
     norm_before = fields.flag("do_layer_norm_before", True)
     projection = fields.integer("word_embed_proj_dim", hidden)
     return OPTSizes(

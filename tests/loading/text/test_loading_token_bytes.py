@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from chairlift.loading.text.token_bytes import spelling
+from chairlift.loading.text.token_bytes import make_token_to_bytes
 from chairlift.loading.text.tokenizer import Tokenizer
 
 SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -36,7 +36,7 @@ def test_spelling_goes_by_the_decoder(decoder: Any, token: str, expected: bytes)
     backend = Backend(models.BPE(vocab={token: 0}, merges=[]))
     if decoder is not None:
         backend.decoder = decoder
-    assert spelling(backend)(token) == expected
+    assert make_token_to_bytes(backend)(token) == expected
     assert Tokenizer(backend).token_bytes(0) == expected
     if decoder is not None and expected.isascii() and not expected.startswith(b" "):
         assert Tokenizer(backend).decode([0]).encode() == expected, "and so does the library"

@@ -10,13 +10,13 @@ import torch
 
 from chairlift.kernels.attention import AttentionMetadata
 from chairlift.layers.attention import Attention
-from chairlift.models.model import Model
+from chairlift.models.decoder import LanguageModel
 
 
-class LogitsTap(Model):
+class LogitsTap(LanguageModel):
     """Another model, unchanged, and a recorder of the logits that are asked of it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__(model.config, model.attention_backends)
         self._model = model
         self._pieces: list[torch.Tensor] | None = None

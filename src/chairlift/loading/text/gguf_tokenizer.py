@@ -21,7 +21,7 @@ from chairlift.loading.cache import models_dir, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.text.chat_template import select_template
 from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from chairlift.loading.text.tokenizer import Tokenizer, set_added_tokens
+from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
 
 BUILD: Final = 1  # counts up when the same file would give another tokenizer
 PREFIX: Final = "tokenizer.ggml."
@@ -72,7 +72,7 @@ class _Vocabulary:
         # Empty strings are padding; each needs a name of its own.
         self.tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(self.strings("tokens"))]
 
-    def fail(self, key: str, problem: str) -> ModelLoadError:
+    def error(self, key: str, problem: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path}: {PREFIX}{key} {problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -91,7 +91,7 @@ class _Vocabulary:
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false, got {value!r}")
+            raise self.error(key, f"must be true or false, got {value!r}")
         return value
 
     def token_at(self, key: str) -> str | None:
@@ -103,15 +103,15 @@ class _Vocabulary:
         ids = {token: i for i, token in enumerate(self.tokens)}
         if len(ids) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
-            raise self.fail("tokens", f"holds {twice!r} twice")
+            raise self.error("tokens", f"holds {twice!r} twice")
         return ids
 
     def _list(self, key: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
         value = self.get(key)
         if not isinstance(value, list) or not value or not isinstance(value[0], kind):
-            raise self.fail(key, "is missing or of the wrong type, so there is no tokenizer in this file")
+            raise self.error(key, "is missing or of the wrong type, so there is no tokenizer in this file")
         if length is not None and len(value) != length:
-            raise self.fail(key, f"has {len(value)} entries for {length} tokens")
+            raise self.error(key, f"has {len(value)} entries for {length} tokens")
         return value
 
 
@@ -128,9 +128,9 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     elif model == "llama":
         backend, add_bos = _sentencepiece(vocabulary), True
     else:
-        raise vocabulary.fail("model", f"is {model!r}, which is not supported; supported: gpt2, llama")
+        raise vocabulary.error("model", f"is {model!r}, which is not supported; supported: gpt2, llama")
     _add_tokens(backend, vocabulary)
-    set_added_tokens(
+    set_bos_and_eos(
         backend,
         bos=vocabulary.token_at("bos_token_id") if vocabulary.flag("add_bos_token", add_bos) else None,
         eos=vocabulary.token_at("eos_token_id") if vocabulary.flag("add_eos_token", False) else None,
@@ -141,7 +141,7 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     name = vocabulary.get("pre", "default")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        raise vocabulary.fail("pre", f"is {name!r}, which is not supported; supported: {', '.join(PRE_TOKENIZERS)}")
+        raise vocabulary.error("pre", f"is {name!r}, which is not supported; supported: {', '.join(PRE_TOKENIZERS)}")
     return PRE_TOKENIZERS[name]
 
 
@@ -163,7 +163,7 @@ def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> tokenizers.Tokeni
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     """SentencePiece BPE (Kudo and Richardson, 2018) with byte fallback."""
     if sum(len(token) ** 2 for token in vocabulary.tokens) > MAX_CUT_CHARACTERS:
-        raise vocabulary.fail("tokens", "holds tokens too long to derive their merges: there is no such vocabulary")
+        raise vocabulary.error("tokens", "holds tokens too long to derive their merges: there is no such vocabulary")
     merges = derive_merges(vocabulary.tokens, vocabulary.numbers("scores"))
     unknown = vocabulary.token_at("unknown_token_id") or "<unk>"
     backend = tokenizers.Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -179,13 +179,13 @@ def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any)
     try:
         return models.BPE(vocab=vocabulary.ids(), merges=merges, **options)
     except Exception as error:  # the library raises nothing more precise
-        raise vocabulary.fail("merges", f"does not fit the tokens: {error}") from error
+        raise vocabulary.error("merges", f"does not fit the tokens: {error}") from error
 
 
 def _pair(vocabulary: _Vocabulary, merge: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right):
-        raise vocabulary.fail("merges", f"must hold pairs, two tokens and a space between, got {merge!r}")
+        raise vocabulary.error("merges", f"must hold pairs, two tokens and a space between, got {merge!r}")
     return left, right
 
 

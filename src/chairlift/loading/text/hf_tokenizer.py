@@ -10,7 +10,7 @@ import tokenizers
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.text.chat_template import select_template
-from chairlift.loading.text.tokenizer import Tokenizer, set_added_tokens
+from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
 
 ROLES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -75,7 +75,7 @@ def _honour_added_tokens(
     if not flags:
         return
     known = {role: text for role, text in special_tokens.items() if backend.token_to_id(text) is not None}
-    set_added_tokens(
+    set_bos_and_eos(
         backend,
         bos=known.get("bos_token") if flags.get("add_bos_token") else None,
         eos=known.get("eos_token") if flags.get("add_eos_token") else None,

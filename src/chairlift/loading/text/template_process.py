@@ -15,7 +15,7 @@ from typing import Any
 
 from chairlift.errors import RequestError
 
-SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 """By the clock, for one answer; the worker's own limit, in CPU seconds, comes long before."""
 START_SECONDS = 60.0
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "LD_LIBRARY_PATH")
@@ -25,7 +25,7 @@ KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "LD_LIBRARY_PATH")
 class TemplateProcess:
     """Starts a worker when it is first needed, and another one if that is gone. For any thread; one at a time."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
+    def __init__(self, seconds: float = TIMEOUT_SECONDS) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

@@ -167,7 +167,7 @@ def strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
-def compiled(text: str) -> jinja2.Template:
+def compile_template(text: str) -> jinja2.Template:
     """A template that is ready to render; short ones are cached.
 
     Raises:
@@ -181,7 +181,7 @@ def _compiled(text: str) -> jinja2.Template:
     return TemplateEnvironment().from_string(text)
 
 
-def variables_read(text: str) -> list[str]:
+def undeclared_variables(text: str) -> list[str]:
     """The names of the variables that a template reads from its context.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 
 from chairlift.loading.text.marked_text import MarkedText, from_spans, template_spans, template_text
-from chairlift.loading.text.template_sandbox import compiled, variables_read
+from chairlift.loading.text.template_sandbox import compile_template, undeclared_variables
 
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 1 << 30
@@ -96,8 +96,8 @@ def answer(request: dict[str, Any], cpu_seconds: float = CPU_SECONDS) -> dict[st
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "variables":
-        return {"variables": variables_read(request["template"])}
-    text = compiled(request["template"]).render(**marked_variables(request))
+        return {"variables": undeclared_variables(request["template"])}
+    text = compile_template(request["template"]).render(**marked_variables(request))
     if len(text) > MAX_OUTPUT_CHARACTERS:
         return _error("refused", f"the prompt would have {len(text)} characters")
     return {"text": text, "spans": template_spans(text)}

@@ -13,7 +13,7 @@ SPACE: Final = "▁"
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def spelling(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
+def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
     """From a vocabulary entry to its bytes, as the backend's decoder reads entries.
 
     Byte-level BPE writes each byte as a character of GPT-2's alphabet; SentencePiece writes a space as ▁ and, with byte

@@ -13,7 +13,7 @@ from chairlift.errors import RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
-from chairlift.loading.text.token_bytes import spelling
+from chairlift.loading.text.token_bytes import make_token_to_bytes
 
 MAX_TOKEN_ID: Final = (1 << 32) - 1  # the library refuses to look up more
 
@@ -46,7 +46,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
-        self._spelling = spelling(backend)
+        self._token_to_bytes = make_token_to_bytes(backend)
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
 
     def _role(self, role: str) -> int | None:
@@ -91,7 +91,7 @@ class Tokenizer:
         if token_id in self._added:
             return self._added[token_id].encode()
         token = self.id_to_token(token_id) if 0 <= token_id <= MAX_TOKEN_ID else None
-        return b"" if token is None else self._spelling(token)
+        return b"" if token is None else self._token_to_bytes(token)
 
     @cached_property
     def max_token_bytes(self) -> int:
@@ -137,7 +137,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
 
-def set_added_tokens(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+def set_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
     """Make `encode` put `bos` before and `eos` after a text; None puts nothing."""
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]

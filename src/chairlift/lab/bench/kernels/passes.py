@@ -31,8 +31,7 @@ from chairlift.kernels.sampling import SamplingParameters
 from chairlift.lab.bench.kernels.ceilings import Work
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
-from chairlift.models.decoder import shape_of
-from chairlift.models.model import make_rotary
+from chairlift.models.decoder import attention_shape, make_rotary
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -209,7 +208,7 @@ class AttentionPass:
         rotations = {key: make_rotary(*key, context, torch.device("cpu")).at(positions) for key in config.ropes}
         self._calls: list[Callable[[], torch.Tensor]] = []
         for spec in self._specs:
-            shape = shape_of(spec, torch.float32, torch.device("cpu"), kv_dtype)
+            shape = attention_shape(spec, torch.float32, torch.device("cpu"), kv_dtype)
             if shape not in backends:
                 qkv = torch.randn((len(positions), spec.qkv.out_features), generator=generator)
                 backend = NativeAttention(shape)

@@ -13,7 +13,7 @@ from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 
 
-def held_bytes(model: object) -> int:
+def parameter_bytes(model: object) -> int:
     """Bytes of all float tensors that an object of this package leads to, each storage once; K and V, and what a step
     works in, are left out.
 
@@ -31,7 +31,7 @@ def held_bytes(model: object) -> int:
     return sum(storages.values()) + said
 
 
-def multiplied_bytes(model: object) -> int:
+def native_matrix_bytes(model: object) -> int:
     """Bytes of the matrices that the native linear layers of a model read in every step."""
     return sum(_says(item, "matrix_bytes") for item in _objects(model))
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.resolve import ModelFiles, open_gguf
-from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
+from chairlift.models.registry import get_architecture
 
 if TYPE_CHECKING:
     from chairlift.loading.gguf_file import GGUFFile
@@ -35,12 +35,12 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
     found: dict[str, str] = {}
     for file in sorted(files.path.glob("*.safetensors")):
         found.update(_safetensors_formats(file))
-    hf_names = architecture_of(config).hf_names
+    hf_names = get_architecture(config).hf_names
     return lambda name: next((found[each] for each in hf_names(name) if each in found), default)
 
 
 def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
-    gguf_name = architecture_of(config).gguf_name
+    gguf_name = get_architecture(config).gguf_name
 
     def find(name: str) -> str:
         tensor = file.tensors.get(gguf_name(name) or "")
