@@ -28,8 +28,11 @@ def test_every_event_survives_the_file(tmp_path: Path) -> None:
         ("nonsense", "Expecting value"),
         ("[1]", "an event is a JSON object"),
         ('{"type": "surprise"}', "unknown event type"),
-        ('{"type": "request_refused", "time": 1}', "missing"),
-        ('{"type": "request_refused", "time": 1, "request_id": "a", "message": "", "x": 1}', r"unknown fields \['x'\]"),
+        ('{"type": "request_rejected", "time": 1}', "missing"),
+        (
+            '{"type": "request_rejected", "time": 1, "request_id": "a", "message": "", "x": 1}',
+            r"unknown fields \['x'\]",
+        ),
     ],
 )
 def test_a_line_that_is_no_event_is_named(line: str, match: str, tmp_path: Path) -> None:

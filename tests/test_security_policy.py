@@ -15,7 +15,7 @@ from chairlift.loading.text import template_process, template_worker
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api import tokenization
 from chairlift.server.api.protocol import base, item_limits
-from chairlift.server.batch import index, records, run
+from chairlift.server.batch import batch_index, batch_lines, batch_runner
 from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.worker.memory import format_memory
 
@@ -32,9 +32,9 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     checker: ("MEMORY_BYTES",),
     template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),
     template_process: ("TIMEOUT_SECONDS",),
-    records: ("MAX_LINE_BYTES",),
-    index: ("MAX_LINES",),
-    run: ("MAX_BYTES_IN_FLIGHT",),
+    batch_lines: ("MAX_LINE_BYTES",),
+    batch_index: ("MAX_LINES",),
+    batch_runner: ("MAX_BYTES_IN_FLIGHT",),
 }
 
 ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time with its first digits: 0.04 -> "40 ms"."""
     if seconds >= 0.95:
         return f"{seconds:.1f} s"

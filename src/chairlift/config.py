@@ -208,7 +208,7 @@ class EngineConfig:
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
-        why = self.why_not_native
+        why = self.native_conflict
         if why is None:
             return
         if self.kernels == "native":
@@ -219,7 +219,7 @@ class EngineConfig:
             raise ConfigError(f"kv_cache_dtype=int8 is for native kernels, not for {why}: leave one out")
 
     @property
-    def why_not_native(self) -> str | None:
+    def native_conflict(self) -> str | None:
         """The option that rules native kernels out; None: they may be used."""
         if self.kernels not in ("auto", "native"):
             return f"kernels={self.kernels}"

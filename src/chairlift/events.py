@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
 from chairlift.request import Request
-from chairlift.system.output_files import unwritable
+from chairlift.system.output_files import unwritable_file_error
 
 logger = logging.getLogger("chairlift")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class RequestArrived:
     step: int = 0
 
     @classmethod
-    def of(cls, request: Request, step: int) -> RequestArrived:
+    def from_request(cls, request: Request, step: int) -> RequestArrived:
         """The event of a request that arrives before the step is planned."""
         return cls(
             time=request.arrival_time,
@@ -101,10 +101,10 @@ class RequestQueued:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestRefused:
+class RequestRejected:
     """A request that can never fit, refused at the door with the arithmetic."""
 
-    type: ClassVar[str] = "request_refused"
+    type: ClassVar[str] = "request_rejected"
     time: float
     request_id: str
     message: str
@@ -208,7 +208,7 @@ class RequestFinished:
     step: int = 0
 
     @classmethod
-    def of(cls, request: Request, now: float, step: int) -> RequestFinished:
+    def from_request(cls, request: Request, now: float, step: int) -> RequestFinished:
         """The event of a request that leaves at `now`, before the step is planned."""
         assert request.finish_reason is not None
         return cls(
@@ -231,7 +231,7 @@ class RequestFinished:
         )
 
 
-Event = EngineStarted | RequestArrived | RequestQueued | RequestRefused | RequestWaiting | Step | RequestFinished
+Event = EngineStarted | RequestArrived | RequestQueued | RequestRejected | RequestWaiting | Step | RequestFinished
 DroppableEvent = Step | RequestWaiting
 """What may be dropped for a listener that is too busy. The others say who is there and how it ended, a few for each
 request that was sent: whoever misses one of them waits for a request that is gone."""
@@ -255,7 +255,7 @@ class EventList:
         self.events.append(event)
 
 
-class EventFan:
+class EventBroadcaster:
     """Hands every event to several listeners, in their order."""
 
     def __init__(self, *sinks: EventSink) -> None:
@@ -351,4 +351,4 @@ def open_event_log(path: Path | None) -> EventFile | None:
     try:
         return EventFile(path)
     except OSError as error:
-        raise unwritable("event_log", path, error) from None
+        raise unwritable_file_error("event_log", path, error) from None

@@ -194,7 +194,7 @@ class Request:
         self.kv_slot_seconds_held += self.num_slots * now - self.hold_moment
         self.kv_slot_seconds_used += self.num_computed_tokens * used_until - self.write_moment
 
-    def introduction(self, block_ids: list[int]) -> NewRequest:
+    def new_request(self, block_ids: list[int]) -> NewRequest:
         """What the executor receives when the request joins the batch, with a copy of its block table."""
         return NewRequest(
             request_id=self.request_id,
@@ -221,7 +221,7 @@ class Request:
             error_param="timeout",
         )
 
-    def last_output(self, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
+    def final_output(self, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
         """The output with all that is set in the last one of a request that finishes at `now`."""
         assert self.finish_reason is not None
         return output._replace(

@@ -256,6 +256,6 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def for_one(self) -> SamplingParams:
+    def for_single_answer(self) -> SamplingParams:
         """The parameters of one of the `n` answers. Its random stream is the request's business."""
         return replace(self, n=1)

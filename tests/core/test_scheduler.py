@@ -7,7 +7,7 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.scheduling_policies import FCFSPolicy, RequestQueue
 from chairlift.errors import ConfigError, RequestError
-from chairlift.events import EventList, RequestFinished, RequestRefused, RequestWaiting, Step
+from chairlift.events import EventList, RequestFinished, RequestRejected, RequestWaiting, Step
 from chairlift.outputs import ModelRunnerOutput
 from chairlift.request import FinishReason, Request, RequestStatus
 from fakes import expected_tokens, make_engine, make_request, run_to_end
@@ -116,7 +116,7 @@ def test_a_request_that_can_never_fit_is_rejected_and_the_others_continue() -> N
     with pytest.raises(RequestError, match="in use"):
         core.add(make_request("a", [1]))
     assert run_to_end(core) == {"a": expected_tokens([1, 2], 3)}
-    assert [type(e) for e in events.events].count(RequestRefused) == 3
+    assert [type(e) for e in events.events].count(RequestRejected) == 3
 
 
 def test_a_stop_token_finishes_the_request_and_is_reported() -> None:

@@ -13,7 +13,7 @@ from chairlift.config import KV_ARENAS
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.kv.accounting import slot_usage
 from chairlift.errors import RequestError
-from chairlift.events import RequestArrived, RequestFinished, RequestRefused, Step
+from chairlift.events import RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.outputs import SchedulerOutput
 from chairlift.request import RequestStatus, WaitReason
 from fakes import collect, expected_tokens, make_engine, make_request
@@ -221,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         events = self.events.events
         arrived = [e.request_id for e in events if isinstance(e, RequestArrived)]
         finished = [e.request_id for e in events if isinstance(e, RequestFinished)]
-        refused = [e.request_id for e in events if isinstance(e, RequestRefused)]
+        refused = [e.request_id for e in events if isinstance(e, RequestRejected)]
         assert sorted(arrived) == sorted(finished) == sorted(self.expected)
         assert len(arrived) + len(refused) == self.count
         assert {e.request_id: e.steps_waited for e in events if isinstance(e, RequestFinished)} == self.waited

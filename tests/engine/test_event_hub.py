@@ -12,11 +12,11 @@ import pytest
 from chairlift import AsyncLLM, SamplingParams
 from chairlift.engine import event_hub
 from chairlift.engine.event_hub import EventHub
-from chairlift.events import Event, EventList, RequestRefused, Step
+from chairlift.events import Event, EventList, RequestRejected, Step
 
 
-def refused(number: int) -> RequestRefused:
-    return RequestRefused(float(number), str(number), "")
+def refused(number: int) -> RequestRejected:
+    return RequestRejected(float(number), str(number), "")
 
 
 def step(number: int) -> Step:

@@ -37,7 +37,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 def accepted(compiler: GrammarCompiler, tokenizer: Tokenizer, constraint: StructuredOutputs, text: str) -> str:
-    """The longest prefix of the text that is allowed, in the tokenizer's tokens; with `$` if the answer may end there."""
+    """The longest prefix of the text that is allowed, in tokens; with `$` if the answer may end there."""
     matcher = compiler.compile(constraint).matcher()
     bits = np.zeros(num_words(VOCAB_SIZE), np.uint32)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -65,7 +65,7 @@ def test_constraint_applies_after_reasoning(
         assert (
             accepted(compiler, tokenizer, constraint, f"{opening}{closing}{answer}") == f"{opening}{closing}{answer}$"
         )
-        assert accepted(compiler, tokenizer, constraint, f"{opening}Hm.") == f"{opening}Hm.", "the answer must not end inside the reasoning"
+        assert accepted(compiler, tokenizer, constraint, f"{opening}Hm.") == f"{opening}Hm.", "no end"
         assert accepted(compiler, tokenizer, constraint, f"{opening}a{closing}Well") == f"{opening}a{closing}"
         may_begin = accepted(compiler, tokenizer, constraint, inside), accepted(compiler, tokenizer, constraint, answer)
         assert may_begin == ((f"{inside}$", answer) if is_inside else ("", f"{answer}$"))

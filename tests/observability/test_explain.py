@@ -12,7 +12,7 @@ from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
-from chairlift.observability.wait_text import describe
+from chairlift.observability.wait_text import describe_span
 from chairlift.request import WaitReason
 from tracked_crowds import Crowd
 
@@ -66,7 +66,7 @@ def test_what_would_have_let_it_in_does(asks: Prompts, options: dict[str, Any]) 
     if refused is None or crowd.tracker.last_step is None:
         return
     index = int(refused.request_id[1:]) - 1
-    for way in explain(crowd, refused.request_id).would_have_let_in:
+    for way in explain(crowd, refused.request_id).would_admit:
         changes = dict(way.changes)
         changed = asks[: index + 1]
         if (max_tokens := changes.pop("max_tokens", None)) is not None:
@@ -95,11 +95,11 @@ def test_before_the_first_steps_it_is_not_known_how_long() -> None:
     assert (early.position, early.expected_wait) == (0, None)
     seats = early.waits[0].spans[-1]
     assert (seats.reason, seats.estimate) == (WaitReason.SEATS, None)
-    assert describe(seats).endswith("; for how long is not known yet")
+    assert describe_span(seats).endswith("; estimated wait: unknown")
     crowd.steps(MIN_STEPS)
     later = explain(crowd, "r2")
     assert later.expected_wait is not None
-    assert "; about " in describe(later.waits[0].spans[-1])
+    assert not describe_span(later.waits[0].spans[-1]).endswith("; estimated wait: unknown")
 
 
 def test_the_wait_is_about_as_long_as_said() -> None:
@@ -126,13 +126,13 @@ def test_the_crowd_costs_what_its_tokens_cost() -> None:
     """Steps take 0.1 s and 0.01 s a token (see `TimedExecutor`), and 3 ms to be read."""
     crowd = first_step([(10, 30), (20, 8), (5, 4)])
     crowd.to_end()
-    cost = explain(crowd, "r1").crowd
+    cost = explain(crowd, "r1").contention
     others = 20 + 7 + 5 + 3
     assert cost.shared_steps_time == pytest.approx(others * 0.01, rel=0.05)
     assert (cost.num_preemptions, cost.recompute_time) == (0, 0)
     alone = first_step([(10, 30)])
     alone.to_end()
-    assert explain(alone, "r1").crowd.shared_steps_time == pytest.approx(0, abs=1e-6)
+    assert explain(alone, "r1").contention.shared_steps_time == pytest.approx(0, abs=1e-6)
 
 
 def test_preemptions_are_costed() -> None:
@@ -142,9 +142,9 @@ def test_preemptions_are_costed() -> None:
     explained = explain(crowd, victim.request_id)
     assert [wait.cause for wait in explained.waits] == ["arrival", "preemption"]
     assert victim.finished is not None
-    assert explained.crowd.recomputed_tokens == victim.finished.num_recomputed_tokens > 0
-    assert explained.crowd.recompute_time == pytest.approx(0.01 * explained.crowd.recomputed_tokens, rel=0.05)
-    assert explained.crowd.preempted_time == explained.waits[1].seconds > 0
+    assert explained.contention.recomputed_tokens == victim.finished.num_recomputed_tokens > 0
+    assert explained.contention.recompute_time == pytest.approx(0.01 * explained.contention.recomputed_tokens, rel=0.05)
+    assert explained.contention.preempted_time == explained.waits[1].seconds > 0
 
 
 def test_others_are_an_opaque_id_and_a_size() -> None:
@@ -154,10 +154,10 @@ def test_others_are_an_opaque_id_and_a_size() -> None:
     crowd.to_end()
     spans = explain(crowd, "r2", Viewer("poor", is_admin=False)).waits[0].spans
     (seats,) = (span for span in spans if span.reason == WaitReason.SEATS)
-    assert seats.behind[0].id.startswith("other-")
-    assert seats.behind[0].num_blocks == 1
-    assert "r1" not in describe(seats)
-    assert explain(crowd, "r2").waits[0].spans[-1].behind[0].id == "r1"
+    assert seats.largest_holders[0].id.startswith("other-")
+    assert seats.largest_holders[0].num_blocks == 1
+    assert "r1" not in describe_span(seats)
+    assert explain(crowd, "r2").waits[0].spans[-1].largest_holders[0].id == "r1"
 
 
 def test_a_wait_in_words() -> None:
@@ -166,4 +166,4 @@ def test_a_wait_in_words() -> None:
     crowd.add([2] * 5, 3)
     crowd.to_end()
     (memory,) = (span for span in explain(crowd, "r2").waits[0].spans if span.reason == WaitReason.MEMORY)
-    assert describe(memory).startswith("needs 3 blocks, 2 free; behind r1, which holds 6; about ")
+    assert describe_span(memory).startswith("needs 3 blocks, 2 are free; running: r1 (6 blocks); estimated wait: ")

@@ -157,9 +157,9 @@ def test_it_watches_a_real_server(busy_server: RunningServer) -> None:
             while app.query_one(DataTable).row_count < 2:
                 await pilot.pause(0.05)
             await pilot.press("down", "enter")
-            while "seats: the only seat was taken" not in shown(app, "why"):
+            while "seats: the only seat is taken" not in shown(app, "why"):
                 await pilot.pause(0.05)
-            assert "max_num_seqs of 2 would have let it in" in shown(app, "why")
+            assert "max_num_seqs=2 would have admitted it" in shown(app, "why")
 
     asyncio.run(asyncio.wait_for(look(), 20))
     for caller in callers:
@@ -175,8 +175,8 @@ def test_without_a_terminal_it_says_so() -> None:
 
 
 def test_how_long_a_wait_will_be_is_said_or_said_to_be_unknown() -> None:
-    waiting = {"waits": [], "would_have_let_in": [], "position": 2, "expected_wait": None}
-    assert explained_lines(waiting) == ["2 before it, for how long is not known yet"]
-    assert explained_lines({**waiting, "expected_wait": 1.25}) == ["2 before it, about 1.2 s"]
-    assert explained_lines({**waiting, "expected_wait": 130.0}) == ["2 before it, about 130.0 s"]
+    waiting = {"waits": [], "would_admit": [], "position": 2, "expected_wait": None}
+    assert explained_lines(waiting) == ["requests ahead: 2; estimated wait: unknown"]
+    assert explained_lines({**waiting, "expected_wait": 1.25}) == ["requests ahead: 2; estimated wait: 1.2 s"]
+    assert explained_lines({**waiting, "expected_wait": 130.0}) == ["requests ahead: 2; estimated wait: 130.0 s"]
     assert explained_lines({**waiting, "position": None}) == []

@@ -10,7 +10,7 @@ from fuzzing import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
 from chairlift.lab.bench.serving.http_client import Call, EventLines, StreamError, error_message, take_chunk
-from chairlift.server.batch.records import LineError, RequestLine, parse_request
+from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput, parse_request
 
 CHUNK: dict[str, Any] = {
     "id": "x",
@@ -78,7 +78,7 @@ def _batch_target() -> Target:
 
     def check(data: bytes) -> None:
         parsed = parse_request(data, 1)
-        assert isinstance(parsed, RequestLine | LineError)
+        assert isinstance(parsed, BatchRequestInput | BatchLineError)
         target.note(type(parsed).__name__)
 
     target = Target(

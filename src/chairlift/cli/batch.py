@@ -26,7 +26,7 @@ def batch(
 ) -> None:
     """Answer a file of requests. Run again after an interruption, it goes on where it was."""
     log_to_stderr()
-    from chairlift.server.batch.run import run_batch
+    from chairlift.server.batch.batch_runner import run_batch
 
     summary = run_batch(config, input_file, output, served_model_name, api)
     typer.echo(summary.sentence(), err=True)

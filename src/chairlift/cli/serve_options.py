@@ -23,8 +23,8 @@ from chairlift.server.http.cors import HELP as CORS_HELP
 from chairlift.server.http.cors import CorsOptions, parse_list
 from chairlift.server.telemetry.observability_options import HELP as OBSERVABILITY_HELP
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
-from chairlift.server.tools.families import FORMATS as CALL_FORMATS
-from chairlift.server.tools.reasoning import FORMATS as REASONING_FORMATS
+from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
+from chairlift.server.tools.reasoning_parser import REASONING_FORMATS
 
 LIMITS = options_from_fields(ServerLimits, HELP, "Limits")
 
@@ -64,7 +64,7 @@ API = [
         "tool_call_parser",
         str,
         "auto",
-        help=f"How the model writes tool calls: {', '.join(CALL_FORMATS)}; auto goes by its chat template.",
+        help=f"How the model writes tool calls: {', '.join(TOOL_CALL_FORMATS)}; auto goes by its chat template.",
         rich_help_panel="API",
     ),
     option(

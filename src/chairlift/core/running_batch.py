@@ -167,7 +167,7 @@ class RunningBatch:
             self.running.append(request)
         self._policy.record_admission(request)
         plan.admitted.append(request.request_id)
-        plan.output.new_requests.append(request.introduction(list(self.kv.block_ids(request))))
+        plan.output.new_requests.append(request.new_request(list(self.kv.block_ids(request))))
 
     def block_queue(
         self, head: Request, reason: WaitReason, plan: StepPlan, demand: MemoryDemand | None = None

@@ -24,7 +24,7 @@ from chairlift.core.running_batch import RunningBatch, StepPlan
 from chairlift.core.scheduling_policies import FCFSPolicy, PriorityPolicy
 from chairlift.core.wait_log import WaitLog
 from chairlift.errors import RequestError
-from chairlift.events import EventSink, RequestArrived, RequestFinished, RequestRefused
+from chairlift.events import EventSink, RequestArrived, RequestFinished, RequestRejected
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, attach_prompt_logprobs
 from chairlift.request import FinishReason, Request, RequestStatus, WaitReason
 
@@ -92,7 +92,7 @@ class Scheduler:
             self._check(request)
         except RequestError as error:
             if self._events is not None:
-                self._events.emit(RequestRefused(request.arrival_time, request.request_id, str(error)))
+                self._events.emit(RequestRejected(request.arrival_time, request.request_id, str(error)))
             raise
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
@@ -100,7 +100,7 @@ class Scheduler:
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
         if self._events is not None:
-            self._events.emit(RequestArrived.of(request, self._step))
+            self._events.emit(RequestArrived.from_request(request, self._step))
         leader = self._requests.get(request.leader_id) if request.leader_id is not None else None
         if leader is not None and leader.num_computed_tokens < leader.num_prompt_tokens:
             self._siblings.park(request, leader.request_id)
@@ -166,7 +166,7 @@ class Scheduler:
         self._kv.forget(request)
         del self._requests[request.request_id]
         if self._events is not None:
-            self._events.emit(RequestFinished.of(request, now, self._step))
+            self._events.emit(RequestFinished.from_request(request, now, self._step))
         self._release_siblings(request, now)
 
     def _release_siblings(self, leader: Request, now: float) -> None:
@@ -182,7 +182,7 @@ class Scheduler:
         for request, output in self._batching.take_completed(now):
             self._remove(request, now)
             if output is not None:
-                outputs.append(request.last_output(output, now))
+                outputs.append(request.final_output(output, now))
         if self._batching.retains_finished:
             self._batch.drop_finished()
         return outputs
@@ -263,7 +263,7 @@ class Scheduler:
             self._finish(request, FinishReason.LENGTH, now)
         else:
             return output
-        return request.last_output(output, now)
+        return request.final_output(output, now)
 
 
 def _make_scheduling_policy(config: SchedulerConfig) -> FCFSPolicy:

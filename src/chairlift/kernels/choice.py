@@ -51,7 +51,7 @@ def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
 def _kernel_set(config: EngineConfig) -> str:
     if config.kernels != "auto":
         return config.kernels
-    if config.why_not_native is not None:
+    if config.native_conflict is not None:
         return "torch"
     needs_native = config.quantization is not None or config.kv_cache_dtype == "int8"
     try:

@@ -53,7 +53,7 @@ class ExplainedSpan:
         head: who stood at the head of the queue at first, itself perhaps; None outside of the queue.
         needed_blocks, largest_free_piece: of that one's refusal; free_blocks, evictable_blocks: of the pool.
         num_running, num_waiting: then.
-        behind: who held the most memory then.
+        largest_holders: who held the most memory then.
         estimate: seconds that were to be expected then, had those in the batch run to their limits; None if it was not
             at the head, or if there were too few steps yet to say.
     """
@@ -70,7 +70,7 @@ class ExplainedSpan:
     largest_free_piece: int | None = None
     num_running: int | None = None
     num_waiting: int | None = None
-    behind: tuple[BatchMember, ...] = ()
+    largest_holders: tuple[BatchMember, ...] = ()
     estimate: float | None = None
 
 
@@ -84,7 +84,7 @@ class ExplainedWait:
 
 
 @dataclass(frozen=True, slots=True)
-class CrowdCost:
+class ContentionCost:
     """What others cost it, in seconds where nothing else is said.
 
     Attributes:
@@ -111,18 +111,18 @@ class Explanation:
         queue_time: None while it waits for the first time.
         position: how many are to be admitted before it, and expected_wait: seconds until it is, if everybody runs to
             the limit; None unless it waits, or if that cannot be said.
-        would_have_let_in: when it was first left waiting.
+        would_admit: when it was first left waiting.
     """
 
     id: str
     state: str
     queue_time: float | None
     waits: tuple[ExplainedWait, ...]
-    would_have_let_in: tuple[WhatIf, ...]
-    crowd: CrowdCost
+    would_admit: tuple[WhatIf, ...]
+    contention: ContentionCost
     position: int | None = None
     expected_wait: float | None = None
-    refusal: str | None = None
+    rejection: str | None = None
 
 
 class Explainer:
@@ -152,11 +152,11 @@ class Explainer:
             state=request.state,
             queue_time=request.queue_time,
             waits=explained,
-            would_have_let_in=tuple(ways),
-            crowd=self._cost(request, explained),
+            would_admit=tuple(ways),
+            contention=self._cost(request, explained),
             position=position,
             expected_wait=expected,
-            refusal=request.refusal_message,
+            rejection=request.rejection_message,
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Explainer:
             largest_free_piece=largest,
             num_running=stretch.num_running,
             num_waiting=stretch.num_waiting,
-            behind=tuple(
+            largest_holders=tuple(
                 BatchMember(viewer.name(holder.request_id, holder.tenant), holder.num_blocks)
                 for holder in stretch.holders[:MAX_HOLDERS_SHOWN]
             ),
@@ -288,10 +288,10 @@ class Explainer:
 
     # -- what it cost --------------------------------------------------------------------------------------------
 
-    def _cost(self, request: TrackedRequest, waits: Sequence[ExplainedWait]) -> CrowdCost:
+    def _cost(self, request: TrackedRequest, waits: Sequence[ExplainedWait]) -> ContentionCost:
         line = self._tracker.cost.line()
         alone = None if line is None else line[0] * request.num_steps + line[1] * request.step_tokens
-        return CrowdCost(
+        return ContentionCost(
             queue_time=waits[0].seconds if waits else 0.0,
             preempted_time=sum(wait.seconds for wait in waits[1:]),
             num_preemptions=request.num_preemptions,

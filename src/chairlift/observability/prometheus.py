@@ -13,7 +13,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, RequestRefused, Step
+from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, RequestRejected, Step
 from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
 
 TTFT_BUCKETS: Final = (
@@ -70,7 +70,7 @@ COUNTERS: Final = {
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
     "vllm:request_success": ("Requests that ended, by reason.", ("finished_reason",)),
-    "chairlift:requests_refused": ("Requests refused because they could never fit.", ()),
+    "chairlift:requests_rejected": ("Requests refused because they could never fit.", ()),
     "chairlift:steps": ("Steps computed.", ()),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", ()),
     "chairlift:padding_tokens": ("Padding computed for static batches.", ()),
@@ -110,8 +110,8 @@ class PrometheusMetrics(Collector):
             self._arrivals[event.request_id] = event.time
         elif isinstance(event, RequestFinished):
             self._finish(event)
-        elif isinstance(event, RequestRefused):
-            self._count("chairlift:requests_refused")
+        elif isinstance(event, RequestRejected):
+            self._count("chairlift:requests_rejected")
         elif isinstance(event, EngineStarted):
             for kept in (self._arrivals, self._last_tokens):
                 kept.clear()

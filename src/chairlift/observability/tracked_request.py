@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
 from chairlift.observability.queue_timeline import Stretch
 
-RequestState = Literal["waiting", "running", "finished", "refused", "lost"]
+RequestState = Literal["waiting", "running", "finished", "rejected", "lost"]
 
 
 class Span(NamedTuple):
@@ -84,7 +84,7 @@ class TrackedRequest:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: RequestFinished | None = None
-    refusal_message: str | None = None
+    rejection_message: str | None = None
     num_steps: int = 0
     step_seconds: float = 0.0
     step_tokens: int = 0

@@ -17,7 +17,7 @@ from chairlift.events import (
     RequestArrived,
     RequestFinished,
     RequestQueued,
-    RequestRefused,
+    RequestRejected,
     RequestWaiting,
     Step,
 )
@@ -117,7 +117,7 @@ class RequestTracker:
             self._refuse(event)
         elif isinstance(event, RequestFinished):
             self._finish(event)
-        elif isinstance(event, RequestRefused):
+        elif isinstance(event, RequestRejected):
             self._turn_away(event)
         else:
             self._start(event)
@@ -154,9 +154,9 @@ class RequestTracker:
         request.refusal = event
         request.first_refusal = request.first_refusal or event
 
-    def _turn_away(self, event: RequestRefused) -> None:
+    def _turn_away(self, event: RequestRejected) -> None:
         arrived = RequestArrived(event.time, event.request_id, 0, 0)
-        request = TrackedRequest(self._num_arrived, arrived, [], state="refused", refusal_message=event.message)
+        request = TrackedRequest(self._num_arrived, arrived, [], state="rejected", rejection_message=event.message)
         if event.request_id not in self._unfinished:
             self._retire(request)
 

@@ -1,50 +1,49 @@
-"""Waits in words."""
+"""Sentences that explain the spans of a wait."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chairlift.clock import in_words
+from chairlift.clock import format_duration
 
 if TYPE_CHECKING:
     from chairlift.observability.explain import ExplainedSpan
 
-OUTSIDE = {
-    "next_step": "handed over to the engine, which was computing a step",
-    "restart": "the engine was being started again",
+OUTSIDE_QUEUE = {
+    "next_step": "the engine was computing a step when the request arrived",
+    "restart": "the engine was restarting",
     "unknown": "the events of these steps were lost",
     "sibling_prefill": "parked until a sibling has computed the prompt that both share",
 }
 
 
-def describe(span: ExplainedSpan) -> str:
-    """One sentence with the arithmetic."""
-    if (text := OUTSIDE.get(span.reason)) is not None:
+def describe_span(span: ExplainedSpan) -> str:
+    """One sentence with the reason of a span and its numbers."""
+    if (text := OUTSIDE_QUEUE.get(span.reason)) is not None:
         return text
     if span.reason == "fairness":
-        return f"it was the turn of another tenant, which had less service: {span.head} stood first{_who(span)}"
-    why = _why(span)
-    return why if span.is_head else f"behind {span.head} at the head of the queue: {why}"
+        text = f"another tenant, which received less service, has its turn: {span.head} is at the head of the queue"
+        return text + _running(span)
+    text = _reason(span) + _running(span) + _estimate(span)
+    return text if span.is_head else f"behind {span.head} at the head of the queue: {text}"
 
 
-def _why(span: ExplainedSpan) -> str:
+def _reason(span: ExplainedSpan) -> str:
     if span.reason == "seats":
-        text = "the only seat was taken" if span.num_running == 1 else f"all {span.num_running} seats were taken"
-    elif span.reason == "batch":
-        text = f"a static batch of {span.num_running} was closed"
-    elif span.reason == "preemption":
-        text = f"somebody was preempted in this step, so nobody was admitted: {_blocks(span)}"
-    elif span.reason == "pending_token":
-        text = "its last token before the preemption was still on its way from the device"
-    else:
-        text = _blocks(span)
-    return text + _who(span) + _estimate(span)
+        return "the only seat is taken" if span.num_running == 1 else f"all {span.num_running} seats are taken"
+    if span.reason == "batch":
+        return f"a static batch of {span.num_running} is closed"
+    if span.reason == "preemption":
+        return f"a request was preempted in this step, so no request was admitted: {_blocks(span)}"
+    if span.reason == "pending_token":
+        return "the device has not returned the last token that was computed before the preemption"
+    return _blocks(span)
 
 
 def _blocks(span: ExplainedSpan) -> str:
     if span.needed_blocks is None:
-        return f"{span.free_blocks} blocks free"
-    text = f"needs {span.needed_blocks} blocks, {span.free_blocks} free"
+        return f"{span.free_blocks} blocks are free"
+    text = f"needs {span.needed_blocks} blocks, {span.free_blocks} are free"
     if span.evictable_blocks:
         text += f" ({span.evictable_blocks} of them evictable)"
     if span.largest_free_piece is not None and span.free_blocks and span.largest_free_piece < span.free_blocks:
@@ -52,15 +51,16 @@ def _blocks(span: ExplainedSpan) -> str:
     return text
 
 
-def _who(span: ExplainedSpan) -> str:
-    if not span.behind:
+def _running(span: ExplainedSpan) -> str:
+    if not span.largest_holders:
         return ""
-    first = span.behind[0]
+    largest = span.largest_holders[0]
     others = (span.num_running or 0) - 1
-    return f"; behind {first.id}, which holds {first.num_blocks}" + (f", and {others} more" if others > 0 else "")
+    others_text = f" and {others} other{'s' * (others > 1)}" if others > 0 else ""
+    return f"; running: {largest.id} ({largest.num_blocks} blocks){others_text}"
 
 
 def _estimate(span: ExplainedSpan) -> str:
     if not span.is_head:
         return ""
-    return "; for how long is not known yet" if span.estimate is None else f"; about {in_words(span.estimate)}"
+    return f"; estimated wait: {'unknown' if span.estimate is None else format_duration(span.estimate)}"

@@ -101,9 +101,13 @@ def _larger_engine(refusal: Refusal) -> WhatIf | None:
     if not changes:
         if refusal.reason != "memory":
             return None
-        return WhatIf({"num_kv_blocks": started.num_blocks}, True, "so many blocks in one piece would have let it in")
-    text = " and ".join(f"{option} of {value}" for option, value in changes.items())
-    return WhatIf(changes, True, f"{text} would have let it in")
+        return WhatIf(
+            {"num_kv_blocks": started.num_blocks},
+            True,
+            f"num_kv_blocks={started.num_blocks} in one piece would have admitted it",
+        )
+    text = " and ".join(f"{option}={value}" for option, value in changes.items())
+    return WhatIf(changes, True, f"{text} would have admitted it")
 
 
 def _fewest_blocks(refusal: Refusal) -> int:
@@ -142,14 +146,16 @@ def _shorter_answer(refusal: Refusal) -> WhatIf | None:
         return None
     if started.kv == "paged" and started.batching != "static":
         return WhatIf(
-            {"max_tokens": 1}, False, "a smaller max_tokens changes nothing: paged memory is taken as it grows"
+            {"max_tokens": 1},
+            False,
+            "a smaller max_tokens would not have admitted it: paged blocks are allocated on demand",
         )
     room = refusal.free_blocks if started.kv == "paged" else refusal.largest_free_piece
     lengths = range(1, ask.max_tokens)
     fitting = bisect_left(lengths, True, key=lambda tokens: _needed(started, [_shortened(ask, tokens)])[0] > room)
     if fitting == 0:
-        return WhatIf({"max_tokens": 1}, False, "not even max_tokens of 1 would have let it in")
-    return WhatIf({"max_tokens": fitting}, True, f"max_tokens of {fitting} would have let it in")
+        return WhatIf({"max_tokens": 1}, False, "max_tokens=1 would not have admitted it")
+    return WhatIf({"max_tokens": fitting}, True, f"max_tokens={fitting} would have admitted it")
 
 
 def _shortened(ask: Ask, max_tokens: int) -> Ask:
@@ -174,7 +180,7 @@ def _other_policies(refusal: Refusal) -> list[WhatIf]:
         if kv == started.kv or (kv in NEED_LENGTHS and not is_forced):
             continue
         admits = has_seats and _holds(started, kv, started.num_blocks, refusal.holders, asks)
-        found.append(WhatIf({"kv": kv}, admits, f"kv={kv} would {'' if admits else 'not '}have let it in"))
+        found.append(WhatIf({"kv": kv}, admits, f"kv={kv} would {'' if admits else 'not '}have admitted it"))
     return found
 
 
@@ -185,7 +191,7 @@ def _continuous(refusal: Refusal) -> WhatIf:
         refusal.started, refusal.started.kv, refusal.started.num_blocks, refusal.holders, asks
     )
     return WhatIf(
-        {"batching": "continuous"}, admits, f"batching=continuous would {'' if admits else 'not '}have let it in"
+        {"batching": "continuous"}, admits, f"batching=continuous would {'' if admits else 'not '}have admitted it"
     )
 
 
@@ -197,7 +203,8 @@ def _first_in_queue(refusal: Refusal) -> WhatIf:
     admits = (
         refusal.reason != "batch" and refusal.num_running < seats and _needed(started, [refusal.request])[0] <= room
     )
-    text = f"before the {len(refusal.ahead)} ahead of it, it would {'' if admits else 'not '}have been let in"
+    outcome = f"would {'' if admits else 'not '}have been admitted"
+    text = f"at the head of the queue, ahead of {len(refusal.ahead)} requests, it {outcome}"
     return WhatIf({"scheduling_policy": "priority"}, admits, text)
 
 

@@ -20,12 +20,12 @@ def check_writable(field: str, path: Path) -> None:
     try:
         path.open("ab").close()
     except OSError as error:
-        raise unwritable(field, path, error) from None
+        raise unwritable_file_error(field, path, error) from None
     if is_new:
         path.unlink()
 
 
-def unwritable(field: str, path: Path, error: OSError) -> ConfigError:
+def unwritable_file_error(field: str, path: Path, error: OSError) -> ConfigError:
     """What `check_writable` raises."""
     if isinstance(error, FileNotFoundError):
         way_out = f"make the folder {path.parent}, or name another file"

@@ -14,7 +14,7 @@ from chairlift.events import (
     Event,
     RequestArrived,
     RequestFinished,
-    RequestRefused,
+    RequestRejected,
     Step,
     from_json,
     to_json,
@@ -75,7 +75,7 @@ def test_latencies_of_a_chunked_prefill() -> None:
 def test_run() -> None:
     run = summarize(CHUNKED)
     assert run.duration == 4.0
-    assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_refused) == (2, 2, 0, 0)
+    assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_rejected) == (2, 2, 0, 0)
     assert (run.prompt_tokens, run.output_tokens, run.cached_tokens) == (13, 5, 0)
     assert (run.output_tokens_per_s, run.total_tokens_per_s, run.requests_per_s) == (1.25, 4.5, 0.5)
     assert (run.num_steps, run.mean_batch_size, run.peak_batch_size) == (4, 1.5, 2)
@@ -145,7 +145,7 @@ def test_several_tokens_in_one_step_are_no_time_apart() -> None:
 def test_aborted_refused_and_unfinished() -> None:
     events: list[Event] = [
         STARTED,
-        RequestRefused(0.0, "big", "does not fit"),
+        RequestRejected(0.0, "big", "does not fit"),
         arrived("gone", 0.0, 2),
         arrived("open", 0.0, 3),
         arrived("queued", 0.5, 5),
@@ -154,7 +154,7 @@ def test_aborted_refused_and_unfinished() -> None:
         step(1, 1.0, 2.0, [("gone", 1, 2, 1), ("open", 1, 3, 1)]),
     ]
     run = summarize(events)
-    assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_refused) == (3, 0, 2, 1)
+    assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_rejected) == (3, 0, 2, 1)
     assert run.output_tokens == 3, "the token that was in flight at the abort was not delivered"
     assert run.prompt_tokens == 5
     assert run.e2e_latency is None

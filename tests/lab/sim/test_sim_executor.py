@@ -78,14 +78,14 @@ def test_a_replayed_recording_is_scheduled_like_the_original(
     assert run_by_steps(workload, config, replay, num_blocks) == (original, answers)
 
 
-def introduction(request_id: str, tokens: int, computed: int = 0) -> NewRequest:
+def new_request(request_id: str, tokens: int, computed: int = 0) -> NewRequest:
     return NewRequest(request_id, [7] * tokens, tokens, computed, [], SamplingParams(), 0, [])
 
 
 def test_shapes_by_hand() -> None:
     cost = ConstantCost()
     executor = SimExecutor(cost, VirtualClock())
-    executor.submit(SchedulerOutput(0, {"a": 3, "b": 5}, [introduction("a", 3), introduction("b", 9, computed=2)]))
+    executor.submit(SchedulerOutput(0, {"a": 3, "b": 5}, [new_request("a", 3), new_request("b", 9, computed=2)]))
     executor.submit(SchedulerOutput(1, {"a": 1, "b": 2}))
     executor.submit(SchedulerOutput(2, {"b": 1}))
     executor.submit(SchedulerOutput(3, {"a": 1}, removed=["b"]))
@@ -102,7 +102,7 @@ def test_shapes_by_hand() -> None:
 def test_steps_ahead_queue_behind_one_another() -> None:
     clock = VirtualClock()
     executor = SimExecutor(ConstantCost(2.0), clock)
-    first = executor.submit(SchedulerOutput(0, {"a": 1}, [introduction("a", 1)]))
+    first = executor.submit(SchedulerOutput(0, {"a": 1}, [new_request("a", 1)]))
     second = executor.submit(SchedulerOutput(1, {"a": 1}))
     assert clock.now() == 0
     assert executor.result(first).token_ids == {"a": [0]}

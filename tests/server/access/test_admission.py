@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.clock import in_words
+from chairlift.clock import format_duration
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.sampling_params import SamplingParams
@@ -179,7 +179,7 @@ def test_a_timeout_that_cannot_be_met_is_refused_at_once() -> None:
     for entry in entries[:10]:
         clock.now += 1.0
         entry.record_output(output(1))
-    assert [in_words(seconds) for seconds in (11.04, 0.96, 0.3, 0.0312, 0.0009)] == [
+    assert [format_duration(seconds) for seconds in (11.04, 0.96, 0.3, 0.0312, 0.0009)] == [
         "11.0 s", "1.0 s", "300 ms", "31 ms", "0.9 ms"
     ]  # fmt: skip
     with pytest.raises(DeadlineError, match="timeout=5 s cannot be met: it would take about 11"):

@@ -16,7 +16,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.engine.event_hub import EventHub
 from chairlift.engine.process.client import EngineState, EngineStatus
-from chairlift.events import RequestRefused
+from chairlift.events import RequestRejected
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.engine import event_stream
@@ -73,7 +73,7 @@ def test_a_key_sees_its_own_requests_and_an_opaque_id_of_others(shared: RunningS
     assert calls["ann"] not in text
     (explained,) = json.loads(text)["sequences"]
     (seats,) = (span for span in explained["waits"][0]["spans"] if span["reason"] == "seats")
-    (member,) = seats["behind"]
+    (member,) = seats["largest_holders"]
     assert member["id"].startswith("other-")
     assert member["num_blocks"] == 1
     assert calls["ann"] in get(shared, path, "root").text
@@ -111,7 +111,7 @@ def test_a_slow_reader_of_events_is_told_what_it_lost() -> None:
     async def read() -> list[str]:
         hub, tracker = EventHub(), RequestTracker()
         subscription = hub.subscribe(2)
-        hub.publish(RequestRefused(float(i), f"r{i}", "") for i in range(5))
+        hub.publish(RequestRejected(float(i), f"r{i}", "") for i in range(5))
         subscription.close()
         observer = SimpleNamespace(tracker=tracker)
         stream: AsyncIterator[bytes] = event_stream(observer, subscription)  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, W
 from api_model import NO_THOUGHTS
 
 from chairlift.server.api.protocol import FunctionTool
-from chairlift.server.tools.families import FORMATS
-from chairlift.server.tools.forced import calls_constraint, lazy_calls_constraint
-from chairlift.server.tools.prompting import describe_tools_in_messages
+from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
+from chairlift.server.tools.tool_constraints import calls_constraint, lazy_calls_constraint
+from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from running_server import RunningServer
 
 
@@ -81,14 +81,14 @@ def accepts(grammar: str, text: str) -> bool:
 
 def test_a_strict_tool_binds_calls_and_leaves_text_free() -> None:
     tools = [FunctionTool.model_validate(tool) for tool in STRICT]
-    grammar = lazy_calls_constraint(tools, FORMATS["hermes"], is_parallel=True).grammar
+    grammar = lazy_calls_constraint(tools, TOOL_CALL_FORMATS["hermes"], is_parallel=True).grammar
     assert grammar is not None
     call = '<tool_call>\n{"name": "add", "arguments": {"ok": true, "n": 1}}\n</tool_call>'
     assert accepts(grammar, "A < b, and no <tool_ call.")
     assert accepts(grammar, f"Well. {call}\n{call} Done.")
     assert not accepts(grammar, call.replace("true", '"yes"'))
     assert not accepts(grammar, "<tool_call>\nnonsense")
-    once = lazy_calls_constraint(tools, FORMATS["hermes"], is_parallel=False).grammar or ""
+    once = lazy_calls_constraint(tools, TOOL_CALL_FORMATS["hermes"], is_parallel=False).grammar or ""
     assert accepts(once, call)
 
 

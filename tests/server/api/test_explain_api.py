@@ -73,14 +73,14 @@ def test_a_wait_for_memory_is_explained_with_the_arithmetic(tight: RunningServer
         spans = wait["spans"]
         assert spans[0]["start"] == 0
         assert [span["start"] for span in spans[1:]] == [span["end"] for span in spans[:-1]]
-        assert spans[-1]["end"] == explained["queue_time"] == explained["crowd"]["queue_time"]
+        assert spans[-1]["end"] == explained["queue_time"] == explained["contention"]["queue_time"]
         waited += [(explained, span) for span in spans if span["reason"] == "memory"]
     assert waited
     explained, span = next((e, s) for e, s in waited if s["is_head"])
-    assert (span["needed_blocks"], span["num_running"], len(span["behind"])) == (3, 2, 2)
-    assert (span["free_blocks"], span["behind"][0]["num_blocks"]) == (2, 3)
-    assert "needs 3 blocks, 2 free" in span["text"]
-    ways = {json.dumps(way["changes"]): way["admits"] for way in explained["would_have_let_in"]}
+    assert (span["needed_blocks"], span["num_running"], len(span["largest_holders"])) == (3, 2, 2)
+    assert (span["free_blocks"], span["largest_holders"][0]["num_blocks"]) == (2, 3)
+    assert "needs 3 blocks, 2 are free" in span["text"]
+    ways = {json.dumps(way["changes"]): way["admits"] for way in explained["would_admit"]}
     assert ways['{"num_kv_blocks": 9}'] is True
     assert ways['{"max_tokens": 23}'] is True
     assert ways['{"kv": "paged"}'] is True

@@ -19,7 +19,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.conversation import ConversationPlanner, _cut_after
 from chairlift.server.api.protocol import ChatCompletionRequest
-from chairlift.server.tools.prompting import describe_tools_in_messages
+from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chat_templates import CHATML
 from chat_tokenizers import BACKENDS
 from running_server import RunningServer

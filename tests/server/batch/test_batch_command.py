@@ -16,7 +16,7 @@ import pytest
 from batch_files import answers, by_id, completion_line, request_line, write_lines
 
 from chairlift import AsyncLLM, EngineConfig
-from chairlift.server.batch.run import run_batch
+from chairlift.server.batch.batch_runner import run_batch
 from running_server import run_server
 from tiny_tokenizer import add_tokenizer
 

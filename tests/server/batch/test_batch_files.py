@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.server.batch import index as index_module
-from chairlift.server.batch import records
-from chairlift.server.batch.index import BatchIndex
-from chairlift.server.batch.output import BatchOutput
-from chairlift.server.batch.records import LineError, RequestLine, answer_line, parse_request
+from chairlift.server.batch import batch_index as index_module
+from chairlift.server.batch import batch_lines
+from chairlift.server.batch.batch_index import BatchIndex
+from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput, answer_line, parse_request
+from chairlift.server.batch.batch_output import BatchOutput
 
 
 def test_a_duplicate_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -55,18 +55,18 @@ def test_blank_lines_are_no_requests_and_keep_the_numbers(tmp_path: Path) -> Non
 )
 def test_bad_lines_say_what_is_wrong(line: str, code: str) -> None:
     error = parse_request(line.encode(), 3)
-    assert isinstance(error, LineError)
+    assert isinstance(error, BatchLineError)
     assert (error.code, error.line) == (code, 3)
 
 
 def test_a_line_that_is_too_long_is_read_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MAX_LINE_BYTES", 300)
+    monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 300)
     long, short = request_line("long", prompt="x" * 1000), request_line("short", prompt="y")
     index = BatchIndex(write_lines(tmp_path / "in.jsonl", [long, short]))
     first, second = (parse_request(line, number) for number, line in index.due())
-    assert isinstance(first, LineError)
+    assert isinstance(first, BatchLineError)
     assert first.code == "line_too_long"
-    assert isinstance(second, RequestLine)
+    assert isinstance(second, BatchRequestInput)
     assert second.custom_id == "short"
 
 
@@ -91,7 +91,7 @@ def test_a_torn_last_line_is_cut_and_answered_again(tmp_path: Path, torn: bytes)
         (b"{}\n", "line 1: is no answer of a batch"),
         (answer_line("stranger"), "line 1: answers custom_id 'stranger'"),
         (answer_line(None), "line 1: answers nothing"),
-        (answer_line(None, error=LineError("x", "y", 9)), "line 1: answers line 9"),
+        (answer_line(None, error=BatchLineError("x", "y", 9)), "line 1: answers line 9"),
         (answer_line("r0") * 2, "line 2: answers custom_id 'r0'"),
     ],
     ids=["no answer", "stranger", "nothing", "line 9", "twice"],
@@ -131,9 +131,9 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     script = f"""
 import resource, signal
 from pathlib import Path
-from chairlift.server.batch.index import BatchIndex
-from chairlift.server.batch.output import BatchOutput
-from chairlift.server.batch.records import answer_line
+from chairlift.server.batch.batch_index import BatchIndex
+from chairlift.server.batch.batch_output import BatchOutput
+from chairlift.server.batch.batch_lines import answer_line
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
 output = BatchOutput(Path({str(out)!r}), BatchIndex(Path({str(path)!r})))

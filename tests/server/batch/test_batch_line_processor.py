@@ -13,8 +13,8 @@ from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
 from chairlift.server.batch import line_processor
-from chairlift.server.batch.asgi_client import Response, post
-from chairlift.server.batch.run import run_batch
+from chairlift.server.batch.asgi_client import AsgiResponse, post
+from chairlift.server.batch.batch_runner import run_batch
 from tiny_engine import tiny_options
 
 
@@ -28,11 +28,11 @@ def test_a_call_that_is_refused_for_now_is_made_again(
 ) -> None:
     num_calls = 0
 
-    async def busy_at_first(app: ASGIApp, path: str, body: bytes) -> Response:
+    async def busy_at_first(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
         nonlocal num_calls
         num_calls += 1
         if num_calls <= 3:
-            return Response(429, {"retry-after": "0.01"}, b"{}")
+            return AsgiResponse(429, {"retry-after": "0.01"}, b"{}")
         return await post(app, path, body)
 
     monkeypatch.setattr(line_processor, "post", busy_at_first)

@@ -12,20 +12,20 @@ from batch_files import by_id, completion_line, request_line, write_lines
 
 from chairlift import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.server.batch import index as index_module
-from chairlift.server.batch import run as run_module
-from chairlift.server.batch.index import BatchIndex
-from chairlift.server.batch.line_processor import Answer, LineProcessor
-from chairlift.server.batch.output import BatchOutput
-from chairlift.server.batch.records import LineError, answer_line
-from chairlift.server.batch.run import run_batch
+from chairlift.server.batch import batch_index as index_module
+from chairlift.server.batch import batch_runner
+from chairlift.server.batch.batch_index import BatchIndex
+from chairlift.server.batch.batch_lines import BatchLineError, answer_line
+from chairlift.server.batch.batch_output import BatchOutput
+from chairlift.server.batch.batch_runner import run_batch
+from chairlift.server.batch.line_processor import AnsweredLine, LineProcessor
 from tiny_engine import tiny_options
 
 MEMORY_SCRIPT = """
 import resource, sys
 from pathlib import Path
-from chairlift.server.batch.index import BatchIndex
-from chairlift.server.batch.output import BatchOutput
+from chairlift.server.batch.batch_index import BatchIndex
+from chairlift.server.batch.batch_output import BatchOutput
 from chairlift.errors import ConfigError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
@@ -98,16 +98,16 @@ def test_an_input_that_changes_while_the_batch_runs_is_noticed(tmp_path: Path) -
 
 def test_lines_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = completion_line(0)
-    monkeypatch.setattr(run_module, "MAX_BYTES_IN_FLIGHT", 2 * len(line))
+    monkeypatch.setattr(batch_runner, "MAX_BYTES_IN_FLIGHT", 2 * len(line))
     in_flight = most = 0
 
-    async def slow_answer(_self: LineProcessor, _number: int, line: bytes) -> Answer:
+    async def slow_answer(_self: LineProcessor, _number: int, line: bytes) -> AnsweredLine:
         nonlocal in_flight, most
         in_flight += len(line)
         most = max(most, in_flight)
         await asyncio.sleep(0.001)
         in_flight -= len(line)
-        return Answer(answer_line(f"r{_number - 1}"), 200)
+        return AnsweredLine(answer_line(f"r{_number - 1}"), 200)
 
     monkeypatch.setattr(LineProcessor, "answer", slow_answer)
     source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(40)])
@@ -165,7 +165,7 @@ def test_a_large_file_without_lines_is_refused_without_reading_it(tmp_path: Path
 def test_a_line_that_was_corrected_after_its_error_is_not_taken_for_done(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", ["not json", completion_line(1)])
     out = tmp_path / "out.jsonl"
-    out.write_bytes(answer_line(None, error=LineError("invalid_json_line", "x", 1)))
+    out.write_bytes(answer_line(None, error=BatchLineError("invalid_json_line", "x", 1)))
     index = BatchIndex(path)
     BatchOutput(out, index).close()
     assert index.num_unanswered == 1, "as long as the line is what it was"
@@ -179,7 +179,7 @@ def test_a_line_that_was_corrected_after_its_error_is_not_taken_for_done(tmp_pat
 def test_an_error_of_a_named_line_counts_wherever_its_number_and_name_agree(tmp_path: Path) -> None:
     wrong = request_line("lost", url="/v1/nowhere")
     out = tmp_path / "out.jsonl"
-    out.write_bytes(answer_line("lost", error=LineError("invalid_url", "x", 2)))
+    out.write_bytes(answer_line("lost", error=BatchLineError("invalid_url", "x", 2)))
     index = BatchIndex(write_lines(tmp_path / "in.jsonl", [completion_line(0), wrong]))
     BatchOutput(out, index).close()
     assert [number for number, _ in index.due()] == [1]

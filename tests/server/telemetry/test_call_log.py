@@ -31,14 +31,14 @@ from tracked_crowds import Crowd
 SECRET = "my dear diary"
 
 
-def answering(status: int = 200, call_id: str | None = "r3", is_cut: bool = False) -> ASGIApp:
+def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bool = False) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["key"] = KeyInfo("ann", "ann", False)
         scope["state"]["call_id"] = call_id
         await receive()
         await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"x", "more_body": is_cut})
-        if is_cut:
+        await send({"type": "http.response.body", "body": b"x", "more_body": is_disconnected})
+        if is_disconnected:
             raise OSError("the client is gone")
 
     return app
@@ -163,8 +163,8 @@ def test_an_earlier_call_of_the_same_id_is_another_one(observer: EngineObserver)
 def test_a_client_that_left_is_told_apart(observer: EngineObserver) -> None:
     records: list[CallRecord] = []
     with pytest.raises(OSError, match="the client is gone"):
-        call(observer, answering(is_cut=True), records.append)
-    assert [record.is_cut for record in records] == [True]
+        call(observer, answering(is_disconnected=True), records.append)
+    assert [record.is_disconnected for record in records] == [True]
 
 
 def test_probes_are_not_logged_while_they_succeed(observer: EngineObserver) -> None:

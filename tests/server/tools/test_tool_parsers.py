@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.server.api.conversation import PlainTextParser
-from chairlift.server.tools.answer_parser import AnswerParser
-from chairlift.server.tools.families import FORCED, FORMATS, tool_call_format
-from chairlift.server.tools.forced import ForcedCallParser
-from chairlift.server.tools.reasoning import ReasoningParser
+from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
+from chairlift.server.tools.call_formats import FORCED_CALLS, TOOL_CALL_FORMATS, tool_call_format
+from chairlift.server.tools.reasoning_parser import ReasoningParser
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning
 
@@ -24,7 +22,7 @@ Read = tuple[str, str, list[tuple[str, str]]]
 
 
 def tool_parser(family: str) -> Callable[[], AnswerParser]:
-    return lambda: ToolParser({**FORMATS, "forced": FORCED}[family], NAMES)
+    return lambda: ToolParser({**TOOL_CALL_FORMATS, "forced": FORCED_CALLS}[family], NAMES)
 
 
 def read(parser: AnswerParser, parts: list[str]) -> Read:
@@ -90,11 +88,11 @@ def test_calls_are_found_and_the_rest_is_content(
 
 def test_calls_beyond_the_limit_are_left_out() -> None:
     text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
-    assert read(ToolParser(FORMATS["hermes"], NAMES, max_calls=1), [text])[2] == [WEATHER]
+    assert read(ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES, max_calls=1), [text])[2] == [WEATHER]
 
 
 def test_arguments_are_told_while_they_are_written() -> None:
-    parser = ToolParser(FORMATS["hermes"], NAMES)
+    parser = ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES)
     assert parser.feed('<tool_call>{"name": "f", ').calls[0].name == "f"
     assert parser.feed('"arguments": {"a"').calls[0].arguments == '{"a"'
     assert parser.feed(": 1}").calls[0].arguments == ": 1}"
@@ -116,8 +114,8 @@ SCRAPS = [
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], AnswerParser]] = {
-    **{family: tool_parser(family) for family in (*FORMATS, "forced")},
-    "named": lambda: ForcedCallParser("f", None),
+    **{family: tool_parser(family) for family in (*TOOL_CALL_FORMATS, "forced")},
+    "named": lambda: NamedToolParser("f", None),
     "thinks": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")()),
     "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser()),
 }
@@ -135,7 +133,7 @@ def test_cutting_a_text_changes_nothing(name: str, text: str, data: st.DataObjec
 
 @given(texts)
 def test_without_a_call_nothing_is_lost(text: str) -> None:
-    for family in FORMATS:
+    for family in TOOL_CALL_FORMATS:
         content, _, calls = read(tool_parser(family)(), [text])
         assert calls or content == text
 
@@ -166,8 +164,8 @@ def test_reasoning_is_parted_from_the_answer(text: str, is_inside: bool, expecte
 
 
 def test_the_chat_template_tells_the_family() -> None:
-    assert tool_call_format("auto", "... [TOOL_CALLS] ...") is FORMATS["mistral"]
-    assert tool_call_format("auto", "... <|python_tag|> ...") is FORMATS["llama3_json"]
-    assert tool_call_format("auto", None) is FORMATS["hermes"]
+    assert tool_call_format("auto", "... [TOOL_CALLS] ...") is TOOL_CALL_FORMATS["mistral"]
+    assert tool_call_format("auto", "... <|python_tag|> ...") is TOOL_CALL_FORMATS["llama3_json"]
+    assert tool_call_format("auto", None) is TOOL_CALL_FORMATS["hermes"]
     with pytest.raises(ConfigError, match="tool_call_parser='x': there are auto, hermes, llama3_json, mistral"):
         tool_call_format("x", None)

@@ -15,7 +15,7 @@ from chairlift.engine.input_processor import InputProcessor, NoTokenizer, Reques
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, settle_max_model_len, startup_lines
+from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, resolve_max_model_len, startup_summary
 from chairlift.engine.startup.token_budget import (
     TARGET_STEP_SECONDS,
     ChunkTimer,
@@ -23,14 +23,14 @@ from chairlift.engine.startup.token_budget import (
     largest_budget,
     measure_steps,
 )
-from chairlift.events import EngineStarted, EventFan, EventFile, EventSink, open_event_log
+from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
 from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
 from chairlift.request import Request
-from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes
+from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 
@@ -156,7 +156,7 @@ def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listener
     event_file = open_event_log(config.event_log)
     recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
     sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-    return _Listeners(event_file, recorder, EventFan(*sinks) if sinks else None)
+    return _Listeners(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
 
 
 def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:
@@ -165,8 +165,8 @@ def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan
         config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
     context = loaded.config.max_position_embeddings
-    max_model_len = settle_max_model_len(config, context, plan.num_blocks, max_slots)
-    return RequestLimits(max_model_len, max_slots, takes_priority=config.scheduling_policy != "fcfs")
+    max_model_len = resolve_max_model_len(config, context, plan.num_blocks, max_slots)
+    return RequestLimits(max_model_len, max_slots, supports_priority=config.scheduling_policy != "fcfs")
 
 
 def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:
@@ -268,7 +268,7 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         scheduler_config.max_model_len,
         plan.block_size,
     )
-    for line in startup_lines(
+    for line in startup_summary(
         config,
         scheduler_config,
         plan,

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from chairlift.events import EngineStarted, Event, RequestArrived, RequestRefused, Step
+from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 
@@ -51,7 +51,7 @@ class RunMetrics:
     num_requests: int
     num_answered: int
     num_unfinished: int
-    num_refused: int
+    num_rejected: int
     num_steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -100,7 +100,7 @@ class RunTally:
         self._requests = _RequestTotals()
         self._open = RequestTally(lambda _, metrics: self._requests.add(metrics))
         self._first_time: float | None = None
-        self._num_refused = 0
+        self._num_rejected = 0
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Step):
@@ -108,8 +108,8 @@ class RunTally:
             self._steps.add(event)
         elif isinstance(event, RequestArrived):
             self._note_start(event.time)
-        elif isinstance(event, RequestRefused):
-            self._num_refused += 1
+        elif isinstance(event, RequestRejected):
+            self._num_rejected += 1
         elif isinstance(event, EngineStarted):
             self._steps.num_blocks = event.num_blocks
         self._open.emit(event)
@@ -133,7 +133,7 @@ class RunTally:
             num_requests=requests.num_requests,
             num_answered=requests.num_answered,
             num_unfinished=requests.num_unfinished,
-            num_refused=self._num_refused,
+            num_rejected=self._num_rejected,
             num_steps=steps.num_steps,
             prompt_tokens=requests.prompt_tokens,
             cached_tokens=requests.cached_tokens,

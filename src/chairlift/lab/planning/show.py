@@ -69,7 +69,7 @@ def _memory_table(plan: Plan) -> Table:
 def _fit_table(plan: Plan) -> Table:
     load = plan.load.to_dict()
     asked = "" if load["max_tokens"] is None else f", max_tokens {load['max_tokens']}"
-    has_refused = any(each.fit.num_refused for each in plan.policies)
+    has_refused = any(each.fit.num_rejected for each in plan.policies)
     table = _table(
         f"Requests at once: prompt {load['prompt_len']}, output {load['output_len']}{asked}",
         *("kv", "fit (other draws)", "run", "limited by", "written"),
@@ -82,13 +82,13 @@ def _fit_table(plan: Plan) -> Table:
         pool = each.fit.pool
         cells = _fit_cells(each, plan.memory.pool.num_slots)
         is_chosen = (pool.kv, pool.kv_arena) == (plan.config.kv, plan.config.kv_arena)
-        table.add_row(*cells, *([f"{each.fit.num_refused:,}"] * has_refused), style="bold" if is_chosen else "")
+        table.add_row(*cells, *([f"{each.fit.num_rejected:,}"] * has_refused), style="bold" if is_chosen else "")
     return table
 
 
 def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
     fit, draws = policy.fit, policy.draws
-    if fit.why_none is not None:
+    if fit.error is not None:
         return (fit.pool.name, "0", "0", "see below", "")
     spread = f" ({min(draws):,}..{max(draws):,})" if min(draws) < max(draws) else ""
     written = f"{fit.num_slots_written / num_slots:.1%}"
@@ -98,7 +98,7 @@ def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
 def _refusals(plan: Plan) -> list[str]:
     """Why nothing fits, where nothing does."""
     fits = [each.fit for each in plan.policies]
-    return [f"{fit.pool.name}: {fit.why_none}" for fit in fits if fit.why_none is not None]
+    return [f"{fit.pool.name}: {fit.error}" for fit in fits if fit.error is not None]
 
 
 def _speed_table(speed: Speed) -> Table:

@@ -57,7 +57,7 @@ def _lengths(run: Run) -> str:
 
 def _requests(run: Run) -> str:
     metrics = run.metrics
-    others = {"unfinished": metrics.num_unfinished, "refused": metrics.num_refused}
+    others = {"unfinished": metrics.num_unfinished, "refused": metrics.num_rejected}
     others["ended otherwise"] = metrics.num_requests - metrics.num_answered - metrics.num_unfinished
     return ", ".join([f"{metrics.num_answered} answered", *(f"{n} {name}" for name, n in others.items() if n)])
 

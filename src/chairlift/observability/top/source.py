@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from chairlift.clock import in_words
+from chairlift.clock import format_duration
 from chairlift.errors import ConfigError
 
 TIMEOUT_SECONDS = 5.0
@@ -90,6 +90,6 @@ def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
     ]
     if sequence["position"] is not None:
         expected = sequence["expected_wait"]
-        how_long = "for how long is not known yet" if expected is None else f"about {in_words(expected)}"
-        lines.append(f"{sequence['position']} before it, {how_long}")
-    return lines + [way["text"] for way in sequence["would_have_let_in"]]
+        wait = "unknown" if expected is None else format_duration(expected)
+        lines.append(f"requests ahead: {sequence['position']}; estimated wait: {wait}")
+    return lines + [way["text"] for way in sequence["would_admit"]]

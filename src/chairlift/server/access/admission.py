@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift.clock import in_words
+from chairlift.clock import format_duration
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
 from chairlift.sampling_params import SamplingParams
@@ -221,7 +221,7 @@ class AdmissionController:
         needed = (wait or 0.0) + self.service_rate.seconds_for_output(least or 0)
         if needed > timeout:
             raise DeadlineError(
-                f"timeout={timeout:g} s cannot be met: it would take about {in_words(needed)}, "
+                f"timeout={timeout:g} s cannot be met: it would take about {format_duration(needed)}, "
                 f"behind {ahead.num_requests} requests with {ahead.num_tokens} prompt tokens"
             )
 

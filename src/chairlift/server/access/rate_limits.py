@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.clock import in_words
+from chairlift.clock import format_duration
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.server.access.keys import KeyLimits
 
@@ -104,7 +104,9 @@ class KeyMeter:
         if needed > max(1.0, bucket.per_minute):
             raise RequestError(f"the prompts have {needed:g} tokens, and {allowed}: shorten them", "prompt")
         if seconds := bucket.seconds_until(min(needed, bucket.per_minute), now):
-            message = f"{allowed}, and {max(0.0, bucket.level(now)):.0f} are left: try again in {in_words(seconds)}"
+            message = (
+                f"{allowed}, and {max(0.0, bucket.level(now)):.0f} are left: try again in {format_duration(seconds)}"
+            )
             raise OverloadedError(message, seconds, "rate_limit_exceeded")
 
     def start_call(self, num_prompt_tokens: int, now: float) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chairlift.server.tools.families import tool_call_format
-from chairlift.server.tools.reasoning import reasoning_format
+from chairlift.server.tools.call_formats import tool_call_format
+from chairlift.server.tools.reasoning_parser import reasoning_format
 
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """Attributes:
-    tool_call_parser: how the model writes tool calls, see `tools/families.py`; `auto` goes by its chat template.
+    tool_call_parser: how the model writes tool calls, see `tools/call_formats.py`; `auto` goes by its chat template.
     reasoning_parser: the same for its reasoning; `none` leaves reasoning in the content.
     chat_template: Jinja2 text, instead of the model's.
     trust_request_chat_template: requests may bring their own.

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner, PlainTextParser
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.prepared_route import PreparedRoutes
 from chairlift.server.api.protocol import (
@@ -28,7 +28,7 @@ from chairlift.server.api.serving import ApiCall, Serving, StreamWriter, has_con
 from chairlift.server.api.stream_chunks import DONE, NULL, ChunkWriter, encode, usage_bytes
 from chairlift.server.http.error_responses import ERROR_RESPONSES
 from chairlift.server.preparation.request_plan import RequestPlanner
-from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta
+from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, PlainTextParser
 
 ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]
 
@@ -38,14 +38,14 @@ CHARACTERS_PER_FEED: Final = 1024
 
 
 @dataclass(slots=True)
-class Answer:
+class ParsedAnswer:
     """One whole answer, read: content, reasoning, tool calls."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
-    def add(self, piece: AnswerDelta) -> None:
+    def add(self, piece: DeltaMessage) -> None:
         """Take in what is new."""
         self.content += piece.content
         self.reasoning += piece.reasoning
@@ -56,10 +56,10 @@ class Answer:
             self.calls[delta.index].function.arguments += delta.arguments
 
 
-def read_answer(plan: ChatPlan, text: str) -> Answer:
+def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
     """The parts of a whole answer."""
     parser = PlainTextParser() if plan.new_parser is None else plan.new_parser()
-    answer = Answer()
+    answer = ParsedAnswer()
     for start in range(0, len(text), CHARACTERS_PER_FEED):
         answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
     answer.add(parser.finish())
@@ -68,7 +68,7 @@ def read_answer(plan: ChatPlan, text: str) -> Answer:
 
 def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:
     """The engine's, or `tool_calls`."""
-    return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.calls_end_it else reason
+    return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.finishes_with_tool_calls else reason
 
 
 def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) -> bytes:
@@ -101,7 +101,7 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
     def response(self, call: ChatCall, outputs: list[RequestOutput]) -> ChatCompletionResponse:
         (output,) = outputs
         body = call.body
-        answers = [read_answer(call.plan, answer.text) for answer in output.outputs]
+        answers = [parse_answer(call.plan, answer.text) for answer in output.outputs]
         writer = self.logprob_writer(body)
         shown = output.prompt_logprobs
         return ChatCompletionResponse.model_construct(
@@ -122,14 +122,14 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
         """Writes logprobs as this call wants them."""
         return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
 
-    def _usage(self, call: ChatCall, answers: list[Answer]) -> UsageInfo:
+    def _usage(self, call: ChatCall, answers: list[ParsedAnswer]) -> UsageInfo:
         usage = call.usage.usage()
         if reasoning := sum(self.num_tokens(answer.reasoning) for answer in answers):
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
         return usage
 
     def _choice(
-        self, call: ChatCall, output: CompletionOutput, answer: Answer, writer: LogprobWriter
+        self, call: ChatCall, output: CompletionOutput, answer: ParsedAnswer, writer: LogprobWriter
     ) -> ChatCompletionResponseChoice:
         content = call.plan.echoed + answer.content
         message = ChatResponseMessage(
@@ -156,7 +156,7 @@ class _ChatStream(StreamWriter):
     def __init__(self, serving: ChatServing, call: ChatCall) -> None:
         self._serving = serving
         self._call = call
-        self._chunks = ChunkWriter("chat.completion.chunk", call.id, call.created, call.model, call.body.wants_usage)
+        self._chunks = ChunkWriter("chat.completion.chunk", call.id, call.created, call.model, call.body.include_usage)
         self._logprobs = serving.logprob_writer(call.body)
         new_parser = call.plan.new_parser
         self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_choices())]
@@ -174,7 +174,7 @@ class _ChatStream(StreamWriter):
     def closing(self) -> bytes:
         call = self._call
         last = b""
-        if call.body.wants_usage:
+        if call.body.include_usage:
             last = self._chunks.chunk_with_usage(b"", usage_bytes(self._usage()))
         timings = call.usage.timings() if call.body.timings else None
         if timings is not None:
@@ -231,12 +231,12 @@ class _ChatStream(StreamWriter):
 
     def _chunk(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, ending or NULL)
-        if self._call.body.wants_continuous_usage:
+        if self._call.body.continuous_usage_stats:
             return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.usage.usage()))
         return self._chunks.chunk(choice)
 
 
-def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
+def _call_delta(call: DeltaToolCall) -> dict[str, Any]:
     function = {"arguments": call.arguments} if call.name is None else {"name": call.name, "arguments": call.arguments}
     if call.id is None:
         return {"index": call.index, "function": function}

@@ -160,7 +160,7 @@ class _CompletionStream(StreamWriter):
         self._serving = serving
         self._call = call
         body = call.body
-        self._chunks = ChunkWriter("text_completion", call.id, call.created, call.model, body.wants_usage)
+        self._chunks = ChunkWriter("text_completion", call.id, call.created, call.model, body.include_usage)
         self._logprobs = serving.logprob_writer(body)
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(lambda: serving.answer_offsets(body, 0))
         self._echoes = [_PromptEcho([], is_sent=not body.echo) for _ in call.generations]
@@ -188,7 +188,7 @@ class _CompletionStream(StreamWriter):
         call = self._call
         if call.body.is_echo_only:
             call.usage.completion_tokens = 0
-        last = self._chunks.chunk_with_usage(b"", usage_bytes(call.usage.usage())) if call.body.wants_usage else b""
+        last = self._chunks.chunk_with_usage(b"", usage_bytes(call.usage.usage())) if call.body.include_usage else b""
         timings = call.usage.timings() if call.body.timings else None
         if timings is not None:
             last += self._chunks.chunk_with_timings(timings.model_dump_json().encode())
@@ -224,7 +224,7 @@ class _CompletionStream(StreamWriter):
         return self._with_usage(_choice_bytes(choice, text, logprobs, ending))
 
     def _with_usage(self, choice: bytes) -> bytes:
-        if self._call.body.wants_continuous_usage:
+        if self._call.body.continuous_usage_stats:
             return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.usage.usage()))
         return self._chunks.chunk(choice)
 

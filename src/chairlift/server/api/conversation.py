@@ -16,17 +16,16 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.protocol import ChatCompletionRequest, FunctionTool, select_tools
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
-from chairlift.server.tools.answer_parser import AnswerDelta, AnswerParser
-from chairlift.server.tools.families import FORCED, tool_call_format
-from chairlift.server.tools.forced import (
-    ForcedCallParser,
+from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
+from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
+from chairlift.server.tools.reasoning_parser import ReasoningParser, reasoning_format
+from chairlift.server.tools.tool_constraints import (
     arguments_constraint,
     calls_constraint,
     lazy_calls_constraint,
 )
-from chairlift.server.tools.prompting import describe_tools_in_messages
-from chairlift.server.tools.reasoning import ReasoningParser, reasoning_format
-from chairlift.server.tools.tool_parser import CallFormat, ToolParser
+from chairlift.server.tools.tool_instructions import describe_tools_in_messages
+from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 
@@ -35,24 +34,12 @@ class ChatPlan(RequestPlan):
     """Attributes:
     new_parser: makes what reads one answer; None: all of it is content.
     echoed: what answers are put behind.
-    calls_end_it: an answer with tool calls ends with the reason `tool_calls`.
+    finishes_with_tool_calls: an answer with tool calls ends with the reason `tool_calls`.
     """
 
     new_parser: Callable[[], AnswerParser] | None
     echoed: str
-    calls_end_it: bool
-
-
-class PlainTextParser:
-    """The parser of answers that are content alone."""
-
-    def feed(self, text: str) -> AnswerDelta:
-        """All of it."""
-        return AnswerDelta(content=text)
-
-    def finish(self) -> AnswerDelta:
-        """Nothing is held back."""
-        return AnswerDelta()
+    finishes_with_tool_calls: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +71,8 @@ class _ToolSelection:
         if self.mode == "none":
             return PlainTextParser
         if self.mode == "named":
-            return partial(ForcedCallParser, self.tools[0].function.name, family.id_length)
-        form = replace(FORCED, id_length=family.id_length) if self.mode == "required" else family
+            return partial(NamedToolParser, self.tools[0].function.name, family.id_length)
+        form = replace(FORCED_CALLS, id_length=family.id_length) if self.mode == "required" else family
         names = frozenset(tool.function.name for tool in self.tools)
         return partial(ToolParser, form, names, None if self.is_parallel else 1)
 
@@ -107,7 +94,7 @@ class ConversationPlanner:
         self._calls = tool_call_format(options.tool_call_parser, text)
         self._reasoning = reasoning_format(options.reasoning_parser, text)
 
-    def check_template(self) -> None:
+    def log_template_warnings(self) -> None:
         """Log a warning for each problem of the chat template with special tokens; renders probe conversations."""
         if self._template is not None and not self._options.allow_special_tokens_in_content:
             log_template_problems(self._template, self._engine.tokenizer)
@@ -131,7 +118,7 @@ class ConversationPlanner:
             source,
             new_parser=self._new_parser(tools, reasoning),
             echoed=unmarked(last["content"]) if echoes else "",
-            calls_end_it=tools.mode in ("auto", "required"),
+            finishes_with_tool_calls=tools.mode in ("auto", "required"),
         )
 
     def prompt(self, body: ChatCompletionRequest) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from chairlift.engine.detokenizer import Decoder
+from chairlift.engine.detokenizer import TokenDecoder
 from chairlift.outputs import Logprob, TokenLogprobs
 from chairlift.server.api.stream_chunks import encode
 
@@ -33,14 +33,14 @@ class TextOffsets:
         hidden: tokens that are not in the text.
     """
 
-    def __init__(self, decoder: Decoder, start: int = 0, hidden: Collection[int] = ()) -> None:
+    def __init__(self, decoder: TokenDecoder, start: int = 0, hidden: Collection[int] = ()) -> None:
         self._decoder = decoder
         self._hidden = hidden
         self._at = start
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     @classmethod
-    def of_prompt(cls, decoder: Decoder, token_ids: Iterable[int], text: str) -> TextOffsets:
+    def of_prompt(cls, decoder: TokenDecoder, token_ids: Iterable[int], text: str) -> TextOffsets:
         """Of a prompt whose text ends where its tokens do."""
         spelled = b"".join(map(decoder.token_bytes, token_ids))
         return cls(decoder, len(text) - len(spelled.decode(errors="replace")))
@@ -60,7 +60,7 @@ class LogprobWriter:
         as_ids: tokens are written `token_id:7` (vLLM's `return_tokens_as_token_ids`).
     """
 
-    def __init__(self, decoder: Decoder, as_ids: bool) -> None:
+    def __init__(self, decoder: TokenDecoder, as_ids: bool) -> None:
         self._decoder = decoder
         self._as_ids = as_ids
 

@@ -17,8 +17,8 @@ from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.server.api.call_usage import CallUsage
-from chairlift.server.api.chat import Answer, read_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner, PlainTextParser
+from chairlift.server.api.chat import ParsedAnswer, parse_answer
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
 from chairlift.server.api.prepared_route import AnswerPrepared, PreparedRoutes
 from chairlift.server.api.protocol import (
     ChatCompletionRequest,
@@ -40,7 +40,7 @@ from chairlift.server.http.error_responses import (
     http_error_message,
 )
 from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
-from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta
+from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, PlainTextParser
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]
 
@@ -104,7 +104,7 @@ class MessagesServing(Serving[MessagesRequest, ChatPlan]):
 
     def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
-        answer = read_answer(call.plan, output.text)
+        answer = parse_answer(call.plan, output.text)
         reason, sequence = stop_reason(output, bool(answer.calls))
         return MessagesResponse(
             id=call.id,
@@ -140,7 +140,7 @@ def messages_usage(usage: CallUsage) -> MessagesUsage:
     )
 
 
-def _blocks(answer: Answer) -> list[dict[str, Any]]:
+def _blocks(answer: ParsedAnswer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.reasoning:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
@@ -205,7 +205,7 @@ class _MessagesStream(StreamWriter):
     def failure(self, error: ChairliftError) -> bytes:
         return _event("error", error={"type": anthropic_error_type(error_body(error)[0]), "message": str(error)})
 
-    def _tell(self, piece: AnswerDelta) -> bytes:
+    def _tell(self, piece: DeltaMessage) -> bytes:
         events = b""
         if piece.reasoning:
             events += self._more("thinking", "thinking_delta", piece.reasoning)
@@ -220,7 +220,7 @@ class _MessagesStream(StreamWriter):
         start = b"" if self._open == kind else self._start(kind, block)
         return start + self._delta({"type": delta_kind, kind: text})
 
-    def _tell_call(self, call: ToolCallDelta) -> bytes:
+    def _tell_call(self, call: DeltaToolCall) -> bytes:
         self._has_calls = True
         events = b""
         if call.id is not None:

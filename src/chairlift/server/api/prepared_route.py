@@ -22,7 +22,7 @@ AnswerPrepared = Callable[[Any, Any, Request], Awaitable[Response]]
 NOT_JSON: Final = "the body is not taken for JSON: send it with `Content-Type: application/json`"
 
 
-class LoopTurns:
+class ParsePacer:
     """Lets one small body be parsed in each turn of the event loop: many that arrive together would otherwise be parsed
     in one turn, and delay everything else by the sum."""
 
@@ -45,7 +45,7 @@ class PreparedRoutes:
     def __init__(self, preparation: Preparation, max_json_depth: int) -> None:
         self._preparation = preparation
         self._max_json_depth = max_json_depth
-        self._turns = LoopTurns()
+        self._turns = ParsePacer()
 
     def route_class(
         self, endpoints: Mapping[str, tuple[str, AnswerPrepared]], base: type[APIRoute] = APIRoute

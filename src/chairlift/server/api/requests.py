@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from chairlift.observability.explain import BatchMember, CrowdCost, ExplainedSpan, Explanation
+from chairlift.observability.explain import BatchMember, ContentionCost, ExplainedSpan, Explanation
 from chairlift.observability.tracked_request import Span, TrackedRequest
-from chairlift.observability.wait_text import describe
+from chairlift.observability.wait_text import describe_span
 from chairlift.observability.what_if import what_ifs
 from chairlift.server.api.protocol import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver
@@ -79,7 +79,7 @@ class SpanView(BaseModel):
     largest_free_piece: int | None
     num_running: int | None
     num_waiting: int | None
-    behind: list[BatchMember]
+    largest_holders: list[BatchMember]
     estimate: float | None
 
 
@@ -103,10 +103,10 @@ class SequenceExplanation(BaseModel):
     queue_time: float | None
     position: int | None
     expected_wait: float | None
-    refusal: str | None
+    rejection: str | None
     waits: list[WaitView]
-    would_have_let_in: list[WhatIfView]
-    crowd: CrowdCost
+    would_admit: list[WhatIfView]
+    contention: ContentionCost
 
 
 class ExplanationView(BaseModel):
@@ -160,7 +160,7 @@ def explanation_view(explanation: Explanation) -> SequenceExplanation:
 
 
 def _span_view(span: ExplainedSpan) -> dict[str, Any]:
-    return {**asdict(span), "text": describe(span)}
+    return {**asdict(span), "text": describe_span(span)}
 
 
 NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
@@ -188,8 +188,8 @@ def router(observer: EngineObserver) -> APIRouter:
         request.state.admission.check_query(request.state.key)
         found = _find(observer, request_id, request)
         explainer, viewer = observer.explainer, observer.viewer(request)
-        refusals = [explainer.refusal(entry) for entry in found]
-        ways = await asyncio.to_thread(lambda: [[] if refusal is None else what_ifs(refusal) for refusal in refusals])
+        blocked = [explainer.refusal(entry) for entry in found]
+        ways = await asyncio.to_thread(lambda: [[] if one is None else what_ifs(one) for one in blocked])
         now = observer.now()
         explained = (explainer.explain(entry, viewer, now, its) for entry, its in zip(found, ways, strict=True))
         return ExplanationView(id=request_id, sequences=[explanation_view(entry) for entry in explained])

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
-from chairlift.server.api.chat import Answer, read_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner, PlainTextParser
+from chairlift.server.api.chat import ParsedAnswer, parse_answer
+from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.prepared_route import PreparedRoutes
 from chairlift.server.api.protocol import (
@@ -30,7 +30,7 @@ from chairlift.server.api.response_items import ItemEventWriter, OutputItem, new
 from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
 from chairlift.server.http.error_responses import ERROR_RESPONSES, error_body
 from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
-from chairlift.server.tools.answer_parser import AnswerDelta
+from chairlift.server.tools.answer_parser import DeltaMessage, PlainTextParser
 
 ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]
 
@@ -55,9 +55,9 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
 
     def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
-        answer = read_answer(call.plan, output.text)
+        answer = parse_answer(call.plan, output.text)
         entries = LogprobWriter(self.llm.engine.tokenizer, False).chat(output.logprobs or [])
-        items = _items(answer, entries if call.body.wants_logprobs else [])
+        items = _items(answer, entries if call.body.include_logprobs else [])
         return self.finished(call, items, output)
 
     def writer(self, call: ResponsesCall) -> StreamWriter:
@@ -125,7 +125,7 @@ def _status(output: CompletionOutput) -> str:
     return "incomplete" if output.finish_reason == FinishReason.LENGTH else "completed"
 
 
-def _items(answer: Answer, logprobs: list[dict[str, Any]]) -> list[OutputItem]:
+def _items(answer: ParsedAnswer, logprobs: list[dict[str, Any]]) -> list[OutputItem]:
     items = []
     if answer.reasoning:
         items.append(OutputItem("reasoning", new_item_id("rs"), text=answer.reasoning))
@@ -154,7 +154,7 @@ class _ResponsesStream(StreamWriter):
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
         (answer,) = output.outputs
-        logprobs = self._logprobs.chat(answer.logprobs or []) if self._call.body.wants_logprobs else []
+        logprobs = self._logprobs.chat(answer.logprobs or []) if self._call.body.include_logprobs else []
         events = self._tell(self._parser.feed(answer.text), logprobs)
         if answer.finish_reason is not None:
             self._last = answer
@@ -177,7 +177,7 @@ class _ResponsesStream(StreamWriter):
         told = self._events.event("error", code=body.error.type, message=str(error), param=body.error.param)
         return told + self._events.event("response.failed", response=response)
 
-    def _tell(self, piece: AnswerDelta, logprobs: list[dict[str, Any]]) -> bytes:
+    def _tell(self, piece: DeltaMessage, logprobs: list[dict[str, Any]]) -> bytes:
         events = b""
         if piece.reasoning:
             events += self._more("reasoning", "rs", piece.reasoning, [])

@@ -143,7 +143,7 @@ class Serving(ABC, Generic[Fields, Plans]):
             RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
         """
         check_model(body.model, self.model_name)
-        with rename_limit_in_errors(body.limit_field):
+        with rename_limit_in_errors(body.max_tokens_field):
             if plan.params.structured_outputs is not None:
                 await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
             call = await self._start(body, plan, request)
@@ -156,7 +156,7 @@ class Serving(ABC, Generic[Fields, Plans]):
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     async def _plan_and_answer(self, body: Fields, request: Request) -> Response:
-        with rename_limit_in_errors(body.limit_field):
+        with rename_limit_in_errors(body.max_tokens_field):
             plan = await self.preparation.run(request.state.key.tenant, self._planner.plan, body)
         return await self.answer(body, plan, request)
 

@@ -37,17 +37,17 @@ class ChunkWriter:
 
     Args:
         kind: the `object`.
-        wants_usage: then every chunk has a `usage`, which is null but in the last.
+        include_usage: then every chunk has a `usage`, which is null but in the last.
     """
 
-    def __init__(self, kind: str, call_id: str, created: int, model: str, wants_usage: bool) -> None:
+    def __init__(self, kind: str, call_id: str, created: int, model: str, include_usage: bool) -> None:
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             encode(call_id),
             encode(kind),
             created,
             encode(model),
         )
-        self._tail = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes) -> bytes:
         """One with a choice."""

@@ -16,7 +16,7 @@ HEADERS = [(b"host", b"batch"), (b"content-type", b"application/json")]
 
 
 @dataclass(slots=True)
-class Response:
+class AsgiResponse:
     """Of one call; header names are in small letters."""
 
     status: int = 0
@@ -24,9 +24,9 @@ class Response:
     body: bytes = b""
 
 
-async def post(app: ASGIApp, path: str, body: bytes) -> Response:
+async def post(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
     """POST a JSON body, from a client that waits for the whole answer. Cancelling this is the client going away."""
-    response = Response()
+    response = AsgiResponse()
     parts: list[bytes] = []
     unread = [body]
 

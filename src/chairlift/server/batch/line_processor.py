@@ -12,12 +12,12 @@ from fastapi import FastAPI
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import EngineDeadError, RequestError
-from chairlift.server.batch.asgi_client import Response, post
-from chairlift.server.batch.records import (
-    ApiResponse,
+from chairlift.server.batch.asgi_client import AsgiResponse, post
+from chairlift.server.batch.batch_lines import (
+    BatchLineError,
+    BatchRequestInput,
+    BatchResponseData,
     DecodeError,
-    LineError,
-    RequestLine,
     answer_line,
     parse_request,
     read_custom_id,
@@ -33,7 +33,7 @@ MAX_WAIT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredLine:
     """A line of the output, and what it says. `status` is None where the line was no request."""
 
     line: bytes
@@ -72,30 +72,32 @@ class LineProcessor:
         self._app = app
         self._urls = sorted(_generating_urls(app))
 
-    async def answer(self, number: int, line: bytes) -> Answer:
+    async def answer(self, number: int, line: bytes) -> AnsweredLine:
         """The answer to line `number`.
 
         Raises:
             EngineDeadError: the engine is gone, so there is none.
         """
         request = parse_request(line, number)
-        if isinstance(request, RequestLine) and request.url not in self._urls:
-            request = LineError("invalid_url", f"url {request.url!r:.80} is none of {', '.join(self._urls)}", number)
-        if isinstance(request, LineError):
-            return Answer(answer_line(read_custom_id(line), error=request), None)
+        if isinstance(request, BatchRequestInput) and request.url not in self._urls:
+            request = BatchLineError(
+                "invalid_url", f"url {request.url!r:.80} is none of {', '.join(self._urls)}", number
+            )
+        if isinstance(request, BatchLineError):
+            return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
         response = _refused_stream() if _asks_for_stream(request) else await self._call(request)
         said = _read(response.body)
         request_id = response.headers.get("x-request-id") or said.id
-        body = ApiResponse(response.status, request_id, msgspec.Raw(_one_line(response.body)))
+        body = BatchResponseData(response.status, request_id, msgspec.Raw(_one_line(response.body)))
         usage = said.usage or _Usage()
-        return Answer(
+        return AnsweredLine(
             answer_line(request.custom_id, body),
             response.status,
             usage.prompt_tokens + usage.input_tokens,
             usage.completion_tokens + usage.output_tokens,
         )
 
-    async def _call(self, request: RequestLine) -> Response:
+    async def _call(self, request: BatchRequestInput) -> AsgiResponse:
         """The API's answer, however often it says that there is no room yet."""
         while True:
             response = await post(self._app, request.url, bytes(request.body))
@@ -113,20 +115,20 @@ def _generating_urls(app: FastAPI) -> Iterator[str]:
             yield path
 
 
-def _asks_for_stream(request: RequestLine) -> bool:
+def _asks_for_stream(request: BatchRequestInput) -> bool:
     try:
         return msgspec.json.decode(request.body, type=_RequestBody).stream is True
     except DecodeError:
         return False  # what is wrong with the body, the API says
 
 
-def _refused_stream() -> Response:
+def _refused_stream() -> AsgiResponse:
     problem = "stream: true has no effect in a batch, whose answers are whole: leave it out"
     status, body = error_body(RequestError(problem, "stream"))
-    return Response(status, body=body.model_dump_json().encode())
+    return AsgiResponse(status, body=body.model_dump_json().encode())
 
 
-def _retry_after(response: Response) -> float:
+def _retry_after(response: AsgiResponse) -> float:
     try:
         return min(MAX_WAIT_SECONDS, max(0.0, float(response.headers.get("retry-after", "1"))))
     except ValueError:

@@ -94,7 +94,7 @@ def create_app(
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
     planners = make_planners(llm.engine, api or ApiOptions())
-    on_start = partial(preparation.start, planners.conversations.check_template)
+    on_start = partial(preparation.start, planners.conversations.log_template_warnings)
     on_end = [preparation.close, *(listener.close for listener in listeners)]
     lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
     app = FastAPI(

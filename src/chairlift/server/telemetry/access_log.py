@@ -48,7 +48,7 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "path": record.path,
         "status": record.status,
         "duration": round(record.seconds, 6),
-        "is_cut": record.is_cut or None,
+        "is_disconnected": record.is_disconnected or None,
         "request_id": record.call_id,
         "body": None if record.body is None else record.body.decode("utf-8", "replace"),
         **(_of_sequences(record) if record.sequences else {}),

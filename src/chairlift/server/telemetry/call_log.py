@@ -30,7 +30,7 @@ class CallRecord:
         key: whose it was; "" if nobody's.
         call_id: of the API's answer, if the call got as far as the engine; sequences: its requests to the engine.
         finish_reason: of the answer that ended first, as its reader was told; the engine hears of a stop string later.
-        is_cut: the client left before the answer's end.
+        is_disconnected: the client left before the answer's end.
         body: its first bytes, if they are kept.
     """
 
@@ -45,7 +45,7 @@ class CallRecord:
     call_id: str | None = None
     sequences: list[TrackedRequest] = field(default_factory=list)
     finish_reason: str | None = None
-    is_cut: bool = False
+    is_disconnected: bool = False
     body: bytes | None = None
 
 
@@ -93,7 +93,7 @@ class CallLogMiddleware:
             await self._app(scope, watched_receive if self._keeps_body else receive, watched_send)
         finally:
             record.seconds = time.perf_counter() - started
-            record.is_cut = not has_ended
+            record.is_disconnected = not has_ended
             self._end(record, scope, arrival)
 
     def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.events import Event, RequestArrived, RequestRefused
+from chairlift.events import Event, RequestArrived, RequestRejected
 from chairlift.observability.explain import Explainer, Viewer
 from chairlift.observability.prometheus import PrometheusMetrics
 from chairlift.observability.tracked_request import TrackedRequest
@@ -85,7 +85,7 @@ class CallSequences:
         return self._calls.get(call_id, [])
 
     def emit(self, event: Event) -> None:
-        if isinstance(event, RequestArrived | RequestRefused):
+        if isinstance(event, RequestArrived | RequestRejected):
             for name in _names(event.request_id):
                 ids = self._calls.setdefault(name, [])
                 if event.request_id not in ids:

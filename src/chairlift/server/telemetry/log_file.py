@@ -7,7 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
-from chairlift.system.output_files import unwritable
+from chairlift.system.output_files import unwritable_file_error
 
 logger = logging.getLogger("chairlift")
 
@@ -37,7 +37,7 @@ class LogFile:
             self._file = _standard_error() if path is None else io.FileIO(path, "a")
         except OSError as error:
             assert path is not None
-            raise unwritable(field, path, error) from None
+            raise unwritable_file_error(field, path, error) from None
 
     def write(self, line: str) -> None:
         """Append a line, which has no line end; never raises because of the file."""

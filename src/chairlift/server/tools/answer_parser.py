@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class DeltaToolCall:
     """What is new of the tool call at `index`. The first one has its id and name."""
 
     index: int
@@ -19,12 +19,12 @@ class ToolCallDelta:
 
 
 @dataclass(slots=True)
-class AnswerDelta:
+class DeltaMessage:
     """What is new of an answer."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[ToolCallDelta] = field(default_factory=list)
+    calls: list[DeltaToolCall] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
@@ -33,11 +33,11 @@ class AnswerDelta:
 class AnswerParser(Protocol):
     """Splits the text of one answer as it comes. However it is cut into parts, the pieces add up to the same."""
 
-    def feed(self, text: str) -> AnswerDelta:
+    def feed(self, text: str) -> DeltaMessage:
         """What is certain after this text."""
         ...
 
-    def finish(self) -> AnswerDelta:
+    def finish(self) -> DeltaMessage:
         """What was held back: no more text will come."""
         ...
 
@@ -53,3 +53,37 @@ def new_call_id(length: int | None = None) -> str:
     if length is None:
         return f"call_{secrets.token_hex(12)}"
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
+
+
+class PlainTextParser:
+    """The parser of answers that are content alone."""
+
+    def feed(self, text: str) -> DeltaMessage:
+        """All of it."""
+        return DeltaMessage(content=text)
+
+    def finish(self) -> DeltaMessage:
+        """Nothing is held back."""
+        return DeltaMessage()
+
+
+class NamedToolParser:
+    """Reads an answer that is the arguments of one known tool."""
+
+    def __init__(self, name: str, id_length: int | None) -> None:
+        self._name = name
+        self._id_length = id_length
+        self._is_told = False
+
+    def feed(self, text: str) -> DeltaMessage:
+        """All of it is arguments."""
+        if not text:
+            return DeltaMessage()
+        call_id = None if self._is_told else new_call_id(self._id_length)
+        name = None if self._is_told else self._name
+        self._is_told = True
+        return DeltaMessage(calls=[DeltaToolCall(0, call_id, name, text)])
+
+    def finish(self) -> DeltaMessage:
+        """Nothing is held back."""
+        return DeltaMessage()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
 
-from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta, new_call_id, overlap
+from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, new_call_id, overlap
+from chairlift.server.tools.call_formats import CallFormat
 from chairlift.server.tools.call_scanner import CallScanner
 
 SEPARATORS = " \t\r\n,;[]"
@@ -17,30 +17,7 @@ MAX_UNNAMED_CHARACTERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CallFormat:
-    """How a family of models writes tool calls.
-
-    Attributes:
-        openings: texts that begin one or several calls.
-        closing: text that ends them; None: they end with the answer.
-        is_bare: an answer that starts with a brace or bracket starts with a call, without an opening.
-        names_first: `name{...}` is a call, beside `{"name": ..., "arguments": {...}}`.
-        id_length: of the ids that its chat template accepts; None: any.
-    """
-
-    openings: tuple[str, ...]
-    closing: str | None = None
-    is_bare: bool = False
-    names_first: bool = False
-    id_length: int | None = None
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return self.openings if self.closing is None else (*self.openings, self.closing)
-
-
-class _In(enum.Enum):
+class _ParserState(enum.Enum):
     """content -> calls (between two of them) -> call -> calls ... -> content"""
 
     START = enum.auto()
@@ -63,7 +40,7 @@ class ToolParser:
         self._form = form
         self._names = names
         self._max_calls = max_calls
-        self._where = _In.START
+        self._state = _ParserState.START
         self._held = ""
         self._raw = ""  # since the opening, or since the last call ended: content, if no call follows
         self._space = ""
@@ -71,21 +48,21 @@ class ToolParser:
         self._scanned_from = ""
         self._is_told = False
         self._num_calls = 0
-        self._piece = AnswerDelta()
+        self._piece = DeltaMessage()
 
-    def feed(self, text: str) -> AnswerDelta:
+    def feed(self, text: str) -> DeltaMessage:
         """What is certain after this text."""
         self._held += text
         while self._advance():
             pass
         return self._take()
 
-    def finish(self) -> AnswerDelta:
+    def finish(self) -> DeltaMessage:
         """What was held back: no more text will come."""
-        if self._where is _In.CALL and self._scanner.name is None:
+        if self._state is _ParserState.CALL and self._scanner.name is None:
             self._raw += self._scanned_from
-        if self._where is not _In.CALL or self._scanner.name is None:
-            is_between = self._where is _In.CALLS and not (self._raw + self._held).strip(SEPARATORS)
+        if self._state is not _ParserState.CALL or self._scanner.name is None:
+            is_between = self._state is _ParserState.CALLS and not (self._raw + self._held).strip(SEPARATORS)
             if not (is_between and self._num_calls):
                 self._say(self._raw + self._held)
         if not self._num_calls:
@@ -93,8 +70,8 @@ class ToolParser:
         self._held = self._raw = self._space = ""
         return self._take()
 
-    def _take(self) -> AnswerDelta:
-        piece, self._piece = self._piece, AnswerDelta()
+    def _take(self) -> DeltaMessage:
+        piece, self._piece = self._piece, DeltaMessage()
         return piece
 
     def _say(self, text: str) -> None:
@@ -106,25 +83,25 @@ class ToolParser:
 
     def _advance(self) -> bool:
         """Go one step on in what is held; False: more text is needed."""
-        match self._where:
-            case _In.START:
+        match self._state:
+            case _ParserState.START:
                 return self._start()
-            case _In.CONTENT:
+            case _ParserState.CONTENT:
                 return self._look_for_opening()
-            case _In.CALLS:
+            case _ParserState.CALLS:
                 return self._between_calls()
-            case _In.CALL:
+            case _ParserState.CALL:
                 return self._in_call()
 
     def _start(self) -> bool:
         text = self._held.lstrip()
         if not text:
             return False
-        self._where = _In.CONTENT
+        self._state = _ParserState.CONTENT
         is_opening = any(m.startswith(text) or text.startswith(m) for m in self._form.openings)
         if self._form.is_bare and text[0] in "{[" and not is_opening:
             self._raw, self._held = self._held[: -len(text)], text
-            self._where = _In.CALLS
+            self._state = _ParserState.CALLS
         return True
 
     def _look_for_opening(self) -> bool:
@@ -140,7 +117,7 @@ class ToolParser:
         at, _, opening = found
         self._say(self._held[:at])
         self._raw, self._held = opening, self._held[at + len(opening) :]
-        self._where = _In.CALLS
+        self._state = _ParserState.CALLS
         return True
 
     def _between_calls(self) -> bool:
@@ -157,7 +134,7 @@ class ToolParser:
         elif self._held[0] == "{":
             self._scanner, self._scanned_from, self._is_told = CallScanner(), "{", False
             self._held = self._held[1:]
-            self._where = _In.CALL
+            self._state = _ParserState.CALL
         else:
             return self._name_first()
         return True
@@ -170,14 +147,14 @@ class ToolParser:
             if self._raw.strip(SEPARATORS):  # it held no call
                 self._say(self._raw + marker)
             self._raw = ""
-            self._where = _In.CONTENT
+            self._state = _ParserState.CONTENT
 
     def _name_first(self) -> bool:
         found = NAMED_CALL.match(self._held) if self._form.names_first else None
         if found is not None and found[1] in self._names:
             self._held = f'"name": "{found[1]}", "arguments": {self._held[found.end() :]}'
             self._scanner, self._scanned_from, self._is_told = CallScanner(), found[0], False
-            self._where = _In.CALL
+            self._state = _ParserState.CALL
             return True
         might_be = self._form.names_first and re.fullmatch(r"[\w.:-]+(?:\[\w*\]?\w*){0,2}\s*", self._held)
         if found is None and might_be and len(self._held) < MAX_NAMED_CALL_CHARACTERS:
@@ -206,7 +183,7 @@ class ToolParser:
             return bool(self._held)
         self._num_calls += 1
         self._raw = ""
-        self._where = _In.CALLS
+        self._state = _ParserState.CALLS
         return True
 
     def _tell_call(self, name: str) -> None:
@@ -216,11 +193,11 @@ class ToolParser:
         self._space = ""
         call_id = None if self._is_told else new_call_id(self._form.id_length)
         if call_id is not None or arguments:
-            self._piece.calls.append(ToolCallDelta(self._num_calls, call_id, name if call_id else None, arguments))
+            self._piece.calls.append(DeltaToolCall(self._num_calls, call_id, name if call_id else None, arguments))
         self._is_told = True
 
     def _give_back(self) -> None:
         """No call: everything since the opening is content, and so is the next character at least."""
         self._say(self._raw + self._held[0])
         self._raw, self._held = "", self._held[1:]
-        self._where = _In.CONTENT
+        self._state = _ParserState.CONTENT

@@ -161,7 +161,7 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def limit_field(self) -> str:
+    def max_tokens_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def template_variables(self) -> dict[str, Any]:

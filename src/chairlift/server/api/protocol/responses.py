@@ -161,16 +161,16 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def limit_field(self) -> str:
+    def max_tokens_field(self) -> str:
         return "max_output_tokens"
 
     @property
-    def wants_logprobs(self) -> bool:
+    def include_logprobs(self) -> bool:
         return LOGPROBS in (self.include or [])
 
     def to_chat(self) -> ChatCompletionRequest:
         """The same as a chat; raises RequestError."""
-        if self.top_logprobs is not None and not self.wants_logprobs:
+        if self.top_logprobs is not None and not self.include_logprobs:
             raise RequestError(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream: true", "stream_options")
@@ -181,7 +181,7 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             "tools": None if self.tools is None else [_nested(tool) for tool in self.tools],
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
-            "logprobs": self.wants_logprobs,
+            "logprobs": self.include_logprobs,
             "top_logprobs": self.top_logprobs,
             "response_format": self._response_format(),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,

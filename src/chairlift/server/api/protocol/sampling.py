@@ -143,7 +143,7 @@ class EngineFields(CompatibilityFields):
     timings: bool = Field(False, description="Tell how long it waited and was computed.")
 
     @property
-    def limit_field(self) -> str:
+    def max_tokens_field(self) -> str:
         """What the caller calls `max_tokens`."""
         return "max_tokens"
 
@@ -196,11 +196,13 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
         return SamplingParams(**{"structured_outputs": self.constraint(), **given, **more})
 
     @property
-    def wants_usage(self) -> bool:
+    def include_usage(self) -> bool:
         """A stream ends with the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
-    def wants_continuous_usage(self) -> bool:
+    def continuous_usage_stats(self) -> bool:
         """Every chunk of a stream has them."""
-        return self.wants_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        return (
+            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        )

@@ -15,9 +15,9 @@ from typing import Final
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.batch.index import BatchIndex
-from chairlift.server.batch.line_processor import Answer, LineProcessor
-from chairlift.server.batch.output import BatchOutput
+from chairlift.server.batch.batch_index import BatchIndex
+from chairlift.server.batch.batch_output import BatchOutput
+from chairlift.server.batch.line_processor import AnsweredLine, LineProcessor
 from chairlift.server.batch.progress import progress_bar
 from chairlift.server.http.application import create_app
 
@@ -53,7 +53,7 @@ class BatchSummary:
     completion_tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: AnsweredLine) -> None:
         self.left -= 1
         if answer.status == OK:
             self.answered += 1
@@ -78,7 +78,7 @@ def run_batch(
     served_model_name: str | None = None,
     api: ApiOptions | None = None,
 ) -> BatchSummary:
-    """Answer every line of `input_file` that has no answer in `output_file` yet.
+    """AnsweredLine every line of `input_file` that has no answer in `output_file` yet.
 
     SIGINT and SIGTERM end it early; lines in flight then have no answer, and the next run answers them.
 
@@ -112,7 +112,7 @@ async def _run(
     try:
         with progress_bar("answers", index.num_unanswered) as advance, _ended_by_signals():
 
-            def written(answer: Answer) -> None:
+            def written(answer: AnsweredLine) -> None:
                 summary.add(answer)
                 advance()
 
@@ -135,7 +135,7 @@ class _BatchRunner:
         answering: LineProcessor,
         due: Iterator[tuple[int, bytes]],
         output: BatchOutput,
-        on_written: Callable[[Answer], None],
+        on_written: Callable[[AnsweredLine], None],
     ) -> None:
         self._answering = answering
         self._due = due
@@ -146,7 +146,7 @@ class _BatchRunner:
 
     async def run(self, num_calls: int) -> None:
         """Until every line is answered and written; if cancelled, until what is answered is written."""
-        answers: asyncio.Queue[Answer | None] = asyncio.Queue(num_calls)
+        answers: asyncio.Queue[AnsweredLine | None] = asyncio.Queue(num_calls)
         writing = asyncio.ensure_future(self._write(answers))
         calling = asyncio.ensure_future(self._call_all(num_calls, answers))
         try:
@@ -159,7 +159,7 @@ class _BatchRunner:
             await writing
         calling.result()
 
-    async def _call_all(self, num_calls: int, answers: asyncio.Queue[Answer | None]) -> None:
+    async def _call_all(self, num_calls: int, answers: asyncio.Queue[AnsweredLine | None]) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(num_calls):
@@ -167,7 +167,7 @@ class _BatchRunner:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _call(self, answers: asyncio.Queue[Answer | None]) -> None:
+    async def _call(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
         while (due := await self._next_line()) is not None:
             number, line = due
             self._bytes_in_flight += len(line)
@@ -185,7 +185,7 @@ class _BatchRunner:
             await self._has_room.wait()
         return next(self._due, None)
 
-    async def _write(self, answers: asyncio.Queue[Answer | None]) -> None:
+    async def _write(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
         """All that came meanwhile in one write, off the event loop."""
         is_over = False
         while not is_over:

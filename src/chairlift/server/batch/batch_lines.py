@@ -18,7 +18,7 @@ MAX_LINE_BYTES: Final = 32 << 20
 """A longer line is read past, and answered with an error."""
 
 
-class RequestLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BatchRequestInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the input."""
 
     custom_id: str
@@ -27,7 +27,7 @@ class RequestLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: msgspec.Raw
 
 
-class LineError(msgspec.Struct, frozen=True):
+class BatchLineError(msgspec.Struct, frozen=True):
     """Why a line never became a request. `line` counts from 1."""
 
     code: str
@@ -35,7 +35,7 @@ class LineError(msgspec.Struct, frozen=True):
     line: int
 
 
-class ApiResponse(msgspec.Struct, frozen=True):
+class BatchResponseData(msgspec.Struct, frozen=True):
     """What the API answered; a refusal, too, is an answer, with its status."""
 
     status_code: int
@@ -43,13 +43,13 @@ class ApiResponse(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
-class AnswerLine(msgspec.Struct, frozen=True):
+class BatchRequestOutput(msgspec.Struct, frozen=True):
     """One line of the output: either a response or an error."""
 
     id: str
     custom_id: str | None
-    response: ApiResponse | None
-    error: LineError | None
+    response: BatchResponseData | None
+    error: BatchLineError | None
 
 
 class _CustomIdField(msgspec.Struct, frozen=True):
@@ -57,18 +57,18 @@ class _CustomIdField(msgspec.Struct, frozen=True):
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True):
-    """As much of an AnswerLine as tells what it answers: `custom_id`, or the line of an error."""
+    """As much of an BatchRequestOutput as tells what it answers: `custom_id`, or the line of an error."""
 
     id: str
     custom_id: str | None
-    error: LineError | None
+    error: BatchLineError | None
 
     @property
     def line(self) -> int | None:
         return None if self.error is None else self.error.line
 
 
-_requests = msgspec.json.Decoder(RequestLine)
+_requests = msgspec.json.Decoder(BatchRequestInput)
 _named = msgspec.json.Decoder(_CustomIdField)
 _answered = msgspec.json.Decoder(AnsweredRequest)
 _encode = msgspec.json.Encoder().encode
@@ -97,16 +97,18 @@ def read_custom_id(line: bytes) -> str | None:
         return None
 
 
-def parse_request(line: bytes, number: int) -> RequestLine | LineError:
+def parse_request(line: bytes, number: int) -> BatchRequestInput | BatchLineError:
     """The request of a line, or what is wrong with it."""
     if len(line) > MAX_LINE_BYTES + 1:
-        return LineError("line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes: shorten its body", number)
+        return BatchLineError(
+            "line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes: shorten its body", number
+        )
     try:
         return _requests.decode(line)
     except msgspec.ValidationError as error:
-        return LineError("invalid_request", f"{error}; a line holds custom_id, method, url and body", number)
+        return BatchLineError("invalid_request", f"{error}; a line holds custom_id, method, url and body", number)
     except DecodeError as error:
-        return LineError("invalid_json_line", f"the line is not valid JSON: {error}", number)
+        return BatchLineError("invalid_json_line", f"the line is not valid JSON: {error}", number)
 
 
 def parse_answered(line: bytes) -> AnsweredRequest:
@@ -114,9 +116,11 @@ def parse_answered(line: bytes) -> AnsweredRequest:
     return _answered.decode(line)
 
 
-def answer_line(custom_id: str | None, response: ApiResponse | None = None, error: LineError | None = None) -> bytes:
+def answer_line(
+    custom_id: str | None, response: BatchResponseData | None = None, error: BatchLineError | None = None
+) -> bytes:
     """One line of the output, newline included."""
-    return _encode(AnswerLine(f"batch_req_{uuid.uuid4().hex}", custom_id, response, error)) + b"\n"
+    return _encode(BatchRequestOutput(f"batch_req_{uuid.uuid4().hex}", custom_id, response, error)) + b"\n"
 
 
 def is_blank(line: bytes) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ConfigError
-from chairlift.server.batch.records import is_blank, read_custom_id, read_lines
+from chairlift.server.batch.batch_lines import is_blank, read_custom_id, read_lines
 
 MAX_LINES: Final = 1 << 24
 """Lines of a batch; at 17 bytes each the index takes 272 MiB then."""

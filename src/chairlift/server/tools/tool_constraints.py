@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from chairlift.server.api.protocol.tools import FunctionTool
-from chairlift.server.tools.answer_parser import AnswerDelta, ToolCallDelta, new_call_id
-from chairlift.server.tools.tool_parser import CallFormat
+from chairlift.server.tools.call_formats import CallFormat
 from chairlift.structured_outputs import StructuredOutputs
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -70,25 +69,3 @@ def _moved(schema: Any, root: str) -> Any:
         else _moved(value, root)
         for key, value in schema.items()
     }
-
-
-class ForcedCallParser:
-    """Reads an answer that is the arguments of one known tool."""
-
-    def __init__(self, name: str, id_length: int | None) -> None:
-        self._name = name
-        self._id_length = id_length
-        self._is_told = False
-
-    def feed(self, text: str) -> AnswerDelta:
-        """All of it is arguments."""
-        if not text:
-            return AnswerDelta()
-        call_id = None if self._is_told else new_call_id(self._id_length)
-        name = None if self._is_told else self._name
-        self._is_told = True
-        return AnswerDelta(calls=[ToolCallDelta(0, call_id, name, text)])
-
-    def finish(self) -> AnswerDelta:
-        """Nothing is held back."""
-        return AnswerDelta()

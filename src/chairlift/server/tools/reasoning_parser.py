@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.server.tools.answer_parser import AnswerDelta, AnswerParser, overlap
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, overlap
 from chairlift.structured_outputs import Reasoning
 
 
@@ -23,7 +23,7 @@ class ReasoningFormat:
     is_implied: bool = False
 
 
-FORMATS: Final[dict[str, ReasoningFormat]] = {
+REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     "qwen3": ReasoningFormat("<think>", "</think>"),
     "deepseek_r1": ReasoningFormat("<think>", "</think>", is_implied=True),
 }
@@ -38,13 +38,13 @@ def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | 
     if name == "none":
         return None
     if name == "auto":
-        return FORMATS["qwen3"] if "</think>" in (chat_template or "") else None
-    if name not in FORMATS:
-        raise ConfigError(f"reasoning_parser={name!r}: there are auto, none, {', '.join(FORMATS)}")
-    return FORMATS[name]
+        return REASONING_FORMATS["qwen3"] if "</think>" in (chat_template or "") else None
+    if name not in REASONING_FORMATS:
+        raise ConfigError(f"reasoning_parser={name!r}: there are auto, none, {', '.join(REASONING_FORMATS)}")
+    return REASONING_FORMATS[name]
 
 
-class _In(enum.Enum):
+class _ReasoningState(enum.Enum):
     START = enum.auto()
     REASONING = enum.auto()
     BREAK = enum.auto()
@@ -62,43 +62,43 @@ class ReasoningParser:
     def __init__(self, form: Reasoning, rest: AnswerParser) -> None:
         self._form = form
         self._rest = rest
-        self._where = _In.REASONING if form.is_inside else _In.START
+        self._state = _ReasoningState.REASONING if form.is_inside else _ReasoningState.START
         self._is_first = True
-        self._may_open = self._where is _In.REASONING
+        self._may_open = self._state is _ReasoningState.REASONING
         self._held = ""
 
-    def feed(self, text: str) -> AnswerDelta:
+    def feed(self, text: str) -> DeltaMessage:
         """What is certain after this text."""
-        if self._where is _In.ANSWER:
+        if self._state is _ReasoningState.ANSWER:
             return self._rest.feed(text)
         self._held += text
-        if self._where is _In.START:
+        if self._state is _ReasoningState.START:
             self._look_for_opening()
-        reasoning = self._reasoning() if self._where is _In.REASONING else ""
-        if self._where is _In.BREAK and (answer := self._held.lstrip("\n")):
-            self._held, self._where = answer, _In.ANSWER
-        piece = AnswerDelta()
-        if self._where is _In.ANSWER:
+        reasoning = self._reasoning() if self._state is _ReasoningState.REASONING else ""
+        if self._state is _ReasoningState.BREAK and (answer := self._held.lstrip("\n")):
+            self._held, self._state = answer, _ReasoningState.ANSWER
+        piece = DeltaMessage()
+        if self._state is _ReasoningState.ANSWER:
             answer, self._held = self._held, ""
             piece = self._rest.feed(answer)
         piece.reasoning += reasoning
         return piece
 
-    def finish(self) -> AnswerDelta:
+    def finish(self) -> DeltaMessage:
         """What was held back: no more text will come."""
         held, self._held = self._held, ""
-        if self._where is _In.REASONING:
-            return AnswerDelta(reasoning=held)
-        piece = self._rest.feed("" if self._where is _In.BREAK else held)
+        if self._state is _ReasoningState.REASONING:
+            return DeltaMessage(reasoning=held)
+        piece = self._rest.feed("" if self._state is _ReasoningState.BREAK else held)
         last = self._rest.finish()
-        return AnswerDelta(piece.content + last.content, "", [*piece.calls, *last.calls])
+        return DeltaMessage(piece.content + last.content, "", [*piece.calls, *last.calls])
 
     def _look_for_opening(self) -> None:
         text = self._held.lstrip()
         if text.startswith(self._form.opening):
-            self._held, self._where = text[len(self._form.opening) :], _In.REASONING
+            self._held, self._state = text[len(self._form.opening) :], _ReasoningState.REASONING
         elif text and not self._form.opening.startswith(text):
-            self._where = _In.ANSWER
+            self._state = _ReasoningState.ANSWER
 
     def _reasoning(self) -> str:
         if self._is_first and not self._begin():
@@ -106,7 +106,7 @@ class ReasoningParser:
         at = self._held.find(self._form.closing)
         if at >= 0:
             reasoning, self._held = self._held[:at].rstrip("\n"), self._held[at + len(self._form.closing) :]
-            self._where = _In.BREAK
+            self._state = _ReasoningState.BREAK
             return reasoning
         shown = self._held[: len(self._held) - overlap(self._held, (self._form.closing,))].rstrip("\n")
         self._held = self._held[len(shown) :]

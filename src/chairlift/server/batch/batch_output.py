@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from chairlift.errors import ConfigError
-from chairlift.server.batch.index import BatchIndex
-from chairlift.server.batch.records import DecodeError, is_blank, parse_answered
+from chairlift.server.batch.batch_index import BatchIndex
+from chairlift.server.batch.batch_lines import DecodeError, is_blank, parse_answered
 
 ANSWER_START: Final = b'{"id":"batch_req_'
 TORN_ANSWER: Final = re.compile(rb'\{\s*"id"\s*:\s*"batch_req_')
