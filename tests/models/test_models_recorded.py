@@ -1,4 +1,4 @@
-"""Layers whose calls are repeated from a tape give the bits of layers that Python calls."""
+"""Layers that are replayed from a recording compute the same bits as layers that Python calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> DecoderModel:
 
 
 class Run:
-    """Steps of a model, from fresh KV memory on."""
+    """Consecutive steps of a model, starting with empty KV memory."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model, self._draw, self._tables = model, random.Random(0), Tables(64, 8)
@@ -62,7 +62,7 @@ class Run:
 
     @torch.inference_mode()
     def step(self, work: list[tuple[int, int, int]]) -> torch.Tensor:
-        """Logits of all rows. Tokens are the next ones that are drawn."""
+        """Compute the logits of all rows for the next random tokens."""
         model, step = self._model, pack(self._tables, work)
         tokens = [self._draw.randrange(model.config.vocab_size) for _, start, stop in work for _ in range(start, stop)]
         hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
@@ -79,7 +79,7 @@ def same_threads() -> Iterator[None]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each call of a layer from Python."""
+    """Record the number of rows in each call of a layer from Python."""
     rows: list[int] = []
     plain = DecoderLayer.__call__
 
@@ -93,7 +93,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3", "opt"])
-def test_a_tape_computes_the_same_bits_as_calls(
+def test_recorded_steps_equal_python_calls_bit_for_bit(
     arch: str,
     kv_cache_dtype: torch.dtype,
     tiny_model_dir: Callable[..., Path],
@@ -117,7 +117,7 @@ def test_a_tape_computes_the_same_bits_as_calls(
     assert calls == [rows for rows in RECORDED for _ in model.layers]
 
 
-def test_a_step_that_fails_is_not_repeated(
+def test_failed_step_is_not_recorded(
     tiny_model_dir: Callable[..., Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = (make(tiny_model_dir("llama"), torch.bfloat16) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What build_model accepts and refuses."""
+"""build_model builds every architecture and rejects unsupported models."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def test_every_architecture_builds() -> None:
         (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu; got 'gelu'"),
     ],
 )
-def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> None:
+def test_unsupported_models_are_rejected(config: ModelConfig, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         build(config)
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_unknown_kernel_set_is_rejected() -> None:
     with pytest.raises(ChairliftError, match="kernels must be one of"):
         build(LLAMA.declare(), "flash")
 
 
 @pytest.mark.parametrize("root", ["model.decoder.", "decoder."])
 def test_opt_names_with_and_without_prefix(tmp_path: Path, root: str) -> None:
-    """Some OPT files call their parameters `decoder...`."""
+    """Some OPT files use the prefix `decoder.` for their parameters."""
     config = OPT.declare()
     whole = RandomWeights(config, torch.float32, CPU)
     tensors = {

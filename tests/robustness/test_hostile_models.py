@@ -1,4 +1,4 @@
-"""Model files that mean harm: each is refused with a sentence, at once, and in little memory."""
+"""Hostile model files are rejected with an error, without delay and within little memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fuzz_models import ARRAY, BOOL, F32, SHAPE, STRING, U32, gguf_bytes, gguf_metadata, packed_string
-from fuzzing import deep, guarded
+from fuzz_targets import deep, guarded
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
@@ -95,7 +95,7 @@ def test_json_files(tmp_path: Path, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("file", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", 7, "weights.bin"])
-def test_an_index_stays_in_its_folder(tmp_path: Path, file: object) -> None:
+def test_index_cannot_refer_outside_its_folder(tmp_path: Path, file: object) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
     with pytest.raises(ModelLoadError, match="files in the same folder"):
         _files(tmp_path)

@@ -1,4 +1,4 @@
-"""How a model's file holds its matrices, from headers alone: nothing is read that would have to be dequantized."""
+"""The storage formats of a model's matrices, read from the headers of its files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from chairlift.models.registry import get_architecture
 if TYPE_CHECKING:
     from chairlift.loading.gguf_file import GGUFFile
 
-OF_DTYPE: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-OF_SAFETENSORS: Final = {"F16": "f16", "BF16": "bf16"}
+DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 
 
 def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[str], str]:
-    """Name of a parameter -> `PackedRows.format`; for what a file does not have, and without a file (None: random
-    weights, or a shape), that of the configuration's type.
+    """Return a function from the name of a parameter to its `PackedRows.format`.
+
+    The format of a parameter that is in no file is that of the configuration's type.
+
+    Args:
+        files: the files of the model, or None for random weights.
 
     Raises:
-        ModelLoadError: a file cannot be read.
+        ModelLoadError: A file cannot be read.
     """
-    default = OF_DTYPE[config.dtype]
+    default = DTYPE_FORMATS[config.dtype]
     if files is None:
         return lambda name: default
     if files.kind == "gguf":
@@ -50,13 +54,15 @@ def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable
 
 
 def _safetensors_formats(file: Path) -> dict[str, str]:
-    """A safetensors file begins with the length of its header, 8 bytes, and the header, JSON."""
+    """Read the header of a safetensors file: its length in 8 bytes, followed by JSON."""
     try:
         with file.open("rb") as opened:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(length))
     except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
-        raise ModelLoadError(f"{file}: truncated or damaged ({error}); fetch it again") from error
+        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error
     return {
-        name: OF_SAFETENSORS.get(tensor["dtype"], "f32") for name, tensor in header.items() if name != "__metadata__"
+        name: SAFETENSORS_FORMATS.get(tensor["dtype"], "f32")
+        for name, tensor in header.items()
+        if name != "__metadata__"
     }

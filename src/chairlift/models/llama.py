@@ -1,8 +1,8 @@
-"""Llama and its relatives (Touvron et al., 2023): RMSNorm before, rotary embedding, grouped-query attention, SwiGLU.
+"""Llama (Touvron et al., 2023), Mistral, Qwen2 and Qwen3: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
     x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))
 
-Mistral adds a sliding window, Qwen2 a bias on q, k and v, Qwen3 a norm on the heads of q and k.
+Mistral adds a sliding window, Qwen2 biases of q, k and v, and Qwen3 a norm of each query and key head.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MAX_LAYERS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSizes:
-    """The sizes and switches in which Llama and its relatives differ.
+    """The sizes and switches of a Llama, Mistral, Qwen2 or Qwen3 model.
 
     Attributes:
         name: "llama", "mistral", "qwen2" or "qwen3".
-        sliding_windows: one entry for each layer, None attends to everything; empty: none in any layer.
-        qkv_bias, output_bias, mlp_bias: whether those projections have one.
-        qk_norm: RMSNorm over each head of q and k.
+        sliding_windows: the window of each layer, or None for full attention; an empty sequence for none in any layer.
+        qkv_bias, output_bias, mlp_bias: whether these projections have biases.
+        qk_norm: whether RMSNorm is applied to each query and key head.
         dtype: see ModelConfig.
     """
 
@@ -68,7 +68,7 @@ class LlamaSizes:
     dtype: str = "float32"
 
     def declare(self) -> ModelConfig:
-        """The model, layer by layer."""
+        """Return the declaration of the model with these sizes."""
         return ModelConfig(
             architecture="llama",
             name=self.name,
@@ -126,10 +126,13 @@ class LlamaSizes:
 
 
 @dataclass(frozen=True)
-class _Family:
-    """What the readers of Llama and its relatives do not have in common.
+class _HFConfigReader:
+    """The reader of the `config.json` of one model type.
 
-    `qkv_bias` None reads `attention_bias`, which then covers the o projection too.
+    Attributes:
+        windows: (fields, number of layers) -> the sliding window of each layer.
+        qkv_bias: whether q, k and v have biases, or None to read `attention_bias`, which applies to the output
+            projection too.
     """
 
     name: str
@@ -164,9 +167,11 @@ class _Family:
         ).declare()
 
     def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
-        """Of q, k and v, of the output and of the feed-forward network. What the family's own code never reads must be
-        absent or say what that code does."""
-        why = f"a {self.name} model has none to choose"
+        """Return whether q, k and v, the output projection, and the feed-forward network have biases.
+
+        A field that the reference implementation of the model type ignores must be absent or agree with it.
+        """
+        why = f"{self.name} models do not have this option"
         if not self.reads_mlp_bias:
             fields.allow_only("mlp_bias", False, why)
         mlp = fields.flag("mlp_bias", False)
@@ -194,12 +199,12 @@ def _kv_heads(fields: ConfigFields, heads: int) -> int:
 
 
 def _rope(fields: ConfigFields) -> RopeConfig:
-    fields.allow_only("rope_interleaved", False, "pairs of dimensions must lie half a head apart")
+    fields.allow_only("rope_interleaved", False, "the dimensions of a rotated pair must be half a head apart")
     return read_rope(fields)
 
 
 def _no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    fields.allow_only("sliding_window", None, "this architecture attends to everything")
+    fields.allow_only("sliding_window", None, "this architecture has no sliding window")
     return ()
 
 
@@ -211,7 +216,7 @@ def _mistral_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     uses_windows = fields.flag("use_sliding_window", False)
     window = fields.integer("sliding_window") if uses_windows else fields.get("sliding_window")
-    first = fields.get("max_window_layers")
+    fields.get("max_window_layers")  # Marks the field as read; it has no effect without windows.
     types = fields.get("layer_types")
     if types is not None:
         return _typed_windows(fields, types, layers, window if uses_windows else None)
@@ -238,7 +243,7 @@ def _typed_windows(fields: ConfigFields, types: Any, layers: int, window: int | 
 
 
 def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
-    """A GGUF file of Llama, Qwen2 or Qwen3."""
+    """Read the metadata of a GGUF file of Llama, Qwen2 or Qwen3."""
     fields, name, tensors = header.fields, header.name, header.tensor_names
     fields.allow_only("expert_count", 0, "mixtures of experts are not supported")
     fields.allow_only("expert_used_count", 0, "mixtures of experts are not supported")
@@ -267,7 +272,7 @@ def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
 
 
 def _uniform(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
-    """An integer that some files repeat for each layer; layers that differ are refused."""
+    """Read an integer that some files repeat for each layer, and reject different values."""
     value = fields.get(key, default)
     if not isinstance(value, list):
         return fields.integer(key, default)
@@ -298,12 +303,12 @@ def _vocab_size(fields: ConfigFields, tokens: ConfigFields) -> int:
         return fields.integer("vocab_size")
     strings = tokens.get("tokens")
     if not isinstance(strings, Sequence) or not strings:
-        raise fields.error("vocab_size", "is missing, and so are the tokens that would give it")
+        raise fields.error("vocab_size", "is missing, and so are the tokens (tokenizer.ggml.tokens)")
     return len(strings)
 
 
 def _gguf_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
-    fields.allow_only("attention.sliding_window_pattern", None, "only one window for all layers is")
+    fields.allow_only("attention.sliding_window_pattern", None, "all layers must have the same window")
     window = fields.integer("attention.sliding_window", 0, low=0)
     return (window or None,) * layers
 
@@ -311,10 +316,10 @@ def _gguf_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
 LLAMA: Final = Architecture(
     name="llama",
     hf_readers={
-        "LlamaForCausalLM": _Family("llama", _no_windows, reads_mlp_bias=True),
-        "MistralForCausalLM": _Family("mistral", _mistral_windows, qkv_bias=False),
-        "Qwen2ForCausalLM": _Family("qwen2", _qwen_windows, qkv_bias=True),
-        "Qwen3ForCausalLM": _Family("qwen3", _qwen_windows, qk_norm=True),
+        "LlamaForCausalLM": _HFConfigReader("llama", _no_windows, reads_mlp_bias=True),
+        "MistralForCausalLM": _HFConfigReader("mistral", _mistral_windows, qkv_bias=False),
+        "Qwen2ForCausalLM": _HFConfigReader("qwen2", _qwen_windows, qkv_bias=True),
+        "Qwen3ForCausalLM": _HFConfigReader("qwen3", _qwen_windows, qk_norm=True),
     },
     gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3"), read_llama_gguf),
     gguf_names={

@@ -1,4 +1,4 @@
-"""Vocabulary entries to bytes, for decoders as Hugging Face folders have them."""
+"""Conversion of vocabulary entries to bytes, for the decoders in Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFa
         (None, "Ġa", "Ġa".encode()),
     ],
 )
-def test_spelling_goes_by_the_decoder(decoder: Any, token: str, expected: bytes) -> None:
+def test_bytes_depend_on_the_decoder(decoder: Any, token: str, expected: bytes) -> None:
     backend = Backend(models.BPE(vocab={token: 0}, merges=[]))
     if decoder is not None:
         backend.decoder = decoder
@@ -42,7 +42,7 @@ def test_spelling_goes_by_the_decoder(decoder: Any, token: str, expected: bytes)
         assert Tokenizer(backend).decode([0]).encode() == expected, "and so does the library"
 
 
-def test_an_added_token_is_its_own_text() -> None:
+def test_bytes_of_an_added_token_are_its_text() -> None:
     backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens(["é▁", "a"])
@@ -51,5 +51,5 @@ def test_an_added_token_is_its_own_text() -> None:
     assert tokenizer.max_token_bytes == 5
 
 
-def test_an_empty_vocabulary_can_be_divided_by() -> None:
+def test_max_token_bytes_of_an_empty_vocabulary_is_one() -> None:
     assert Tokenizer(Backend(models.BPE())).max_token_bytes == 1

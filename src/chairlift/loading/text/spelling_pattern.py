@@ -1,4 +1,4 @@
-"""A regular expression that finds the longest of many strings at a position, without trying each of them."""
+"""A regular expression that matches the longest of many strings in time independent of their number."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from itertools import groupby, takewhile
 from typing import Final
 
 MAX_DEPTH: Final = 40
-"""Nested groups of the expression; strings that would need more are listed one after the other."""
+"""The maximum depth of nested groups in the expression. Deeper strings become alternatives of one group."""
 
 
 def spelling_pattern(spellings: Collection[str]) -> re.Pattern[str]:
-    """The expression matches the longest of the spellings that begins at a position; of none if there are none.
+    """Return an expression that matches the longest spelling at a position, or nothing if there are no spellings.
 
-    It is a trie, so the time at one position is bounded by the length of a spelling, not by their number.
+    It is a trie, so the time at one position depends on the length of the spellings, and not on their number.
     """
     return re.compile(_alternatives(sorted(set(spellings)), 0) if spellings else r"(?!)")
 
 
 def _alternatives(spellings: list[str], depth: int) -> str:
-    """An expression for sorted, distinct strings."""
+    """Return an expression for sorted, distinct strings."""
     if depth == MAX_DEPTH:
         return _group([re.escape(spelling) for spelling in sorted(spellings, key=len, reverse=True)])
     optional = "?" if spellings[0] == "" else ""
@@ -34,7 +34,7 @@ def _alternatives(spellings: list[str], depth: int) -> str:
 
 
 def _common_prefix(first: str, last: str) -> str:
-    """What all strings between these two, in sorted order, begin with."""
+    """Return the common prefix of all strings between these two in sorted order."""
     shared = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return "".join(left for left, _ in shared)
 

@@ -1,4 +1,4 @@
-"""The bytes that a vocabulary entry stands for, by the kind of its tokenizer."""
+"""The bytes of a vocabulary entry, for each kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
-    """From a vocabulary entry to its bytes, as the backend's decoder reads entries.
+    """Return a function from a vocabulary entry to its bytes, according to the tokenizer's decoder.
 
     Byte-level BPE writes each byte as a character of GPT-2's alphabet; SentencePiece writes a space as ▁ and, with byte
     fallback, a lone byte as <0xNN>. Other entries are their own text.
@@ -34,7 +34,7 @@ def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]
 
 
 def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
-    """The decoder's steps, those of nested sequences one by one."""
+    """Yield the steps of the decoder, including those of nested sequences."""
     pending = [] if backend.decoder is None else [json.loads(backend.decoder.__getstate__())]
     while pending:
         step = pending.pop()
@@ -47,7 +47,8 @@ def _marks_spaces(step: dict[str, Any]) -> bool:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable Latin-1 as it is, the others from U+0100 on, in order."""
+    """Return the byte of each of GPT-2's characters: printable Latin-1 unchanged, the others from U+0100 on, in
+    order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -59,5 +60,5 @@ ALPHABET: Final = _alphabet()
 def _byte_level(token: str) -> bytes:
     try:
         return bytes(ALPHABET[character] for character in token)
-    except KeyError:  # an entry that is not written in the alphabet is text
+    except KeyError:  # An entry with other characters is text.
         return token.encode()

@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Tokenizer: conversion between text and token ids, with the chat template of the model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
 from chairlift.loading.text.token_bytes import make_token_to_bytes
 
-MAX_TOKEN_ID: Final = (1 << 32) - 1  # the library refuses to look up more
+MAX_TOKEN_ID: Final = (1 << 32) - 1  # The library raises an error for larger ids.
 
 
 class Tokenizer:
     """A tokenizer and its chat template. Safe to use from several threads.
 
     Args:
-        backend: from the `tokenizers` library; its truncation and padding are switched off.
-        special_tokens: role ("bos_token", "eos_token", ...) -> text; texts that are no tokens count as absent.
-        chat_template: Jinja2 text.
+        backend: a tokenizer of the `tokenizers` library, whose truncation and padding are switched off.
+        special_tokens: role ("bos_token", "eos_token", ...) -> text. Texts that are not tokens are ignored.
+        chat_template: the source of the Jinja2 template, or None.
     """
 
     def __init__(
@@ -47,18 +47,17 @@ class Tokenizer:
         self._added = {i: token.content for i, token in added.items()}
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self._token_to_bytes = make_token_to_bytes(backend)
-        self._chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
 
     def _role(self, role: str) -> int | None:
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Added tokens that it spells become themselves, except in the content of a
-        MarkedText, where they are plain text.
+        """Encode a text. Spellings of added tokens become these tokens, except in the content of a MarkedText.
 
         Args:
-            text: a rendered chat template is a MarkedText.
-            add_special_tokens: add the beginning and end tokens that the model expects.
+            text: a plain string, or a rendered chat template as MarkedText.
+            add_special_tokens: whether to add the model's tokens for the beginning and the end of a text.
         """
         if isinstance(text, MarkedText) and not is_template_text(text):
             return self.guard.encode(text, add_special_tokens=add_special_tokens)
@@ -67,26 +66,26 @@ class Tokenizer:
 
     @cached_property
     def guard(self) -> AddedTokenGuard:
-        """Keeps added tokens out of the content of chat prompts."""
+        """The guard that prevents added tokens in the content of chat prompts."""
         return AddedTokenGuard(self.backend)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text; ids outside of the vocabulary are left out, bytes that are no UTF-8 become U+FFFD."""
+        """Decode token ids. Ids outside the vocabulary are ignored, and invalid UTF-8 becomes U+FFFD."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it, or None."""
+        """Return the id of a vocabulary entry, or None if there is no such entry."""
         return self.backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """How the vocabulary spells a token, or None."""
+        """Return the vocabulary entry of an id, or None if there is no such entry."""
         return self.backend.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; b"" for ids outside of the vocabulary.
+        """Return the bytes of a token, or b"" for an id outside the vocabulary.
 
-        Joined over the tokens of a text they are its UTF-8 (as the tokenizer normalizes it, so SentencePiece's leading
-        space included). A single token may begin or end inside a character. Added tokens stand for their own text.
+        The bytes of all tokens of a text, joined, are the UTF-8 of the normalized text (with SentencePiece's leading
+        space). A single token may begin or end inside a character. The bytes of an added token are its text.
         """
         if token_id in self._added:
             return self._added[token_id].encode()
@@ -95,50 +94,46 @@ class Tokenizer:
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """Bytes of the longest token, at least 1: a normalized text of n bytes has at least n / max_token_bytes tokens.
+        """The number of bytes of the longest token, at least 1.
 
-        (Not if the tokenizer drops characters or fuses them to one unknown token.)
+        A normalized text of n bytes has at least n / max_token_bytes tokens, unless the tokenizer drops characters or
+        fuses them to one unknown token.
         """
         ids = self.backend.get_vocab(with_added_tokens=True).values()
         return max((len(self.token_bytes(token_id)) for token_id in ids), default=0) or 1
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        """The model's own."""
-        return self._chat_template
+        return self.chat_template is not None
 
     def is_special(self, text: str) -> bool:
-        """Whether a text is one token that `skip_special_tokens` leaves out."""
+        """Whether a text is one special token, which `skip_special_tokens` omits."""
         return self.token_to_id(text) in self.special_token_ids
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> MarkedText:
-        """The prompt text of a conversation; see ChatTemplate.render.
+        """Render the prompt of a conversation; see ChatTemplate.render.
 
         Raises:
-            RequestError: the model has no chat template, or it refuses the messages.
+            RequestError: The model has no chat template, or the template rejects the messages.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestError(
-                "messages: this model has no chat template; send a ready prompt to the completions API", "messages"
+                "messages: this model has no chat template; send the rendered prompt to the completions API", "messages"
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> list[int]:
-        """The token ids of `render_chat`; nothing is added, since the template writes the special tokens itself."""
+        """Return the token ids of `render_chat`. The template writes the special tokens, so no others are added."""
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, **extra)
         return self.encode(text, add_special_tokens=False)
 
 
 def set_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
-    """Make `encode` put `bos` before and `eos` after a text; None puts nothing."""
+    """Make `encode` add `bos` before and `eos` after a text; None adds no token."""
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)

@@ -120,7 +120,7 @@ class LinearPass:
         return {LAYERS: self._time_tape(rows) if rows <= MAX_ROWS else layers, **seconds}
 
     def _multiply(self, product: ProductSpec, kernel: LinearKernel, rows: int) -> None:
-        kernel(self._inputs[input_width(product)][:rows], self._residual[:rows] if product.is_added else None)
+        kernel(self._inputs[input_width(product)][:rows], self._residual[:rows] if product.adds_residual else None)
 
     def _time_tape(self, rows: int) -> float:
         if rows not in self._tapes:
