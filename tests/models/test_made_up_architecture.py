@@ -34,8 +34,7 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength
-from chairlift.loading.matrix_formats import matrix_formats
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.architecture import Architecture
 from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import ConfigFields

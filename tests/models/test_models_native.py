@@ -15,7 +15,7 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.config import ModelConfig
-from chairlift.models.decoder import LanguageModel, build_model
+from chairlift.models.decoder import DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -65,7 +65,7 @@ class Rounded:
         return self._weights.has(name)
 
 
-def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, LanguageModel, LanguageModel]:
+def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, DecoderModel, DecoderModel]:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
     weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
@@ -76,7 +76,7 @@ def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelCon
 
 
 @torch.inference_mode()
-def logits(model: LanguageModel, vocab_size: int) -> torch.Tensor:
+def logits(model: DecoderModel, vocab_size: int) -> torch.Tensor:
     """Compute three prompts together in two chunks, and then one token of each: [T, V]."""
     draw, tables = random.Random(0), Tables(64, 8)
     model.allocate_kv_cache(64, 8)

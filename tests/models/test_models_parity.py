@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.decoder import LanguageModel, build_model
+from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.registry import read_hf_config
 from native import needs_native
 from packed_steps import Tables, pack
@@ -56,7 +56,7 @@ def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) 
     return tiny_model_dir(arch, **overrides)
 
 
-def load(folder: Path, kernels: str) -> LanguageModel:
+def load(folder: Path, kernels: str) -> DecoderModel:
     config = read_hf_config(json.loads((folder / "config.json").read_text()), source="config.json")
     weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
     model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
@@ -74,7 +74,7 @@ def expected_logits(folder: Path) -> dict[int, torch.Tensor]:
     return {sequence: oracle(torch.tensor([tokens])).logits[0] for sequence, tokens in prompts().items()}
 
 
-def run(model: LanguageModel, tables: Tables, work: list[tuple[int, int, int]]) -> dict[int, torch.Tensor]:
+def run(model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]]) -> dict[int, torch.Tensor]:
     """Compute slices (sequence, start, stop) of the prompts in one step, and return the logits of each."""
     step = pack(tables, work)
     tokens = [token for sequence, start, stop in work for token in prompts()[sequence][start:stop]]

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from chairlift.errors import ChairliftError, ModelLoadError
-from chairlift.loading.matrix_formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.loading.resolve import ModelFiles
+from chairlift.loading.resolve import ModelFiles, matrix_formats
 from chairlift.loading.safetensors_weights import SafetensorsWeights
 from chairlift.models.config import ModelConfig
-from chairlift.models.decoder import LanguageModel, build_model
+from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.llama import LlamaSizes
 from chairlift.models.opt import OPTSizes
 from chairlift.models.registry import ARCHITECTURES
@@ -42,7 +41,7 @@ OPT = OPTSizes(
 )
 
 
-def build(config: ModelConfig, kernels: str = "torch") -> LanguageModel:
+def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
     weights = RandomWeights(config, torch.float32, CPU)
     return build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
 

@@ -173,7 +173,7 @@ def _load_gguf(path: Path) -> None:
     assert all(end <= path.stat().st_size for _, end in ends)
     assert all(end <= start for (_, end), (start, _) in pairwise(ends)), "tensors overlap"
     config = read_gguf_config(file.metadata, source="f", tensor_names=file.tensors.keys(), rope_freqs=None)
-    weights = GGUFWeights(path, config, torch.float32, CPU, file=file)
+    weights = GGUFWeights(file, config, torch.float32, CPU)
     assert weights.tensor("model.embed_tokens.weight", SHAPE).shape == SHAPE
     weights.unused()
     assert isinstance(build_tokenizer(GGUFVocabulary(file)).encode("ab a\n").ids, list)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import gguf
@@ -26,24 +25,13 @@ VALUES_PER_ROW: Final = 8192
 class GGUFWeights(FileWeights):
     """A `Weights` over a GGUF file, for every quantization that the package `gguf` can dequantize.
 
-    Args:
-        file: the open file.
-
     Raises:
         ModelLoadError: A tensor has a quantization that `gguf` cannot dequantize.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        file: GGUFFile | None = None,
-    ) -> None:
-        super().__init__(path, config, dtype, device)
-        self._file = file or GGUFFile(path)
+    def __init__(self, file: GGUFFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(file.path, config, dtype, device)
+        self._file = file
         self._architecture = get_architecture(config)
         self._interleaved = interleaved_heads(config)
 

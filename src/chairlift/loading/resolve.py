@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
 from chairlift.models.config import ModelConfig
-from chairlift.models.registry import read_gguf_config, read_hf_config
+from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from chairlift.loading.gguf_file import GGUFFile
     from chairlift.loading.text.tokenizer import Tokenizer
 
+DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
 """Names on the Hugging Face hub have at most 96 characters."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
@@ -165,6 +169,54 @@ def _rope_freqs(file: GGUFFile) -> list[float] | None:
     return [float(factor) for factor in dequantize(file, ROPE_FREQS).ravel()]
 
 
+def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[str], str]:
+    """Return a function from the name of a parameter to its `PackedRows.format`.
+
+    The format of a parameter that is in no file is that of the configuration's type.
+
+    Args:
+        files: the files of the model, or None for random weights.
+
+    Raises:
+        ModelLoadError: A file cannot be read.
+    """
+    default = DTYPE_FORMATS[config.dtype]
+    if files is None:
+        return lambda name: default
+    if files.kind == "gguf":
+        return _gguf_formats(open_gguf(files.path), config, default)
+    found: dict[str, str] = {}
+    for file in sorted(files.path.glob("*.safetensors")):
+        found.update(_safetensors_formats(file))
+    hf_names = get_architecture(config).hf_names
+    return lambda name: next((found[each] for each in hf_names(name) if each in found), default)
+
+
+def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
+    gguf_name = get_architecture(config).gguf_name
+
+    def find(name: str) -> str:
+        tensor = file.tensors.get(gguf_name(name) or "")
+        return default if tensor is None else tensor.type.name.lower()
+
+    return find
+
+
+def _safetensors_formats(file: Path) -> dict[str, str]:
+    """Read the header of a safetensors file: its length in 8 bytes, followed by JSON."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+    except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
+        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error
+    return {
+        name: SAFETENSORS_FORMATS.get(tensor["dtype"], "f32")
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    }
+
+
 def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
     """Open the weights of a model.
 
@@ -174,7 +226,7 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     if files.kind == "gguf":
         from chairlift.loading.gguf_weights import GGUFWeights
 
-        return GGUFWeights(files.path, config, dtype, device, file=open_gguf(files.path))
+        return GGUFWeights(open_gguf(files.path), config, dtype, device)
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -49,12 +48,10 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: Any = REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
-        """Return a finite number above `low` and at most `high`."""
+        """Return a number above `low` and at most `high`."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.error(key, f"must be a finite number, got {value!r}")
-        if not low < value <= high:
-            raise self.error(key, f"must be above {low:g} and at most {high:g}, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+            raise self.error(key, f"must be a number above {low:g} and at most {high:g}, got {value!r}")
         return float(value)
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:

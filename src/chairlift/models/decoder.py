@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,47 +29,6 @@ from chairlift.models.registry import get_architecture
 from chairlift.models.torch_operations import fallback_note, torch_operations
 
 logger = logging.getLogger("chairlift")
-
-
-class LanguageModel(ABC):
-    """The interface of a decoder-only model, which the caller runs under `torch.inference_mode`.
-
-    Call `allocate_kv_cache` once, and then in every step `plan`, `forward`, and `logits` for the rows that are sampled.
-    """
-
-    def __init__(self, config: ModelConfig, backends: Sequence[AttentionBackend[Any]]) -> None:
-        self.config = config
-        self.attention_backends = backends
-
-    @property
-    @abstractmethod
-    def attention_layers(self) -> Sequence[Attention]:
-        """The attention of each layer, in the order of the layers."""
-
-    @abstractmethod
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """Run the layers on the tokens of one step, and write their K and V.
-
-        Args:
-            token_ids, positions: int64 [T], packed as in the metadata of the plan.
-            plan: the result of `plan` for this step.
-
-        Returns:
-            The hidden states for `logits`: [T, hidden_size].
-        """
-
-    @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute the logits, float32 [N, vocab_size], of rows of `forward`'s result, [N, hidden_size]."""
-
-    def plan(self, metadata: AttentionMetadata) -> tuple[Any, ...]:
-        """Return one plan of the step for each attention backend, as the argument of `forward`."""
-        return tuple(backend.plan(metadata) for backend in self.attention_backends)
-
-    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1 in every layer."""
-        for layer in self.attention_layers:
-            layer.allocate_kv_cache(num_blocks, block_size)
 
 
 class LayerBuilder:
@@ -148,8 +106,10 @@ class DecoderLayer:
         return self.add_feed_forward(x, self.feed_forward(x, self.add_feed_forward.fused(x)))
 
 
-class DecoderModel(LanguageModel):
-    """The model that a declaration describes.
+class DecoderModel:
+    """The model that a declaration describes. The caller runs it under `torch.inference_mode`.
+
+    Call `allocate_kv_cache` once, and then in every step `plan`, `forward`, and `logits` for the rows that are sampled.
 
     Args:
         backends: the backend of each attention shape of the layers.
@@ -162,7 +122,8 @@ class DecoderModel(LanguageModel):
         kernels: Kernels,
         backends: dict[AttentionShape, AttentionBackend[Any]],
     ) -> None:
-        super().__init__(config, list(backends.values()))
+        self.config = config
+        self.attention_backends = list(backends.values())
         builder = LayerBuilder(config, weights, kernels, backends)
         device = next(iter(backends)).device
         ((name, vocab_size),) = config.embedding.parts
@@ -188,11 +149,38 @@ class DecoderModel(LanguageModel):
 
     @property
     def attention_layers(self) -> Sequence[Attention]:
+        """The attention of each layer, in the order of the layers."""
         return [layer.attention for layer in self.layers]
 
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        """Allocate zeroed KV memory for the block ids 0 to num_blocks - 1 in every layer."""
+        for layer in self.attention_layers:
+            layer.allocate_kv_cache(num_blocks, block_size)
+
+    def plan(self, metadata: AttentionMetadata) -> tuple[Any, ...]:
+        """Return one plan of the step for each attention backend, as the argument of `forward`."""
+        return tuple(backend.plan(metadata) for backend in self.attention_backends)
+
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """Run the layers on the tokens of one step, and write their K and V.
+
+        Args:
+            token_ids, positions: int64 [T], packed as in the metadata of the plan.
+            plan: the result of `plan` for this step.
+
+        Returns:
+            The hidden states for `logits`: [T, hidden_size].
+        """
         rotations = tuple(rotary.at(positions) for rotary in self.rotary)
         return self._run_layers(self.layers, self._embed(token_ids, positions), StepContext(positions, rotations, plan))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Compute the logits, float32 [N, vocab_size], of rows of `forward`'s result, [N, hidden_size]."""
+        logits = self.lm_head(hidden if self.project_out is None else self.project_out(hidden))
+        if self.config.logits_multiplier != 1:
+            logits = logits.mul_(self.config.logits_multiplier)
+        cap = self.config.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         x = self.embedding(token_ids)
@@ -203,13 +191,6 @@ class DecoderModel(LanguageModel):
         if self.position_table is not None and self.config.positions is not None:
             x = x.add_(self.position_table[positions + self.config.positions.offset])
         return x
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.lm_head(hidden if self.project_out is None else self.project_out(hidden))
-        if self.config.logits_multiplier != 1:
-            logits = logits.mul_(self.config.logits_multiplier)
-        cap = self.config.logits_soft_cap
-        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def attention_shape(
@@ -260,7 +241,7 @@ def build_model(
     kernels: str = "torch",
     quantization: str | None = None,
     kv_cache_dtype: torch.dtype | None = None,
-) -> LanguageModel:
+) -> DecoderModel:
     """Build the model of a declaration and load its parameters.
 
     Args:

@@ -29,8 +29,7 @@ from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
 from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
-from chairlift.loading.matrix_formats import matrix_formats
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end

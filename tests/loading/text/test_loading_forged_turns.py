@@ -247,7 +247,7 @@ def test_check_of_an_endless_template_stops_at_the_deadline(
     monkeypatch.setattr(template_check, "MAX_SECONDS", -1.0)
     text = "{{ 'x'.center(4) }}{{ '<|eot_id|>' | safe }}"
     assert template_problems(ChatTemplate(text, {}), Tokenizer(BACKENDS["byte_level"](), chat_template=text)) == []
-    assert "its check was stopped" in caplog.text
+    assert "the check was stopped" in caplog.text
 
 
 def test_content_that_counts_as_template_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from chairlift.loading.text import gguf_tokenizer
 from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import Tokenizer
 
-SAMPLE = Path(__file__).parent.parent / "data" / "smollm2_llama_cpp_ids.json"
+SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +249,9 @@ def test_derived_merges_equal_transformers(pieces: dict[str, float]) -> None:
         (BPE, {"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         (BPE, {"merges": None}, r"tokenizer\.ggml\.merges is missing"),
         (BPE, {"merges": ["he"]}, r"tokenizer\.ggml\.merges must contain pairs"),
-        (BPE, {"merges": ["q zz"]}, r"tokenizer\.ggml\.merges does not fit the tokens"),
-        (BPE, {"token_type": [1, 1]}, r"tokenizer\.ggml\.token_type has 2 entries for \d+ tokens"),
-        (BPE, {"tokens": ["a", "a"], "token_type": None, "merges": ["a a"]}, r"tokens holds 'a' twice"),
+        (BPE, {"merges": ["q zz"]}, r"tokenizer\.ggml\.merges does not match the tokens"),
+        (BPE, {"token_type": [1, 1]}, r"tokenizer\.ggml\.token_type has 2 entries, but there are \d+ tokens"),
+        (BPE, {"tokens": ["a", "a"], "token_type": None, "merges": ["a a"]}, r"tokens contains 'a' twice"),
         (BPE, {"add_bos_token": 3}, r"add_bos_token must be true or false, got 3"),
         (SPM, {"scores": None}, r"tokenizer\.ggml\.scores is missing"),
         (SPM, {"scores": [1.0]}, r"tokenizer\.ggml\.scores has 1 entries"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.loading.text.spelling_pattern import MAX_DEPTH, spelling_pattern
+from chairlift.loading.text.added_token_guard import MAX_DEPTH, spelling_pattern
 
 spellings = st.sets(st.text("ab<|.", min_size=1, max_size=6), min_size=1, max_size=12)
 

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from chairlift.loading.text.token_bytes import make_token_to_bytes
-from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer, make_token_to_bytes
 
 SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 

@@ -19,12 +19,19 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.matrix_formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.loading.resolve import ModelFiles, close_gguf, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.loading.resolve import (
+    ModelFiles,
+    close_gguf,
+    load_config,
+    load_tokenizer,
+    matrix_formats,
+    open_weights,
+    resolve_model,
+)
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.models.decoder import LanguageModel, build_model
+from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.system.control_groups import ControlGroups
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, format_memory, total_memory
@@ -70,7 +77,7 @@ class LoadedModel:
     engine_config: EngineConfig
     files: ModelFiles
     config: ModelConfig
-    model: LanguageModel
+    model: DecoderModel
     device: torch.device
     choice: KernelChoice
     planned_weights: list[MemoryItem]

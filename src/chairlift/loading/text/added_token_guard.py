@@ -9,9 +9,12 @@ encodes the text between two of them as one piece.
 from __future__ import annotations
 
 import json
+import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, takewhile
 from typing import Final
 
 import tokenizers
@@ -19,11 +22,13 @@ from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.text.marked_text import CONTENT, MarkedText, mask_of, template_spans, unmarked
-from chairlift.loading.text.spelling_pattern import spelling_pattern
 
 NONCE_CHARACTERS: Final = 10
 PRIVATE_USE: Final = range(0x100000, 0x10FFFE)
 MAX_UNUSED_IDS: Final = 1 << 20
+MAX_DEPTH: Final = 40
+"""The maximum depth of nested groups in the expression. Deeper strings become alternatives of one group."""
+
 CUT: Final = -1
 """A boundary inside content. It separates pieces and produces no token."""
 
@@ -289,3 +294,35 @@ def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
         return found if isinstance(found, int) else None
     unknown = getattr(model, "unk_token", None)
     return backend.token_to_id(unknown) if isinstance(unknown, str) else None
+
+
+def spelling_pattern(spellings: Collection[str]) -> re.Pattern[str]:
+    """Return an expression that matches the longest spelling at a position, or nothing if there are no spellings.
+
+    It is a trie, so the time at one position depends on the length of the spellings, and not on their number.
+    """
+    return re.compile(_alternatives(sorted(set(spellings)), 0) if spellings else r"(?!)")
+
+
+def _alternatives(spellings: list[str], depth: int) -> str:
+    """Return an expression for sorted, distinct strings."""
+    if depth == MAX_DEPTH:
+        return _group([re.escape(spelling) for spelling in sorted(spellings, key=len, reverse=True)])
+    optional = "?" if spellings[0] == "" else ""
+    branches = []
+    for _, group in groupby(spellings[1:] if optional else spellings, key=lambda spelling: spelling[0]):
+        same = list(group)
+        prefix = _common_prefix(same[0], same[-1])
+        rest = [spelling[len(prefix) :] for spelling in same]
+        branches.append(re.escape(prefix) + (_alternatives(rest, depth + 1) if len(rest) > 1 else ""))
+    return _group(branches) + optional
+
+
+def _common_prefix(first: str, last: str) -> str:
+    """Return the common prefix of all strings between these two in sorted order."""
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(left for left, _ in shared)
+
+
+def _group(branches: list[str]) -> str:
+    return f"(?:{'|'.join(branches)})"

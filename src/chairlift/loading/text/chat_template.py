@@ -31,11 +31,9 @@ class ChatTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names of the variables that the template reads; empty if it cannot be compiled."""
-        answer = self._run({"operation": "variables", "template": self.text})
+        request = {"operation": "variables", "template": self.text}
+        answer = run_template(request, from_request=self._from_request)
         return frozenset(answer.get("variables", ()))
-
-    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
-        return run_template(request, from_request=self._from_request)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
@@ -57,7 +55,7 @@ class ChatTemplate:
         request: dict[str, Any] = {"operation": "render", "template": self.text, "variables": variables}
         request["template_variables"] = [name for name in self._special_tokens if name not in extra]
         request["marks"] = _marks(messages)
-        answer = self._run(request)
+        answer = run_template(request, from_request=self._from_request)
         if "text" in answer:
             return from_spans(answer["text"], answer["spans"])
         if answer["error"] == "syntax":

@@ -16,16 +16,15 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from chairlift.errors import ModelLoadError
 from chairlift.loading.cache import models_dir, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.text.chat_template import select_template
 from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from chairlift.loading.text.tokenizer import Tokenizer, set_bos_and_eos
+from chairlift.loading.text.tokenizer import SPACE, Tokenizer, set_bos_and_eos
+from chairlift.models.config_fields import ConfigFields
 
 BUILD: Final = 1  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.
 PREFIX: Final = "tokenizer.ggml."
-SPACE: Final = "▁"
 MAX_SPLIT_CHARACTERS: Final = 10**9  # Work to derive the merges; a real vocabulary has about 10^8.
 ROLES: Final = {
     "bos_token": "bos_token_id",
@@ -63,20 +62,14 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     )
 
 
-class GGUFVocabulary:
+class GGUFVocabulary(ConfigFields):
     """The tokenizer's metadata, which is checked as it is read."""
 
     def __init__(self, file: GGUFFile) -> None:
+        super().__init__(file.metadata, str(file.path), PREFIX)
         self.path = file.path
-        self._metadata = file.metadata
         # Empty strings are padding. Each gets a distinct name.
         self.tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(self.strings("tokens"))]
-
-    def error(self, key: str, problem: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.path}: {PREFIX}{key} {problem}")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._metadata.get(PREFIX + key, default)
 
     def strings(self, key: str) -> list[str]:
         return self._list(key, str)
@@ -87,12 +80,6 @@ class GGUFVocabulary:
     def types(self) -> list[int]:
         absent = self.get("token_type") is None
         return [TokenType.NORMAL] * len(self.tokens) if absent else self._list("token_type", int, len(self.tokens))
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, got {value!r}")
-        return value
 
     def token_at(self, key: str) -> str | None:
         """Return the token whose id is the value of `key`, or None if it is absent or outside the vocabulary."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,8 +15,9 @@ from chairlift.errors import RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
-from chairlift.loading.text.token_bytes import make_token_to_bytes
 
+SPACE: Final = "▁"
+BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 MAX_TOKEN_ID: Final = (1 << 32) - 1  # The library raises an error for larger ids.
 
 
@@ -137,3 +140,54 @@ def set_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str 
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+
+
+def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
+    """Return a function from a vocabulary entry to its bytes, according to the tokenizer's decoder.
+
+    Byte-level BPE writes each byte as a character of GPT-2's alphabet; SentencePiece writes a space as ▁ and, with byte
+    fallback, a lone byte as <0xNN>. Other entries are their own text.
+    """
+    steps = list(_steps(backend))
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return _byte_level
+    marks_spaces = any(_marks_spaces(step) for step in steps)
+    has_bytes = any(step["type"] == "ByteFallback" for step in steps)
+
+    def sentencepiece(token: str) -> bytes:
+        if has_bytes and (byte := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        return (token.replace(SPACE, " ") if marks_spaces else token).encode()
+
+    return sentencepiece
+
+
+def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
+    """Yield the steps of the decoder, including those of nested sequences."""
+    pending = [] if backend.decoder is None else [json.loads(backend.decoder.__getstate__())]
+    while pending:
+        step = pending.pop()
+        pending += step.get("decoders", [])
+        yield step
+
+
+def _marks_spaces(step: dict[str, Any]) -> bool:
+    return step.get("replacement") == SPACE or (step.get("pattern") == {"String": SPACE} and step.get("content") == " ")
+
+
+def _alphabet() -> dict[str, int]:
+    """Return the byte of each of GPT-2's characters: printable Latin-1 unchanged, the others from U+0100 on, in
+    order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+ALPHABET: Final = _alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(ALPHABET[character] for character in token)
+    except KeyError:  # An entry with other characters is text.
+        return token.encode()
