@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import BinaryIO, Final
 
+from chairlift.system.cpu_account import charge_process
+
 HEADER: Final = struct.Struct("<I")
 DONE: Final = b"."
 MEMORY_BYTES: Final = 1 << 30
@@ -36,7 +38,8 @@ class GrammarChecker:
     def can_compile(self, grammar: str) -> bool:
         """Whether compiling the grammar ends, with or without an error, within the limits of time and memory.
 
-        If it does not end, the process is killed, and the next call starts another one.
+        If it does not end, the process is killed, and the next call starts another one. The CPU time is charged to the
+        account of the calling thread.
         """
         process = self._process
         self._process = None
@@ -45,7 +48,8 @@ class GrammarChecker:
         killer = threading.Timer(self._seconds, process.kill)
         killer.start()
         try:
-            answer = _send_grammar(process, grammar)
+            with charge_process(process.pid):
+                answer = _send_grammar(process, grammar)
         finally:
             killer.cancel()
         if answer != DONE:

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from chairlift.errors import RequestError
+from chairlift.system.cpu_account import charge_process
 
 TIMEOUT_SECONDS = 10.0
 """The maximum wall-clock time of one answer. The worker's limit in CPU seconds is much lower."""
@@ -40,6 +41,8 @@ class TemplateProcess:
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request to the worker and return its answer (see `template_worker.answer`).
 
+        The CPU time is charged to the account of the calling thread.
+
         Raises:
             RequestError: The worker ended or did not answer in time, or `request` is not made of JSON values.
         """
@@ -50,7 +53,8 @@ class TemplateProcess:
         with self._lock:
             process, seconds = self._running_worker()
             try:
-                return self._exchange(process, line, seconds)
+                with charge_process(process.pid):
+                    return self._exchange(process, line, seconds)
             except (OSError, EOFError, TimeoutError):
                 self._kill(process)
                 problem = f"was stopped: it gave no answer within {seconds:g} s, or exceeded a limit of time or memory"
