@@ -32,8 +32,7 @@ from chairlift.lab.bench.simulation import sim_config_from_recording
 from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
-from chairlift.loading.formats import matrix_formats
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from native import needs_native
 
 

@@ -92,7 +92,7 @@ def test_a_workload_that_does_not_fit_is_rejected(tiny_model_dir: TinyModel) -> 
         ({"input_len": "sometimes:3"}, "unknown distribution 'sometimes'"),
         ({"output_len": "fixed:x"}, "LENGTH must be an integer"),
         ({"request_rate": -2.0}, "request_rate must be a positive number, got -2.0"),
-        ({"burstiness": 2.0}, "burstiness=2 .* give a request_rate"),
+        ({"burstiness": 2.0}, "burstiness=2 .* set a request_rate"),
     ],
 )
 def test_errors_name_the_option(changes: dict[str, Any], problem: str) -> None:

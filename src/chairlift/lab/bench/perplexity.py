@@ -24,7 +24,7 @@ from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_f
 from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.tables import make_table, print_report
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.model import Model
+from chairlift.models.decoder import DecoderModel
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.batch.progress import progress_bar
 
@@ -163,7 +163,7 @@ class Scorer:
 
 
 @contextmanager
-def recorded_logits(model: Model) -> Iterator[list[torch.Tensor]]:
+def recorded_logits(model: DecoderModel) -> Iterator[list[torch.Tensor]]:
     """Copy the logits that an engine computes with the model, float32 [rows, V], to the list that is returned."""
     pieces: list[torch.Tensor] = []
     compute_logits = model.logits

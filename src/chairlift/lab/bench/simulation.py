@@ -28,7 +28,7 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.tables import make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.loading.formats import matrix_formats
+from chairlift.loading.resolve import matrix_formats
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 DEFAULT_MODEL = "opt-13b"

@@ -50,7 +50,7 @@ class PlannedModel:
     Attributes:
         name: name in the report.
         argument: the argument MODEL of `chairlift serve`.
-        formats: formats of the matrices in its file (see `loading.formats`).
+        formats: formats of the matrices in its file (see `loading.resolve.matrix_formats`).
         note: a remark for the report.
     """
 

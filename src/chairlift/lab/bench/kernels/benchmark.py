@@ -24,8 +24,7 @@ from chairlift.lab.bench.kernels.instructions import InstructionCount, instructi
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_at_least
-from chairlift.loading.formats import matrix_formats
-from chairlift.loading.resolve import close_files, load_config, resolve_model
+from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import MatrixSpec
 from chairlift.server.batch.progress import progress_bar
@@ -171,7 +170,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     model = load_config(files)
     _check_contexts(options, model)
     found = matrix_formats(None if config.random_weights else files, model)
-    close_files()
+    close_gguf()
     kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
     meter = CeilingMeter(native, options.ceiling_seconds)
     best = meter.measure()
