@@ -206,7 +206,7 @@ def _make_gate(engine: Any) -> GrammarGate:
     """Create the gate. Its compiler skips the checks of grammars, because the front end has made them."""
     grammars = engine.loaded.grammars
     if grammars is not None:
-        grammars.is_checking = False
+        grammars.has_checker = False
     return GrammarGate(grammars)
 
 

@@ -81,7 +81,7 @@ def planned_weights(
 
     Args:
         device: "cpu" or "cuda".
-        formats: the formats of the matrices in the model's file, see `loading.formats`.
+        formats: the formats of the matrices in the model's file, see `loading.resolve.matrix_formats`.
     """
     if choice.kernels == "native":
         return plan_native_weights(model_config, formats, choice.quantization)
