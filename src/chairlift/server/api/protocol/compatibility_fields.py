@@ -17,6 +17,13 @@ EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any
 """null, or an empty list or object."""
 
 
+class CacheControl(RequestBody):
+    """Anthropic's cache breakpoint. It has no effect: the prefix cache finds equal prefixes without a hint."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class CompatibilityFields(RequestBody):
     """At every endpoint that generates."""
 
@@ -83,7 +90,7 @@ class MessagesCompatibilityFields(CompatibilityFields):
     )
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one tier.")
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="It runs where it runs.")
-    cache_control: dict[str, Any] | None = Field(None, description="Every prefix is cached, without being told.")
+    cache_control: CacheControl | None = Field(None, description="Every prefix is cached, without a hint.")
     container: None = Field(None, description="Nothing is executed.")
     context_management: EmptyValue = Field(None, description="The client sends the whole conversation.")
     mcp_servers: EmptyValue = Field(None, description="There are none.")
