@@ -185,7 +185,7 @@ def router(observer: EngineObserver) -> APIRouter:
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Counts as one of a minute's requests of its key: what would have let a request in takes time to find."""
-        request.state.admission.check_query(request.state.key)
+        request.state.admission.admit_query(request.state.key)
         found = _find(observer, request_id, request)
         explainer, viewer = observer.explainer, observer.viewer(request)
         blocked = [explainer.refusal(entry) for entry in found]
