@@ -43,7 +43,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
         "...",
     ],
 )
-def test_what_could_break_a_line_or_a_path_is_refused(
+def test_ids_that_could_break_a_line_or_a_path_are_rejected(
     api_server: RunningServer, path: str, body: dict[str, Any], wrong: str
 ) -> None:
     answer = httpx.post(
@@ -62,7 +62,7 @@ def test_what_could_break_a_line_or_a_path_is_refused(
     "chosen", ["story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "..a", ".-.", "k=v;(a,b)+!$&'*@"]
 )
 @pytest.mark.parametrize(("path", "body"), CALLS)
-def test_others_are_found_again(api_server: RunningServer, path: str, body: dict[str, Any], chosen: str) -> None:
+def test_chosen_ids_are_found_again(api_server: RunningServer, path: str, body: dict[str, Any], chosen: str) -> None:
     answer = api_server.post(path, {**body, "request_id": chosen})
     assert answer.status_code == 200
     assert answer.json()["id"].endswith(chosen)
