@@ -125,7 +125,7 @@ def test_a_model_file_that_is_replaced_by_junk_ends_calls_with_the_reason_until_
         assert weights.name in health["reason"]
         status, ready = get(server, "/ready")
         assert (status, ready["state"]) == (503, "cannot_restart")
-        assert "cannot be started again" in ready["reason"]
+        assert "cannot be restarted" in ready["reason"]
         assert get(server, "/v1/engine")[1]["status"]["state"] == "cannot_restart"
         assert "chairlift:engine_cannot_restart{" in metric(server, "1.0")
         replace(weights, good)
