@@ -43,17 +43,17 @@ class ParsedAnswer:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: DeltaMessage) -> None:
         """Take in what is new."""
         self.content += piece.content
         self.reasoning += piece.reasoning
-        for delta in piece.calls:
+        for delta in piece.tool_calls:
             if delta.id is not None:
                 function = FunctionCall(name=delta.name or "", arguments="")
-                self.calls.append(ToolCall(id=delta.id, function=function))
-            self.calls[delta.index].function.arguments += delta.arguments
+                self.tool_calls.append(ToolCall(id=delta.id, function=function))
+            self.tool_calls[delta.index].function.arguments += delta.arguments
 
 
 def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
@@ -133,8 +133,8 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
     ) -> ChatCompletionResponseChoice:
         content = call.plan.echoed + answer.content
         message = ChatResponseMessage(
-            content=content if content or not answer.calls else None,
-            tool_calls=answer.calls or None,
+            content=content if content or not answer.tool_calls else None,
+            tool_calls=answer.tool_calls or None,
             reasoning_content=answer.reasoning
             if answer.reasoning and call.body.include_reasoning is not False
             else None,
@@ -144,7 +144,7 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
             index=output.index,
             message=message,
             logprobs=logprobs,
-            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.calls)),
+            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.tool_calls)),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if call.body.return_token_ids else None,
         )
@@ -210,12 +210,12 @@ class _ChatStream(StreamWriter):
         parser = self._parsers[answer.index]
         piece = parser.feed(answer.text)
         parts: dict[str, Any] = {"content": piece.content, "reasoning_content": piece.reasoning}
-        calls = list(piece.calls)
+        calls = list(piece.tool_calls)
         if answer.finish_reason is not None:
             last = parser.finish()
             parts["content"] += last.content
             parts["reasoning_content"] += last.reasoning
-            calls += last.calls
+            calls += last.tool_calls
         if parts["reasoning_content"]:
             self._reasoning.append(parts["reasoning_content"])
         if self._call.body.include_reasoning is False:

@@ -105,7 +105,7 @@ class MessagesServing(Serving[MessagesRequest, ChatPlan]):
     def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
         answer = parse_answer(call.plan, output.text)
-        reason, sequence = stop_reason(output, bool(answer.calls))
+        reason, sequence = stop_reason(output, bool(answer.tool_calls))
         return MessagesResponse(
             id=call.id,
             model=call.model,
@@ -146,7 +146,7 @@ def _blocks(answer: ParsedAnswer) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.content:
         blocks.append({"type": "text", "text": answer.content, "citations": None})
-    for call in answer.calls:
+    for call in answer.tool_calls:
         arguments = _object(call.function.arguments)
         blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
     return blocks
@@ -211,7 +211,7 @@ class _MessagesStream(StreamWriter):
             events += self._more("thinking", "thinking_delta", piece.reasoning)
         if piece.content:
             events += self._more("text", "text_delta", piece.content)
-        for call in piece.calls:
+        for call in piece.tool_calls:
             events += self._tell_call(call)
         return events
 

@@ -129,9 +129,9 @@ def _items(answer: ParsedAnswer, logprobs: list[dict[str, Any]]) -> list[OutputI
     items = []
     if answer.reasoning:
         items.append(OutputItem("reasoning", new_item_id("rs"), text=answer.reasoning))
-    if answer.content or not (answer.reasoning or answer.calls):
+    if answer.content or not (answer.reasoning or answer.tool_calls):
         items.append(OutputItem("message", new_item_id("msg"), text=answer.content, logprobs=logprobs))
-    for call in answer.calls:
+    for call in answer.tool_calls:
         function = call.function
         items.append(OutputItem("function_call", new_item_id("fc"), call.id, function.name, function.arguments))
     return items
@@ -181,9 +181,9 @@ class _ResponsesStream(StreamWriter):
         events = b""
         if piece.reasoning:
             events += self._more("reasoning", "rs", piece.reasoning, [])
-        if piece.content or (logprobs and not piece.calls and self._is_message_open()):
+        if piece.content or (logprobs and not piece.tool_calls and self._is_message_open()):
             events += self._more("message", "msg", piece.content, logprobs)
-        for call in piece.calls:
+        for call in piece.tool_calls:
             if call.id is not None:
                 events += self._events.start(OutputItem("function_call", new_item_id("fc"), call.id, call.name or ""))
             if call.arguments:
