@@ -1,4 +1,4 @@
-"""`chairlift batch`: a file of requests in, a file of answers out."""
+"""`chairlift batch`: answers a file of requests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from chairlift.server.api.api_options import ApiOptions
 @add_engine_options
 @add_api_options
 def batch(
-    input_file: Annotated[Path, typer.Argument(help="Requests, one a line, in OpenAI's batch file format.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one a line; what is there already stays.")],
+    input_file: Annotated[Path, typer.Argument(help="Input file in OpenAI's batch format: one request per line.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Output file: one result per line. Existing results are kept.")
+    ],
     model: ModelOption = None,
-    served_model_name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in requests. Default: the value of --model.")
+    ] = None,
     *,
     config: EngineConfig,
     api: ApiOptions,
 ) -> None:
-    """Answer a file of requests. Run again after an interruption, it goes on where it was."""
+    """Answer a file of requests. After an interruption, the same command resumes the batch."""
     log_to_stderr()
     from chairlift.server.batch.batch_runner import run_batch
 
     summary = run_batch(config, input_file, output, served_model_name, api)
-    typer.echo(summary.sentence(), err=True)
-    if summary.left:
+    typer.echo(summary.text(), err=True)
+    if summary.remaining:
         raise typer.Exit(1)
