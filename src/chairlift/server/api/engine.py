@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from chairlift.engine.event_hub import Subscription
 from chairlift.events import to_json
-from chairlift.server.api.protocol import ErrorBody
+from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.telemetry.engine_observer import EngineObserver
 

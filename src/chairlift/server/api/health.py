@@ -11,7 +11,7 @@ from starlette.responses import Response
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.process.client import EngineState, EngineStatus
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.protocol import Health
+from chairlift.server.api.protocol.base import Health
 
 STALL_SECONDS: Final = 10.0
 """Without a step for so long, while something is to be done, an engine is not ready."""

@@ -17,7 +17,7 @@ from chairlift.observability.explain import BatchMember, ContentionCost, Explain
 from chairlift.observability.tracked_request import Span, TrackedRequest
 from chairlift.observability.wait_text import describe_span
 from chairlift.observability.what_if import what_ifs
-from chairlift.server.api.protocol import ErrorBody
+from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
 

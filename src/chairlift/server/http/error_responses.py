@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
-from chairlift.server.api.protocol import ErrorBody, ErrorInfo
+from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
