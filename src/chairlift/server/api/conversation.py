@@ -72,7 +72,7 @@ class _ToolSelection:
             return arguments_constraint(self.tools[0])
         if self.mode == "required":
             return calls_constraint(self.tools, self.is_parallel)
-        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict else None
+        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict_tool else None
 
     def new_parser(self, family: CallFormat) -> Callable[[], AnswerParser]:
         if self.mode == "none":
@@ -210,7 +210,7 @@ class ConversationPlanner:
             variables["tools"] = declared or None
         else:
             messages = describe_tools_in_messages(messages, declared)
-        text = _render(template, messages, variables, body)
+        text = _render_template(template, messages, variables, body)
         return template_text(text) if self._options.allow_special_tokens_in_content else text
 
     def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
@@ -228,7 +228,7 @@ class ConversationPlanner:
         return self._template
 
 
-def _render(
+def _render_template(
     template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any], body: ChatCompletionRequest
 ) -> MarkedText:
     if not body.continue_final_message:
