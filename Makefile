@@ -2,7 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEVELOPED := $(VENV)/.developed
 COMPILED := $(VENV)/.compiled
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 NATIVE := src/chairlift/kernels/cpu
 NATIVE_SOURCES := CMakeLists.txt $(wildcard $(NATIVE)/csrc/*.* $(NATIVE)/csrc/simd/*.*)
 BUILD ?= build/native
@@ -16,18 +18,24 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv native stub configure serve test fuzz fuzz-api fuzz-cost soak test-clients load-test test-wheel test-without-compiler sanitize check format bench wheel clean
+.PHONY: help venv native stub configure serve test fuzz fuzz-api fuzz-cost soak test-clients load-test test-wheel test-install test-without-compiler sanitize check format bench wheel release clean
 
 help: ## This list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(INSTALLED) $(COMPILED) ## Create .venv, install and compile, if something changed.
+venv: $(DEVELOPED) $(COMPILED) ## Create .venv with all tools and compile, if something changed.
 
 # Editable, and pure Python: the library lies beside the sources, where `native` puts it.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+EDITABLE := --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e
+
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]' \
-	  --config-settings wheel.cmake=false --config-settings editable.mode=inplace
+	@$(PIP_INSTALL) $(BUILD_TOOLS) torch $(EDITABLE) .
+	@touch $@
+
+$(DEVELOPED): $(INSTALLED)
+	@$(PIP_INSTALL) $(EDITABLE) '.[dev]'
 	@touch $@
 
 $(COMPILED): $(INSTALLED) $(NATIVE_SOURCES)
@@ -47,7 +55,7 @@ stub: native ## Write the types of the extension, _native.pyi, from its compiled
 	$(BIN)/ruff check --quiet --fix $(NATIVE)/_native.pyi
 	$(BIN)/ruff format --quiet $(NATIVE)/_native.pyi
 
-serve: venv ## Serve the default model on http://127.0.0.1:8000 (options: ARGS="--port 8001").
+serve: $(INSTALLED) $(COMPILED) ## Serve the default model on http://127.0.0.1:8000 (options: ARGS="--port 8001").
 	$(BIN)/chairlift serve $(ARGS)
 
 test: venv ## Run the tests (a choice of them: ARGS="tests/core -k preempt").
@@ -59,7 +67,7 @@ fuzz: venv ## Fuzz model files, streams and batch lines for five minutes (ARGS="
 fuzz-api: venv ## Call a server with 2,000 cases that schemathesis makes of its OpenAPI (ARGS="--cases 20000").
 	$(BIN)/python tests/robustness/fuzz_api.py $(ARGS)
 
-fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat --field tools").
+fuzz-cost: venv ## Measure what large requests cost, in every field of every endpoint (ARGS="--endpoint chat messages").
 	$(BIN)/python tests/robustness/fuzz_cost.py $(ARGS)
 
 soak: venv ## Serve 5,000 requests of every kind, and see that nothing is left of them (ARGS="--requests 50000").
@@ -68,6 +76,9 @@ soak: venv ## Serve 5,000 requests of every kind, and see that nothing is left o
 test-wheel: wheel ## Install dist/*.whl in an environment without Chairlift or a compiler, and try its kernels.
 	.ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
 	CHAIRLIFT_CPU_ISA=$(LEAST_ISA) .ci/with-package build/installed/wheel dist/*.whl .ci/try_native.py
+
+test-install: wheel ## Install dist/*.whl in an empty environment, without extras or a compiler, and ask its server.
+	.ci/empty-install build/installed/empty dist/*.whl
 
 test-clients: venv ## Let simonw/llm and LangChain, unchanged, talk to a server.
 	tests/clients/with-clients "llm langchain-openai" tests/clients/check_llm.py
@@ -101,6 +112,13 @@ format: venv ## Let ruff rewrite what it can.
 
 bench: venv ## Throughput of 64 requests at once on the default model.
 	$(BIN)/chairlift bench throughput $(ARGS)
+
+release: venv ## Build the source package, wheels for CPython 3.11 to 3.13 (with Docker) or this one, and check their metadata.
+	@rm -rf dist && $(PIP_INSTALL) build cibuildwheel twine
+	$(BIN)/python -m build --sdist --no-isolation
+	if command -v docker > /dev/null; then $(BIN)/cibuildwheel --output-dir dist; \
+	  else echo "No Docker: only the wheel for this Python." >&2; $(MAKE) wheel; fi
+	$(BIN)/twine check --strict dist/*
 
 wheel: venv ## Build dist/*.whl, native kernels included.
 	@rm -f dist/*.whl

@@ -22,7 +22,7 @@ from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.metrics.run import RunMetrics, summarize
-from chairlift.lab.sim.fitted import FittedModel, evaluate, fit_cost_model
+from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model, prediction_error
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import arrival_process
 from chairlift.lab.workload.lengths import parse_lengths
@@ -74,14 +74,14 @@ def measured(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]
     return summarize(log.events)
 
 
-def predicted(engine: Engine, model: FittedModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
+def predicted(engine: Engine, model: FittedCostModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
     config = SimConfig(engine.scheduler_config, engine.kv_cache_plan.num_blocks, engine.kv_cache_plan.block_size)
     events = EventList()
     simulate(workload, config, model, events)
     return summarize(events.events)
 
 
-def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedModel:
+def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedCostModel:
     """Fitted to a burst, where batches are large, and to a trickle, where they are small."""
     vocab_size = engine.model_config.vocab_size
     measured(engine, log, FITTED_ON.requests(seed, count, vocab_size))
@@ -109,7 +109,7 @@ def main() -> None:
         for index, load in enumerate(HELD_OUT):
             workload = load.requests(1000 + 10 * number + index, options.num_prompts, engine.model_config.vocab_size)
             run, simulated = measured(engine, log, workload), predicted(engine, model, workload)
-            step_errors.append(evaluate(model, log.events).median)
+            step_errors.append(prediction_error(model, log.events).median)
             for name, value in FIGURES.items():
                 error = value(simulated) / value(run) - 1
                 errors[load.name][name].append(error)

@@ -37,9 +37,10 @@ from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.lab.bench.driver import forced_requests
 from chairlift.lab.bench.machine import host_facts, machine_facts
-from chairlift.lab.workload.arrivals import AllAtOnce
-from chairlift.lab.workload.lengths import Fixed, Uniform
-from chairlift.lab.workload.synthetic import WorkloadRequest, make_workload
+from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.lengths import FixedLength, UniformLengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 from chairlift.models import registry
 from chairlift.worker import model_runner
 from chairlift.worker.input_batch import gather_input_batch
@@ -216,9 +217,9 @@ def begin_decoding(engine: Engine, batch_size: int, context: int, steps: int) ->
     workload = make_workload(
         seed=batch_size,
         count=batch_size,
-        prompt=Uniform(context, context + BLOCK_SIZE - 1),
-        output=Fixed(output_tokens(batch_size, context, steps)),
-        arrivals=AllAtOnce(),
+        prompt=UniformLengths(context, context + BLOCK_SIZE - 1),
+        output=FixedLength(output_tokens(batch_size, context, steps)),
+        arrivals=BurstArrivals(),
         vocab_size=engine.model_config.vocab_size,
     )
     for request in forced_requests(engine, workload):

@@ -34,7 +34,7 @@ from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ChairliftError
 from chairlift.events import EngineStarted, Event, EventList, RequestArrived, Step
 from chairlift.lab.bench.driver import drive_all_at_once
-from chairlift.lab.workload.synthetic import WorkloadRequest
+from chairlift.lab.workload.request import WorkloadRequest
 
 NUM_REQUESTS: Final = 48
 SHORTEST_OUTPUT, LONGEST_OUTPUT = 8, 256

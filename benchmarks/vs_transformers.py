@@ -37,9 +37,10 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.lab.bench.driver import drive_all_at_once
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
-from chairlift.lab.workload.arrivals import AllAtOnce
+from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.lab.workload.synthetic import WorkloadRequest, make_workload
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 from chairlift.loading.cache import write_atomically
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.worker.memory import parse_memory
@@ -71,7 +72,7 @@ class Settings:
             self.num_prompts,
             parse_lengths(self.prompt_len),
             parse_lengths(self.output_len),
-            AllAtOnce(),
+            BurstArrivals(),
             load_config(resolve_model(self.model)).vocab_size,
             token_round=token_round,
         )

@@ -18,7 +18,8 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import arrival_process
 from chairlift.lab.workload.lengths import parse_lengths
-from chairlift.lab.workload.synthetic import WorkloadRequest, make_workload
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 POLICIES: dict[str, Callable[[WorkloadRequest], int]] = {
     "first come, first served": lambda request: 0,

@@ -17,7 +17,7 @@ from chairlift.engine.process.wire import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.outputs import SchedulerOutput
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 from fakes import CheckingExecutor
 
 NUM_BLOCKS, MAX_MODEL_LEN, STEP_SECONDS = 128, 128, 0.002

@@ -10,14 +10,14 @@ from typing import Any
 
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import Outbox
-from chairlift.engine.process.wire import Address, Link, engine_link
+from chairlift.engine.process.wire import Address, Link, open_engine_link
 
 LATE_SECONDS = 0.3
 listen: list[Any] = []
 
 
 def deaf_link(address: Address) -> Link[Any]:
-    link = engine_link(dataclasses.replace(address, to_engine=f"{address.to_engine}-not-yet"))
+    link = open_engine_link(dataclasses.replace(address, to_engine=f"{address.to_engine}-not-yet"))
     listen.append(lambda: link._incoming.connect(address.to_engine))
     return link
 
@@ -29,6 +29,6 @@ class ReadyTooSoon(Outbox):
         listen[0]()
 
 
-engine_process.engine_link = deaf_link
+engine_process.open_engine_link = deaf_link
 engine_process.Outbox = ReadyTooSoon
 runpy.run_path(str(Path(__file__).parent / "fake_engine_process.py"), run_name="__main__")

@@ -10,14 +10,14 @@ import pytest
 CODE = """
 import torch
 from pathlib import Path
-from chairlift.engine.memory_trimming import settle_heap
+from chairlift.engine.memory_trimming import trim_memory
 
 def resident_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
 
 before = torch.arange(6.0).reshape(2, 3)
 started = resident_mib()
-settle_heap()
+trim_memory()
 print(started - resident_mib(), (before @ before.T).tolist())
 """
 

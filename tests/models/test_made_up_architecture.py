@@ -33,7 +33,7 @@ from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.architecture import Architecture
@@ -282,7 +282,9 @@ def make_made_up_plan(folder: Path, **options: Any) -> Plan:
     files = resolve_model(str(folder))
     config = load_config(files)
     model = PlannedModel("made-up", str(folder), config, matrix_formats(files, config))
-    return make_plan(model, engine_config(folder, **options), Load(prompt_len=Fixed(20), output_len=Fixed(10)))
+    return make_plan(
+        model, engine_config(folder, **options), Load(prompt_len=FixedLength(20), output_len=FixedLength(10))
+    )
 
 
 @needs_native
@@ -291,7 +293,7 @@ def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCa
     (note,) = [note for note in plan.notes if note.startswith("native kernels have no function for")]
     for operation in ("activation squared_relu_and_mul", "norms of what a branch adds", "residual multipliers"):
         assert operation in note
-    assert [amount.num_bytes > 0 for amount in plan.memory.activations if "torch" in amount.what] == [True]
+    assert [item.num_bytes > 0 for item in plan.memory.activations if "torch" in item.name] == [True]
     with caplog.at_level(logging.INFO, logger="chairlift"):
         load_model(engine_config(folder, kernels="native"))
     assert note in caplog.messages

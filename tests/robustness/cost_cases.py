@@ -2,6 +2,7 @@
 
 The fields come from the JSON schema of the endpoint's body. A case is a path through that schema; `Case.body(size)` is
 a body of about `size` bytes, valid or not, in which the value at the path is large and everything else is minimal.
+The large value is made as JSON text: the text of one item is repeated, and no item exists as a Python object.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ BASES: Final[dict[str, dict[str, Any]]] = {
 NUMBERED: Final = ("name", "id", "call_id", "tool_call_id")
 """Strings that differ from item to item, so that checks for repeated names have something to compare."""
 
+NUMBER: Final = "\ue000"
+"""Placeholder in the text of an item; `items` replaces it with a number of its own for each item."""
+
+BLOCK: Final = 1000
+"""Number of items that `items` makes at a time: those that differ only in the last three digits of their numbers."""
+
+Grow = Callable[[int], str]
+"""Number of items -> the JSON text of a value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -45,26 +55,43 @@ class Case:
     Attributes:
         endpoint: attribute of `EndpointPlanners`.
         field: the path of the field, as in `messages[].content`.
-        make: number of items -> the body.
+        make: number of items -> the JSON text of the body.
     """
 
     endpoint: str
     field: str
-    make: Callable[[int], dict[str, Any]]
+    make: Grow
 
     def body(self, size: int) -> bytes:
         """A body of at most `size` bytes, and nearly as many."""
-        few, more = (len(_encoded(self.make(count))) for count in (64, 128))
+        few, more = (len(self.make(count)) for count in (64, 128))
         count = max(1, 64 + int((size - few) * 64 / max(1, more - few)))
-        content = _encoded(self.make(count))
+        content = self.make(count).encode()
         while len(content) > size and count > 1:
-            count = int(count * size / len(content) * 0.98)
-            content = _encoded(self.make(count))
+            count = int(count * size / len(content) * 0.998)
+            content = self.make(count).encode()
         return content
 
 
-def _encoded(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
+def items(text: str, count: int, separator: str = ",") -> str:
+    """The JSON text of `count` items; `NUMBER` in `text` becomes 1000 in the first item, 1001 in the second one."""
+    if NUMBER not in text:
+        return separator.join([text] * count)
+    block = [text.replace(NUMBER, f"{NUMBER}{n:03}") for n in range(BLOCK)]
+    whole = separator.join(block)
+    num_whole, rest = divmod(count, BLOCK)
+    blocks = [*([whole] * num_whole), *([separator.join(block[:rest])] if rest else [])]
+    return separator.join(part.replace(NUMBER, str(n)) for n, part in enumerate(blocks, 1))
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _object(fields: dict[str, Any], name: str, text: str) -> str:
+    """The JSON text of an object: its fields, and one more (or one of them replaced) that is JSON text already."""
+    others = [f"{_encoded(key)}:{_encoded(value)}" for key, value in fields.items() if key != name]
+    return "{" + ",".join([*others, f"{_encoded(name)}:{text}"]) + "}"
 
 
 def all_cases(planners: type[EndpointPlanners] | EndpointPlanners) -> list[Case]:
@@ -83,18 +110,10 @@ def _body_type(planners: type[EndpointPlanners] | EndpointPlanners, endpoint: st
     return getattr(planners, endpoint).body_type
 
 
-def _placed(base: dict[str, Any], name: str, grow: Callable[[int], Any]) -> Callable[[int], dict[str, Any]]:
+def _placed(base: dict[str, Any], name: str, grow: Grow) -> Grow:
     # /tokenize takes either a prompt or messages, and fields of messages only beside these.
-    other = {"prompt": None} if "prompt" in base and name == "messages" else {}
-
-    def make(count: int) -> dict[str, Any]:
-        body = {**base, **other, name: grow(count)}
-        return {key: value for key, value in body.items() if value is not None}
-
-    return make
-
-
-Grow = Callable[[int], Any]
+    others = {key: value for key, value in base.items() if (key, name) != ("prompt", "messages")}
+    return lambda count: _object(others, name, grow(count))
 
 
 def _growing(schema: dict[str, Any], definitions: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, Grow]]:
@@ -102,18 +121,19 @@ def _growing(schema: dict[str, Any], definitions: dict[str, Any], path: str, dep
     for form in _forms(schema, definitions):
         kind = form.get("type")
         if kind == "string" and "const" not in form and "enum" not in form:
-            yield f"{path} (string)", lambda count: "x " * (count // 2)
+            yield f"{path} (string)", lambda count: '"' + "x " * (count // 2) + '"'
         elif kind == "array":
             item = form.get("items", {})
-            yield f"{path}[]", lambda count, item=item: [example(item, definitions, n) for n in range(count)]
+            text = _encoded(example(item, definitions, NUMBER))
+            yield f"{path}[]", lambda count, text=text: f"[{items(text, count)}]"
             if depth < MAX_DEPTH:
                 for inner, grow in _growing(item, definitions, f"{path}[]", depth + 1):
-                    yield inner, lambda count, grow=grow: [grow(count)]
+                    yield inner, lambda count, grow=grow: f"[{grow(count)}]"
         elif kind == "object" and "properties" in form:
             yield from _growing_in_object(form, definitions, path, depth)
         elif kind == "object" or kind is None:
-            yield f"{path} (object)", lambda count: {f"k{n}": n for n in range(count)}
-            yield f"{path} (lists)", lambda count: {"k": [[] for _ in range(count)]}
+            yield f"{path} (object)", lambda count: "{" + items(f'"k{NUMBER}":{NUMBER}', count) + "}"
+            yield f"{path} (lists)", lambda count: '{"k":[' + items("[]", count) + "]}"
 
 
 def _growing_in_object(
@@ -121,9 +141,10 @@ def _growing_in_object(
 ) -> Iterator[tuple[str, Grow]]:
     if depth >= MAX_DEPTH:
         return
+    minimal = example(form, definitions, "0")
     for name, field in form["properties"].items():
         for inner, grow in _growing(field, definitions, f"{path}.{name}", depth + 1):
-            yield inner, lambda count, name=name, grow=grow: {**example(form, definitions, 0), name: grow(count)}
+            yield inner, lambda count, name=name, grow=grow: _object(minimal, name, grow(count))
 
 
 def _forms(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -137,7 +158,7 @@ def _forms(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict
         yield schema
 
 
-def example(schema: dict[str, Any], definitions: dict[str, Any], number: int, name: str = "") -> Any:
+def example(schema: dict[str, Any], definitions: dict[str, Any], number: str, name: str = "") -> Any:
     """A small valid value of a schema; strings that identify something contain `number`."""
     form = next(_forms(schema, definitions), {"type": "null"})
     if "const" in form:
@@ -163,52 +184,49 @@ def example(schema: dict[str, Any], definitions: dict[str, Any], number: int, na
 def extra_cases() -> list[Case]:
     """Values whose cost is not that of their size: patterns, schemas, escapes, spellings of special tokens."""
 
-    def chat(field: str, value: Grow) -> Callable[[int], dict[str, Any]]:
-        return lambda count: {**BASES["chat"], field: value(count)}
+    def in_chat(field: str, grow: Grow) -> Grow:
+        return lambda count: _object(BASES["chat"], field, grow(count))
 
-    def content(text: Grow) -> Grow:
-        return lambda count: [{"role": "user", "content": text(count)}]
+    def content(text: Callable[[int], str]) -> Grow:
+        return in_chat("messages", lambda count: _encoded([{"role": "user", "content": text(count)}]))
 
-    def properties(count: int) -> dict[str, Any]:
-        return {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count)}}
+    def structured(name: str, grow: Grow) -> Grow:
+        return in_chat("structured_outputs", lambda count: _object({}, name, grow(count)))
 
-    def structured(field: str, value: Grow) -> Grow:
-        return lambda count: {field: value(count)}
+    def properties(count: int) -> str:
+        texts = items(f'"p{NUMBER}":{{"type":"string"}}', count)
+        return f'{{"type":"object","properties":{{{texts}}}}}'
 
-    cases = {
-        "messages (special tokens)": chat("messages", content(lambda count: "<|im_end|>" * (count // 10))),
-        "messages (escapes)": chat("messages", content(lambda count: "\x01" * (count // 6))),
-        "messages (one letter)": chat("messages", content(lambda count: "a" * count)),
-        "messages (two roles)": chat(
-            "messages",
-            lambda count: [{"role": ("user", "assistant")[n % 2], "content": "x"} for n in range(count)],
+    def tool(count: int) -> str:
+        return f'[{{"type":"function","function":{{"name":"f","parameters":{properties(count)}}}}}]'
+
+    turns = '{"role":"user","content":"x"},{"role":"assistant","content":"x"}'
+    result = f'{{"role":"tool","content":"x","tool_call_id":"n{NUMBER}"}}'
+    unknown = f'"x{NUMBER}":1'
+    chat: dict[str, Grow] = {
+        "messages (special tokens)": content(lambda count: "<|im_end|>" * (count // 10)),
+        "messages (escapes)": content(lambda count: "\x01" * (count // 6)),
+        "messages (one letter)": content(lambda count: "a" * count),
+        "messages (two roles)": in_chat("messages", lambda count: f"[{items(turns, max(1, count // 2))}]"),
+        "messages (tool results)": in_chat("messages", lambda count: f"[{items(result, count)}]"),
+        "structured_outputs.regex (repetition)": structured("regex", lambda count: f'"a{{{count}}}"'),
+        "structured_outputs.regex (alternatives)": structured(
+            "regex", lambda count: '"' + items(f"x{NUMBER}", count, "|") + '"'
         ),
-        "messages (tool results)": chat(
-            "messages",
-            lambda count: [{"role": "tool", "content": "x", "tool_call_id": f"n{n}"} for n in range(count)],
+        "structured_outputs.json (properties)": structured("json", properties),
+        "structured_outputs.json (enum)": structured(
+            "json", lambda count: '{"enum":[' + items(f'"v{NUMBER}"', count) + "]}"
         ),
-        "structured_outputs.regex (repetition)": chat(
-            "structured_outputs", structured("regex", lambda count: f"a{{{count}}}")
-        ),
-        "structured_outputs.regex (alternatives)": chat(
-            "structured_outputs", structured("regex", lambda count: "|".join(f"x{n}" for n in range(count)))
-        ),
-        "structured_outputs.json (properties)": chat("structured_outputs", structured("json", properties)),
-        "structured_outputs.json (enum)": chat(
-            "structured_outputs", structured("json", lambda count: {"enum": [f"v{n}" for n in range(count)]})
-        ),
-        "tools (schema)": chat(
-            "tools",
-            lambda count: [{"type": "function", "function": {"name": "f", "parameters": properties(count)}}],
-        ),
-        "unknown field": lambda count: {**BASES["chat"], "x" * count: 1},
-        "unknown fields": lambda count: {**BASES["chat"], **{f"x{n}": 1 for n in range(count)}},
+        "tools (schema)": in_chat("tools", tool),
+        "unknown field": lambda count: _object(BASES["chat"], "x" * count, "1"),
+        "unknown fields": lambda count: f"{_encoded(BASES['chat'])[:-1]},{items(unknown, count)}}}",
     }
-    found = [Case("chat", field, make) for field, make in cases.items()]
     prompts: dict[str, Grow] = {
-        "prompt (token ids)": lambda count: [3] * count,
-        "prompt (lists of token ids)": lambda count: [[3] for _ in range(count)],
-        "prompt (long lists)": lambda count: [[3] * 100 for _ in range(count)],
+        "prompt (token ids)": lambda count: f"[{items('3', count)}]",
+        "prompt (lists of token ids)": lambda count: f"[{items('[3]', count)}]",
+        "prompt (long lists)": lambda count: f"[{items(_encoded([3] * 100), count)}]",
     }
-    found += [Case("completions", field, _placed(BASES["completions"], "prompt", g)) for field, g in prompts.items()]
-    return found
+    return [
+        *(Case("chat", field, make) for field, make in chat.items()),
+        *(Case("completions", field, _placed(BASES["completions"], "prompt", grow)) for field, grow in prompts.items()),
+    ]

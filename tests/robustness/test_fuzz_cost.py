@@ -6,11 +6,12 @@ Operations are counted here, not time: `make fuzz-cost` measures the same cases 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cost_cases import BASES, Case, all_cases
+from cost_cases import BASES, NUMBER, Case, all_cases, items
 from operations import count_operations
 
 from byte_tokenizer import VOCAB_SIZE
@@ -81,6 +82,31 @@ def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Endpoi
     assert valid > len(CASES) / 3, [
         (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
     ]
+
+
+def test_bodies_are_json_of_nearly_the_requested_size() -> None:
+    of_fixed_size = "structured_outputs.regex (repetition)"
+    for case in CASES:
+        body = case.body(4 * SMALLEST)
+        json.loads(body)
+        assert len(body) > 3.5 * SMALLEST or case.field == of_fixed_size, (case, len(body))
+        assert len(body) <= 4 * SMALLEST
+
+
+@pytest.mark.parametrize("count", [1, 999, 1000, 1001, 2500])
+def test_the_number_of_items_is_as_requested_and_their_names_differ(count: int) -> None:
+    names = json.loads("[" + items(f'"n{NUMBER}"', count) + "]")
+    assert names == [f"n{1000 + n}" for n in range(count)]
+    assert json.loads(f"[{items('3', count)}]") == [3] * count
+
+
+def test_the_p99_is_of_the_gaps_beside_the_largest_call() -> None:
+    from fuzz_cost import MIN_GAPS, p99  # it imports this module
+
+    few_slow = [0.01] * MIN_GAPS + [0.5] * 2
+    assert p99(few_slow, start=MIN_GAPS) == 0.5
+    assert p99(few_slow + [0.01] * MIN_GAPS, start=MIN_GAPS) == 0.5
+    assert p99([0.5] * 5 + [0.01] * MIN_GAPS, start=5) == 0.01
 
 
 def test_a_quadratic_check_is_found() -> None:

@@ -7,7 +7,7 @@ import torch
 from worker_fakes import new_request
 
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
-from chairlift.worker.rows import RequestRows
+from chairlift.worker.request_rows import RequestRows
 
 BLOCK_SIZE = 4
 

@@ -17,7 +17,7 @@ from chairlift.grammar.compiler import GrammarCompiler, num_words
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.worker.bad_words import BadWords
-from chairlift.worker.rows import RequestRows
+from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.token_masks import TokenMasks, bits_of
 
 EOS = 2

@@ -14,7 +14,7 @@ from chairlift.kernels.attention import AttentionMetadata
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
-from chairlift.worker.rows import RequestRows
+from chairlift.worker.request_rows import RequestRows
 from chairlift.worker.sampler import Sampler
 from chairlift.worker.sampling_state import MIN_TEMPERATURE, SamplingState
 from chairlift.worker.token_masks import TokenMasks

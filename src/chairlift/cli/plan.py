@@ -108,7 +108,7 @@ def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> 
     Raises:
         ConfigError: it is not an amount, or it is not known how much there is.
     """
-    from chairlift.worker.kv_cache import FREE_MEMORY_SHARE
+    from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
     from chairlift.worker.memory import available_host_memory, parse_memory
 
     if text is not None:

@@ -104,14 +104,14 @@ def simulate(
 
 def _list_presets() -> None:
     from chairlift.lab.presets import all_presets
-    from chairlift.lab.presets.show import print_presets
+    from chairlift.lab.presets.printing import print_presets
 
     print_presets(all_presets())
 
 
 def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None) -> None:
     from chairlift.lab.presets import PresetOptions, load_preset, run_preset
-    from chairlift.lab.presets.show import print_preset
+    from chairlift.lab.presets.printing import print_preset
 
     preset = load_preset(name)
     print_preset(preset, run_preset(preset, PresetOptions(workload_seed, num_prompts)))
@@ -119,7 +119,7 @@ def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None) -
 
 def _calibrate(path: Path, num_threads: int | None) -> None:
     from chairlift.lab.bench.calibrate import calibrate
-    from chairlift.lab.presets.show import print_constants
+    from chairlift.lab.presets.printing import print_constants
 
     calibration = calibrate(num_threads)
     print_constants([("device", calibration.device.name), *calibration.measured])

@@ -10,7 +10,7 @@ from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor, Told
+from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor, RequestFailure
 from chairlift.engine.process.client import EngineClient, EngineStatus, ServedEngine
 from chairlift.engine.process.commands import Abort, Add
 from chairlift.errors import EngineDeadError, RequestError
@@ -45,9 +45,9 @@ class Generation:
         self._changed = asyncio.Event()
         self._ended = False
 
-    def put(self, told: Told) -> None:
+    def put(self, told: EngineUpdate) -> None:
         """Add a delta, on the event loop."""
-        if isinstance(told, Failure):
+        if isinstance(told, RequestFailure):
             self.fail(told.error)
         else:
             if self._on_output is not None:

@@ -11,7 +11,7 @@ LOOK_BACK: Final = 16  # prompt tokens, at most, in search of a left context
 MAX_HELD: Final = 64  # tokens; so many that end in no character are no text, and are shown as they are
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -32,7 +32,9 @@ class IncrementalDetokenizer:
     here they are out by then. And a character that the prompt leaves unfinished is emitted as one.
     """
 
-    def __init__(self, decoder: Decoder, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, decoder: TokenDecoder, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True
+    ) -> None:
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
         tail = list(prompt_token_ids[-LOOK_BACK:])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
-from chairlift.engine.constraints import Constraints
+from chairlift.engine.output_constraints import OutputConstraints
 from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.marked_text import unmarked
@@ -97,7 +97,7 @@ class RequestLimits:
 
     max_model_len: int
     max_slots: int
-    takes_priority: bool = True
+    supports_priority: bool = True
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
         """P prompt and n output tokens write P + n - 1 slots."""
@@ -129,7 +129,7 @@ class InputProcessor:
         text_tokenizer = None if isinstance(tokenizer, NoTokenizer) else tokenizer
         if grammars is None and text_tokenizer is not None and config.eos_token_ids:
             grammars = GrammarCompiler(lambda: text_tokenizer, config.vocab_size, config.eos_token_ids)
-        self._constraints = Constraints(text_tokenizer, config.vocab_size, grammars)
+        self._constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
 
     def prepare(self, params: SamplingParams) -> None:
         """Compile what the request's answer has to look like, so that `make` finds it done. May take a while, so it
@@ -275,7 +275,7 @@ class InputProcessor:
             raise RequestError(f"min_tokens={params.min_tokens} is too large: at most {room} fit", "min_tokens")
 
     def _check_effects(self, params: SamplingParams, priority: int) -> None:
-        if priority and not self.limits.takes_priority:
+        if priority and not self.limits.supports_priority:
             raise RequestError(
                 f"priority={priority} has no effect: this engine runs --scheduling-policy fcfs. Leave it out.",
                 "priority",

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, Failure, OutputProcessor
+from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor, RequestFailure
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
@@ -149,7 +149,7 @@ class LLM:
             self.engine.core.abort(request_id, FinishReason.STOP)
         deltas = []
         for _leader_id, news in told:
-            if isinstance(news, Failure):
+            if isinstance(news, RequestFailure):
                 raise news.error
             deltas.append(news)
         return deltas

@@ -11,7 +11,7 @@ from typing import Final
 MADV_DONTNEED: Final = 4
 
 
-def settle_heap() -> None:
+def trim_memory() -> None:
     """Give back what only the start has needed, and spare later collections what stays: they would look through every
     imported module in the middle of a step."""
     gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from chairlift.engine.detokenizer import Decoder, IncrementalDetokenizer, NoDetokenizer, StopStrings
+from chairlift.engine.detokenizer import IncrementalDetokenizer, NoDetokenizer, StopStrings, TokenDecoder
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import (
@@ -47,13 +47,13 @@ class _Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RequestFailure:
     """A request that ended in an error instead of an answer."""
 
     error: Exception
 
 
-Told = RequestOutput | Failure
+EngineUpdate = RequestOutput | RequestFailure
 
 
 class OutputProcessor:
@@ -63,7 +63,7 @@ class OutputProcessor:
     preemptions and times are told once. An AnswerBuilder adds them up.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TokenDecoder) -> None:
         self._decoder = decoder
         self._sequences: dict[str, _Sequence] = {}
 
@@ -95,10 +95,10 @@ class OutputProcessor:
         """Forget sequences; returns those that were still expected."""
         return [core_id for core_id in core_ids if self._sequences.pop(core_id, None) is not None]
 
-    def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[tuple[str, Told]], list[str]]:
+    def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[tuple[str, EngineUpdate]], list[str]]:
         """Returns what to tell users, each with the core's id of the leader, and the sequences that a stop string
         ended: the core has to end them too."""
-        told: list[tuple[str, Told]] = []
+        told: list[tuple[str, EngineUpdate]] = []
         stopped: list[str] = []
         for output in outputs:
             sequence = self._sequences.get(output.request_id)
@@ -106,7 +106,7 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 del self._sequences[output.request_id]
-                told.append((sequence.group.leader_id, Failure(_error(output))))
+                told.append((sequence.group.leader_id, RequestFailure(_error(output))))
                 continue
             delta = self._delta(sequence, output, now)
             if delta.outputs[0].finish_reason is not None:

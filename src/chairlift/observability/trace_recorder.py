@@ -37,7 +37,7 @@ class _Arrival:
 
 
 class TraceRecorder:
-    """Writes the requests of a served session to `path`, in our own format (`traces.own`), each when it has ended.
+    """Writes the requests of a served session to `path`, in the format `chairlift`, each when it has ended.
 
     Neither text nor tokens nor the ids of requests are written. Equal beginnings of prompts are known by the hashes of
     their blocks of 16 tokens, each chained to the one before and keyed with random bytes that are written nowhere: they

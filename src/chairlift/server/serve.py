@@ -70,7 +70,7 @@ def run(
 
     # These take long to import; meanwhile the engine's process loads the model.
     from chairlift.engine.async_llm import AsyncLLM
-    from chairlift.engine.memory_trimming import settle_heap
+    from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.http.application import create_app
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.preparation.preparation import PreparationWorkers
@@ -104,7 +104,7 @@ def run(
     )
     process_exit = ProcessExit(limits.drain_timeout)
     server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission, process_exit)
-    settle_heap()
+    trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run(sockets=[listener])

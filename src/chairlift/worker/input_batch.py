@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from chairlift.kernels.attention import AttentionMetadata
-from chairlift.worker.rows import IntArray, RequestRows
+from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.transfer import to_device
 
 NOTHING: Mapping[str, int] = MappingProxyType({})

@@ -15,9 +15,9 @@ from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
 from chairlift.worker.logprobs import LogprobTensors
-from chairlift.worker.rows import IntArray, RequestRows
+from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.sampler import SampledTokens, Sampler
-from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.torch_sampling import TorchSampling
 from chairlift.worker.transfer import to_device
@@ -26,7 +26,7 @@ PROMPT_LOGPROB_ROWS = 256
 """Logits rows held at a time for prompt logprobs."""
 
 
-class Model(Protocol):
+class RunnerModel(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
@@ -87,7 +87,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Model,
+        model: RunnerModel,
         plan: Callable[[AttentionMetadata], Any],
         *,
         vocab_size: int,
@@ -115,7 +115,7 @@ class ModelRunner:
             return PendingStep(output.step, [])
         batch = gather_input_batch(self._rows, output.num_scheduled_tokens, output.num_padding_tokens)
         hidden = self._model.forward(batch.token_ids, batch.positions, self._plan(batch.attention))
-        prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_needing else None
+        prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled)
         request_ids, sampled = self._sample(batch, hidden)
         return self._in_flight(PendingStep(output.step, request_ids, sampled, prompt_logprobs))
@@ -174,7 +174,7 @@ class ModelRunner:
 
     def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> PromptLogprobs | None:
         """The logits at a prompt token say how likely the next one was. A few hundred rows of them at a time."""
-        asking = np.flatnonzero(self._state.needs[batch.rows] & Needs.PROMPT_LOGPROBS)
+        asking = np.flatnonzero(self._state.needs[batch.rows] & SamplingFeature.PROMPT_LOGPROBS)
         spans: list[tuple[str, int, int, int]] = []
         hidden_index: list[IntArray] = []
         target_index: list[IntArray] = []

@@ -12,8 +12,8 @@ from chairlift.kernels.sampling import IntArray, SamplingKernels
 from chairlift.outputs import TokenLogprobs
 from chairlift.worker import sampling_ops
 from chairlift.worker.logprobs import LogprobTensors
-from chairlift.worker.rows import RequestRows
-from chairlift.worker.sampling_state import Needs, SamplingState
+from chairlift.worker.request_rows import RequestRows
+from chairlift.worker.sampling_state import SamplingFeature, SamplingState
 from chairlift.worker.token_masks import TokenMasks
 from chairlift.worker.transfer import to_device
 
@@ -80,21 +80,21 @@ class Sampler:
             logits: float32 [N, V], contiguous; overwritten.
             rows: int64 [N], on the host.
         """
-        if not self._state.num_needing:
+        if not self._state.num_with_features:
             return SampledTokens(self._choose(logits, rows))
         needs: NeedsArray = self._state.needs[rows]
         anybody = int(np.bitwise_or.reduce(needs))
-        asking = np.flatnonzero(needs & Needs.LOGPROBS)
+        asking = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
         raw = logits[to_device(asking, self._device)] if len(asking) else None
-        if anybody & Needs.MIN_TOKENS:
+        if anybody & SamplingFeature.MIN_TOKENS:
             self._mask_stop_tokens(logits, rows, needs)
-        if anybody & Needs.LOGIT_BIAS:
+        if anybody & SamplingFeature.LOGIT_BIAS:
             self._add_bias(logits, rows, needs)
-        if anybody & Needs.PENALTIES:
+        if anybody & SamplingFeature.PENALTIES:
             self._apply_penalties(logits, rows, needs)
-        if anybody & Needs.BAD_WORDS:
+        if anybody & SamplingFeature.BAD_WORDS:
             self._mask_bad_words(logits, rows, needs)
-        errors = self._apply_masks(logits, rows, needs) if anybody & Needs.MASK else {}
+        errors = self._apply_masks(logits, rows, needs) if anybody & SamplingFeature.MASK else {}
         token_ids = self._choose(logits, rows)
         if raw is None:
             return SampledTokens(token_ids, errors=errors)
@@ -104,13 +104,13 @@ class Sampler:
         return SampledTokens(token_ids, logprobs, asking.tolist(), num_top.tolist(), errors)
 
     def _apply_masks(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> dict[int, str]:
-        masked = np.flatnonzero(needs & Needs.MASK)
+        masked = np.flatnonzero(needs & SamplingFeature.MASK)
         self._sampling.mask(logits, masked, self._masks.fill(rows[masked]))
         errors = zip(masked.tolist(), map(self._masks.error, rows[masked].tolist()), strict=True)
         return {index: error for index, error in errors if error is not None}
 
     def _mask_bad_words(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
-        index = np.flatnonzero(needs & Needs.BAD_WORDS)
+        index = np.flatnonzero(needs & SamplingFeature.BAD_WORDS)
         words = [self._state.bad_words[row] for row in rows[index].tolist()]
         starts = [
             max(int(self._rows.num_prompt_tokens[row]), int(self._rows.num_tokens[row]) - word.max_before)
@@ -123,7 +123,9 @@ class Sampler:
 
     def _mask_stop_tokens(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
         num_output = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        masked = np.flatnonzero((needs & Needs.MIN_TOKENS).astype(bool) & (num_output < self._state.min_tokens[rows]))
+        masked = np.flatnonzero(
+            (needs & SamplingFeature.MIN_TOKENS).astype(bool) & (num_output < self._state.min_tokens[rows])
+        )
         if not len(masked):
             return
         stop_ids = [self._state.stop_ids[row] for row in rows[masked].tolist()]
@@ -131,14 +133,14 @@ class Sampler:
         logits.view(-1)[to_device(flat, self._device)] = -torch.inf
 
     def _add_bias(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
-        biased = np.flatnonzero(needs & Needs.LOGIT_BIAS)
+        biased = np.flatnonzero(needs & SamplingFeature.LOGIT_BIAS)
         token_ids, amounts = zip(*(self._state.bias[row] for row in rows[biased].tolist()), strict=True)
         flat = np.repeat(biased, [len(ids) for ids in token_ids]) * logits.shape[1] + np.concatenate(token_ids)
         logits.view(-1)[to_device(flat, self._device)] += to_device(np.concatenate(amounts), self._device)
 
     def _apply_penalties(self, logits: torch.Tensor, rows: IntArray, needs: NeedsArray) -> None:
         state, device = self._state, self._device
-        penalised = np.flatnonzero(needs & Needs.PENALTIES)
+        penalised = np.flatnonzero(needs & SamplingFeature.PENALTIES)
         chosen = rows[penalised]
         lengths = to_device(self._rows.num_tokens[chosen], device)[:, None]
         prompts = to_device(self._rows.num_prompt_tokens[chosen], device)[:, None]

@@ -17,7 +17,7 @@ MIN_TEMPERATURE = 1e-20
 """Below this a float32 division of logits would give 0/0; the distribution is the limit already."""
 
 
-class Needs(enum.IntFlag):
+class SamplingFeature(enum.IntFlag):
     """What a request asks of the sampler beyond a token of its logits; a step does only what somebody in it needs."""
 
     NONE = 0
@@ -34,20 +34,20 @@ class SamplingState:
     """Parameters by row, in neutral form: top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 change nothing.
 
     Attributes:
-        needs: uint8, `Needs`.
-        num_needing: rows that need anything.
+        needs: uint8, `SamplingFeature`.
+        num_with_features: rows that need anything.
         is_random: uint8, 0 where the likeliest token is wanted.
         keys: uint64, of the request's random stream.
-        bias: row -> (token ids int64, amounts float32), for rows with Needs.LOGIT_BIAS.
-        stop_ids: row -> token ids int64 masked below min_tokens, for rows with Needs.MIN_TOKENS: those with
+        bias: row -> (token ids int64, amounts float32), for rows with SamplingFeature.LOGIT_BIAS.
+        stop_ids: row -> token ids int64 masked below min_tokens, for rows with SamplingFeature.MIN_TOKENS: those with
             min_tokens, but for structured ones, where it is part of the mask.
-        bad_words: for rows with Needs.BAD_WORDS.
+        bad_words: for rows with SamplingFeature.BAD_WORDS.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.needs = np.zeros(max_num_seqs, dtype=np.uint8)
-        self.num_needing = 0
+        self.num_with_features = 0
         self.is_random = np.zeros(max_num_seqs, dtype=np.uint8)
         self.keys = np.zeros(max_num_seqs, dtype=np.uint64)
         self.temperature = np.ones(max_num_seqs, dtype=np.float32)
@@ -92,7 +92,7 @@ class SamplingState:
             self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
         needs = self._needs(row, params)
         self.needs[row] = needs
-        self.num_needing += bool(needs)
+        self.num_with_features += bool(needs)
 
     def parameters(self, positions: IntArray) -> SamplingParameters:
         """These arrays, as the kernels read them. positions: of the next token, by row."""
@@ -101,26 +101,26 @@ class SamplingState:
         )
 
     def remove(self, row: int) -> None:
-        self.num_needing -= bool(self.needs[row])
+        self.num_with_features -= bool(self.needs[row])
         self.needs[row] = 0
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
         self.bad_words.pop(row, None)
 
-    def _needs(self, row: int, params: SamplingParams) -> Needs:
-        needs = Needs.NONE
+    def _needs(self, row: int, params: SamplingParams) -> SamplingFeature:
+        needs = SamplingFeature.NONE
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            needs |= Needs.PENALTIES
+            needs |= SamplingFeature.PENALTIES
         if params.logit_bias:
-            needs |= Needs.LOGIT_BIAS
+            needs |= SamplingFeature.LOGIT_BIAS
         if row in self.stop_ids and len(self.stop_ids[row]):
-            needs |= Needs.MIN_TOKENS
+            needs |= SamplingFeature.MIN_TOKENS
         if params.logprobs is not None:
-            needs |= Needs.LOGPROBS
+            needs |= SamplingFeature.LOGPROBS
         if params.prompt_logprobs is not None:
-            needs |= Needs.PROMPT_LOGPROBS
+            needs |= SamplingFeature.PROMPT_LOGPROBS
         if params.structured_outputs is not None or params.allowed_token_ids is not None:
-            needs |= Needs.MASK
+            needs |= SamplingFeature.MASK
         if params.bad_words:
-            needs |= Needs.BAD_WORDS
+            needs |= SamplingFeature.BAD_WORDS
         return needs

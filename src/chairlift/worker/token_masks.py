@@ -11,7 +11,7 @@ from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler, Matcher, num_words
 from chairlift.kernels.sampling import Bits, IntArray
 from chairlift.outputs import NewRequest
-from chairlift.worker.rows import RequestRows
+from chairlift.worker.request_rows import RequestRows
 
 BITS: Final = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32))
 

@@ -36,6 +36,6 @@ def test_a_kill_is_described_with_the_limit_of_the_control_group(
     child = EngineChild(EngineConfig("no-model"), SLEEPS, logging.WARNING)
     try:
         child.kill()
-        assert child.why_ended() == reason
+        assert child.exit_description() == reason
     finally:
         child.close(0.0)

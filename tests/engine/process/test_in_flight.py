@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Add
-from chairlift.engine.process.in_flight import MAX_RUNS, InFlight
+from chairlift.engine.process.in_flight import MAX_RUNS, InFlightRequests
 from chairlift.outputs import EngineCoreOutput
 from chairlift.sampling_params import SamplingParams
 
@@ -24,7 +24,7 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_flight = InFlight()
+        self.in_flight = InFlightRequests()
         self.groups: dict[int, list[str]] = {}
         self.begun: set[int] = set()
         self.runs: dict[int, int] = {}

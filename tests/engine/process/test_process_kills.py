@@ -148,6 +148,6 @@ def test_the_event_loop_goes_on_while_an_engine_does_not_stop(
         await closing
         assert turns[-1] - turns[0] > 0.3
         assert len(turns) > 10
-        assert client._child.has_ended
+        assert client._child.has_exited
 
     asyncio.run(run())

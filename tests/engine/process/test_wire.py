@@ -12,7 +12,15 @@ from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.commands import Abort, Add, Stop
 from chairlift.engine.process.engine_process import CommandSocket, Outbox
-from chairlift.engine.process.wire import Credit, Died, News, Said, engine_link, front_link, unpack_events
+from chairlift.engine.process.wire import (
+    EngineFailed,
+    EventCredit,
+    LogLine,
+    StepResult,
+    open_engine_link,
+    open_front_link,
+    unpack_events,
+)
 from chairlift.events import EVENT_TYPES, Event, RequestRejected, Step
 from chairlift.outputs import EngineCoreOutput, Logprob, RequestStats, RequestTimes, TokenLogprobs
 from chairlift.request import FinishReason
@@ -58,15 +66,15 @@ def some(event_type: type[Event]) -> Event:
 def test_records_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool) -> None:
     if not has_files:
         monkeypatch.setattr("chairlift.engine.process.wire.MAX_IPC_PATH", 0)
-    front, address = front_link(tmp_path)
-    engine = engine_link(address)
+    front, address = open_front_link(tmp_path)
+    engine = open_engine_link(address)
     request = EngineRequest("a~1", [1, 2], PARAMS, 5, [2, 7], seed=2**64 - 1, arrival_time=0.5, leader_id="a~0")
-    for message in (Said(20, "chairlift", "line"), Died("why"), News([FULL_OUTPUT], [], 2)):
+    for message in (LogLine(20, "chairlift", "line"), EngineFailed("why"), StepResult([FULL_OUTPUT], [], 2)):
         engine.send(message)
         assert front.wait(5)
         assert front.receive() == message
     assert front.has_receiver(5)
-    for command in (Add([request]), Abort(["a~1"], FinishReason.STOP), Credit(3), Stop()):
+    for command in (Add([request]), Abort(["a~1"], FinishReason.STOP), EventCredit(3), Stop()):
         front.send(command)
         assert engine.wait(5)
         assert engine.receive() == command
@@ -76,8 +84,8 @@ def test_records_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_kind_of_event_crosses(tmp_path: Path) -> None:
-    front, address = front_link(tmp_path)
-    engine = engine_link(address)
+    front, address = open_front_link(tmp_path)
+    engine = open_engine_link(address)
     outbox = Outbox(engine)
     events = [some(kind) for kind in EVENT_TYPES.values()]
     for event in events:
@@ -85,7 +93,7 @@ def test_every_kind_of_event_crosses(tmp_path: Path) -> None:
     outbox.tell([FULL_OUTPUT])
     assert front.wait(5)
     news = front.receive()
-    assert isinstance(news, News)
+    assert isinstance(news, StepResult)
     assert unpack_events(news.events) == events
     assert news.outputs == [FULL_OUTPUT]
     front.close()
@@ -94,8 +102,8 @@ def test_every_kind_of_event_crosses(tmp_path: Path) -> None:
 
 def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "MAX_UNREAD_EVENTS", 3)
-    front, address = front_link(tmp_path)
-    engine = engine_link(address)
+    front, address = open_front_link(tmp_path)
+    engine = open_engine_link(address)
     outbox = Outbox(engine)
     inbox = CommandSocket(engine, outbox)
 
@@ -105,7 +113,7 @@ def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeyp
         outbox.tell([FULL_OUTPUT])
         assert front.wait(5)
         news = front.receive()
-        assert isinstance(news, News)
+        assert isinstance(news, StepResult)
         return [event.time for event in unpack_events(news.events)], len(news.outputs), news.num_dropped_events
 
     assert told(2) == ([0, 1], 1, 0)
@@ -114,7 +122,7 @@ def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeyp
     outbox.emit(RequestRejected(7.0, "", ""))
     assert told(1) == ([7], 1, 1), "what becomes of a request is told in any case"
     assert front.has_receiver(5)
-    front.send(Credit(4))
+    front.send(EventCredit(4))
     assert engine.wait(5)
     assert inbox.take(wait=False) is None
     assert told(2) == ([0, 1], 1, 0)

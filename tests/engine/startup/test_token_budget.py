@@ -30,7 +30,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList
 from chairlift.lab.bench.simulation import like_recorded
 from chairlift.lab.planning.planner import Load, PlannedModel, make_plan
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from native import needs_native
@@ -178,7 +178,7 @@ def test_a_planned_command_leaves_the_choice_to_the_engine(tiny_model_dir: Calla
         config = load_config(files)
         model = PlannedModel(files.name, files.name, config, matrix_formats(files, config))
         return make_plan(
-            model, EngineConfig(num_kv_blocks=32, **options), Load(prompt_len=Fixed(8), output_len=Fixed(8))
+            model, EngineConfig(num_kv_blocks=32, **options), Load(prompt_len=FixedLength(8), output_len=FixedLength(8))
         ).serve
 
     assert "--max-num-batched-tokens" not in command()

@@ -12,8 +12,8 @@ from chairlift.lab.bench.prompts import ChatPrompts, text_of
 from chairlift.lab.bench.serving.goodput import Objectives
 from chairlift.lab.bench.serving.http_client import Call, Failure, Usage
 from chairlift.lab.bench.serving.metrics import ServeMetrics, peak_concurrency
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 
 
 def call(sent: float, first: float, ended: float, tokens: int, *, due: float = 0.0, failed: bool = False) -> Call:
@@ -107,12 +107,12 @@ def conversation() -> list[WorkloadRequest]:
 
 def test_chat_carries_answers_word_for_word() -> None:
     workload = conversation()
-    feed, prompts = Feed(workload), ChatPrompts(workload)
-    for request in feed.due(0.0):
+    feed, prompts = RequestFeed(workload), ChatPrompts(workload)
+    for request in feed.pop_due(0.0):
         prompts.fields(request)
         prompts.answered(request.request_id, f"answer to {request.request_id}")
-        feed.done(request.request_id, [9] * request.output_len, 0.5)
-    (follower,) = feed.due(2.0)
+        feed.finish(request.request_id, [9] * request.output_len, 0.5)
+    (follower,) = feed.pop_due(2.0)
     assert prompts.fields(follower)["messages"] == [
         {"role": "user", "content": text_of([1, 2])},
         {"role": "assistant", "content": "answer to a"},

@@ -27,7 +27,7 @@ class NoTime:
     def seconds(self, shape: StepShape) -> float:
         return 0.0
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         return []
 
 

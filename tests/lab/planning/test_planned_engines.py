@@ -22,13 +22,13 @@ from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.memory_plan import StepLimits, plan_weights, total
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import native_read_bytes
-from chairlift.engine.startup.pool_capacity import Fit, Lengths, Pool, count_fit
+from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, RequestLengths, compute_pool_capacity
 from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
 from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.formats import matrix_formats
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models.held_bytes import held_bytes
@@ -41,17 +41,17 @@ POLICIES = [("paged", "buddy"), *RESERVATIONS]
 MAX_MODEL_LEN = 40
 
 LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(0, 8)).map(
-    lambda drawn: Lengths(drawn[0], drawn[1], drawn[1] + drawn[2])
+    lambda drawn: RequestLengths(drawn[0], drawn[1], drawn[1] + drawn[2])
 )
 
 
-def fit_of(pool: Pool, lengths: Iterator[Lengths]) -> Fit:
+def fit_of(pool: KVPool, lengths: Iterator[RequestLengths]) -> PoolCapacity:
     core, _, _, _ = make_engine(max_num_seqs=1000, max_num_batched_tokens=1000)
-    return count_fit(pool, core.scheduler._config, lengths)
+    return compute_pool_capacity(pool, core.scheduler._config, lengths)
 
 
 def crowd(
-    pool: Pool, lengths: Iterator[Lengths], count: int, budget: int, caching: bool = True
+    pool: KVPool, lengths: Iterator[RequestLengths], count: int, budget: int, caching: bool = True
 ) -> tuple[EngineCore, EventList, int]:
     """An engine with seats for `count` requests, all of which have just arrived; and how many others were refused."""
     core, _, _, events = make_engine(
@@ -98,12 +98,12 @@ def memory_waits(events: EventList) -> list[RequestWaiting]:
 )
 @settings(max_examples=200, deadline=None)
 def test_under_a_reservation_m_run_at_once_and_one_more_waits(
-    lengths: list[Lengths], policy: tuple[str, str], num_blocks: int, block_size: int, budget: int
+    lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int, budget: int
 ) -> None:
-    pool = Pool(num_blocks, block_size, min(MAX_MODEL_LEN, num_blocks * block_size), *policy)
+    pool = KVPool(num_blocks, block_size, min(MAX_MODEL_LEN, num_blocks * block_size), *policy)
     fit = fit_of(pool, cycle(lengths))
     if not fit.num_fit:
-        assert fit.why_none is not None
+        assert fit.error is not None
         return
     core, events, num_rejected = crowd(pool, cycle(lengths), fit.num_fit + 1, budget)
     core.step()
@@ -127,12 +127,12 @@ def test_under_a_reservation_m_run_at_once_and_one_more_waits(
 )
 @settings(max_examples=150, deadline=None)
 def test_paged_m_finish_without_a_wait_or_a_preemption(
-    lengths: list[Lengths], num_blocks: int, block_size: int, budget: int, caching: bool
+    lengths: list[RequestLengths], num_blocks: int, block_size: int, budget: int, caching: bool
 ) -> None:
-    pool = Pool(num_blocks, block_size, MAX_MODEL_LEN)
+    pool = KVPool(num_blocks, block_size, MAX_MODEL_LEN)
     fit = fit_of(pool, cycle(lengths))
     if not fit.num_fit:
-        assert fit.why_none is not None
+        assert fit.error is not None
         return
     core, events, _ = crowd(pool, cycle(lengths), fit.num_fit, budget, caching)
     assert len(run_to_end(core)) == fit.num_fit
@@ -149,13 +149,13 @@ def test_paged_m_finish_without_a_wait_or_a_preemption(
 )
 @settings(max_examples=150, deadline=None)
 def test_paged_one_more_of_equal_length_waits_or_preempts(
-    length: Lengths, num_blocks: int, block_size: int, caching: bool
+    length: RequestLengths, num_blocks: int, block_size: int, caching: bool
 ) -> None:
     """All prompts fit the budget of one step, so all reach their full length in the same step."""
-    pool = Pool(num_blocks, block_size, MAX_MODEL_LEN)
+    pool = KVPool(num_blocks, block_size, MAX_MODEL_LEN)
     fit = fit_of(pool, repeat(length))
     if not fit.num_fit:
-        assert fit.why_none is not None
+        assert fit.error is not None
         return
     count = fit.num_fit + 1
     core, events, _ = crowd(pool, repeat(length), count, count * length.prompt, caching)
@@ -171,10 +171,10 @@ def test_paged_one_more_of_equal_length_waits_or_preempts(
 )
 @settings(max_examples=100, deadline=None)
 def test_a_static_batch_has_the_planned_members(
-    lengths: list[Lengths], policy: tuple[str, str], num_blocks: int, static_batch_size: int
+    lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, static_batch_size: int
 ) -> None:
-    pool = Pool(num_blocks, 4, min(MAX_MODEL_LEN, num_blocks * 4), *policy)
-    assume(policy[0] != "max" or fit_of(pool, repeat(Lengths(1, 1, 1))).num_fit)
+    pool = KVPool(num_blocks, 4, min(MAX_MODEL_LEN, num_blocks * 4), *policy)
+    assume(policy[0] != "max" or fit_of(pool, repeat(RequestLengths(1, 1, 1))).num_fit)
     core, _, _, events = make_engine(
         kv=pool.kv,
         arena=pool.kv_arena,
@@ -184,7 +184,7 @@ def test_a_static_batch_has_the_planned_members(
         static_batch_size=static_batch_size,
         enable_prefix_caching=False,
     )
-    fit = count_fit(pool, core.scheduler._config, cycle(lengths))
+    fit = compute_pool_capacity(pool, core.scheduler._config, cycle(lengths))
     num_added = 0
     for index, length in enumerate(islice(cycle(lengths), 40)):
         try:
@@ -205,7 +205,7 @@ def planned(folder: Path, config: EngineConfig, prompt: int, output: int, memory
     files = resolve_model(str(folder))
     model_config = load_config(files)
     model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
-    load = Load(prompt_len=Fixed(prompt), output_len=Fixed(output))
+    load = Load(prompt_len=FixedLength(prompt), output_len=FixedLength(output))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 
@@ -264,9 +264,9 @@ def test_the_engine_has_the_planned_blocks_and_requests(
 def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels=kernels)
     loaded = load_model(config)
-    amounts = plan_weights(loaded.config, "float32", "cpu", kernels)
-    assert held_bytes(loaded.model) == total(amounts)
-    has_copy = any("packed copy" in amount.what for amount in amounts)
+    items = plan_weights(loaded.config, "float32", "cpu", kernels)
+    assert held_bytes(loaded.model) == total(items)
+    has_copy = any("packed copy" in item.name for item in items)
     assert has_copy == (loaded.config.tie_word_embeddings and kernels == "torch")
 
 
@@ -355,8 +355,8 @@ def test_a_step_stays_below_the_planned_activations(
     )
     engine = build_engine(config)
     limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.model_config.dtype)
-    amounts = planned_activations(engine.model_config, choice, "cpu", limits)
-    bound = total([amount for amount in amounts if not amount.what.startswith("gathered")])
+    items = planned_activations(engine.model_config, choice, "cpu", limits)
+    bound = total([item for item in items if not item.name.startswith("gathered")])
     rng = random.Random(0)
     for index, length in enumerate([15] * 12 + [198] * 3):
         prompt = [rng.randrange(3, 256) for _ in range(length)]

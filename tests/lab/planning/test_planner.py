@@ -14,7 +14,7 @@ from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
 from chairlift.engine.startup.memory_plan import (
     PROMPT_LOGPROB_ROWS,
     TILE_BYTES,
-    Amount,
+    MemoryItem,
     StepLimits,
     plan_activations,
     plan_weights,
@@ -22,7 +22,7 @@ from chairlift.engine.startup.memory_plan import (
 )
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import plan_native_activations, plan_native_weights
-from chairlift.engine.startup.pool_capacity import Lengths, Pool, count_fit
+from chairlift.engine.startup.pool_capacity import KVPool, RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_plan
 from chairlift.lab.planning.explain import explain
@@ -32,14 +32,14 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.lab.workload.lengths import Fixed, Uniform, parse_lengths
+from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
 from chairlift.loading.formats import matrix_formats
 from chairlift.worker import model_runner
 
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
-FIXED = Load(prompt_len=Fixed(100), output_len=Fixed(60))
+FIXED = Load(prompt_len=FixedLength(100), output_len=FixedLength(60))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
 
@@ -58,8 +58,8 @@ def seats(num: int = 10_000) -> SchedulerConfig:
 
 def test_the_matrices_are_those_that_a_step_reads() -> None:
     for shape in MODEL_SHAPES.values():
-        amounts = plan_weights(shape.config, "float16", "cuda")
-        matrices = [amount for amount in amounts if amount.what in ("attention", "MLP", "embedding")]
+        items = plan_weights(shape.config, "float16", "cuda")
+        matrices = [item for item in items if item.name in ("attention", "MLP", "embedding")]
         assert total(matrices) == shape.weight_bytes, shape.name
 
 
@@ -86,22 +86,22 @@ def value_of(how: str) -> int:
     return int(eval(expression))
 
 
-def all_amounts() -> list[Amount]:
-    amounts = []
+def all_amounts() -> list[MemoryItem]:
+    items = []
     for shape in MODEL_SHAPES.values():
         for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
-            amounts += plan_weights(shape.config, dtype, device)
+            items += plan_weights(shape.config, dtype, device)
             for limits in (StepLimits(512, 64, 2048, 16), StepLimits(8192, 1000, 30_000, 7)):
-                amounts += plan_activations(shape.config, limits, dtype, device)
-                amounts += plan_native_activations(shape.config, limits)
+                items += plan_activations(shape.config, limits, dtype, device)
+                items += plan_native_activations(shape.config, limits)
         for quantization in (None, *QUANTIZATIONS):
-            amounts += plan_native_weights(shape.config, lambda name: "bf16", quantization)
-    return amounts
+            items += plan_native_weights(shape.config, lambda name: "bf16", quantization)
+    return items
 
 
 def test_the_arithmetic_that_is_printed_comes_to_the_bytes() -> None:
-    for amount in all_amounts():
-        assert value_of(amount.how) == amount.num_bytes, amount
+    for item in all_amounts():
+        assert value_of(item.formula) == item.num_bytes, item
 
 
 def test_what_is_explained_can_be_added_up() -> None:
@@ -119,7 +119,10 @@ def test_what_is_explained_can_be_added_up() -> None:
 
 def test_no_more_blocks_than_the_seats_can_use() -> None:
     plan = opt_plan(
-        memory_bytes=80 * GIB, max_num_seqs=3, max_model_len=100, load=Load(prompt_len=Fixed(10), output_len=Fixed(5))
+        memory_bytes=80 * GIB,
+        max_num_seqs=3,
+        max_model_len=100,
+        load=Load(prompt_len=FixedLength(10), output_len=FixedLength(5)),
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
     assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
@@ -142,11 +145,11 @@ def test_what_cannot_be_is_refused(memory_bytes: int | None, options: dict[str, 
 
 
 def test_a_rate_needs_a_device() -> None:
-    load = Load(prompt_len=Fixed(10), output_len=Fixed(5), request_rate=2.0)
+    load = Load(prompt_len=FixedLength(10), output_len=FixedLength(5), request_rate=2.0)
     with pytest.raises(ConfigError, match="request_rate=2"):
         make_plan(OPT_13B, EngineConfig(num_kv_blocks=10), load)
     with pytest.raises(ConfigError, match="request_rate must be a positive number, got 0"):
-        Load(prompt_len=Fixed(10), output_len=Fixed(5), request_rate=0.0)
+        Load(prompt_len=FixedLength(10), output_len=FixedLength(5), request_rate=0.0)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -156,9 +159,9 @@ def blocks(num_slots: int, block_size: int) -> int:
     return -(-num_slots // block_size)
 
 
-def fits_by_hand(pool: Pool, lengths: list[Lengths]) -> int:
+def fits_by_hand(pool: KVPool, lengths: list[RequestLengths]) -> int:
     """Without an allocator that rounds, requests fit as long as the sum of their blocks does."""
-    slots: dict[str, Callable[[Lengths], int]] = {
+    slots: dict[str, Callable[[RequestLengths], int]] = {
         "paged": lambda n: n.prompt + n.output - 1,
         "oracle": lambda n: n.prompt + n.output - 1,
         "exact": lambda n: n.prompt + n.max_tokens - 1,
@@ -173,7 +176,7 @@ def fits_by_hand(pool: Pool, lengths: list[Lengths]) -> int:
 
 
 LENGTHS = st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 9)).map(
-    lambda drawn: Lengths(drawn[0], drawn[1], drawn[1] + drawn[2])
+    lambda drawn: RequestLengths(drawn[0], drawn[1], drawn[1] + drawn[2])
 )
 
 
@@ -185,38 +188,44 @@ LENGTHS = st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 9)).m
 )
 @settings(max_examples=150, deadline=None)
 def test_as_many_as_their_blocks_sum_up(
-    lengths: list[Lengths], policy: tuple[str, str], num_blocks: int, block_size: int
+    lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int
 ) -> None:
-    pool = Pool(num_blocks, block_size, 59, *policy)
-    fit = count_fit(pool, seats(), cycle(lengths))
+    pool = KVPool(num_blocks, block_size, 59, *policy)
+    fit = compute_pool_capacity(pool, seats(), cycle(lengths))
     assert fit.num_fit == fit.num_running == fits_by_hand(pool, list(islice(cycle(lengths), num_blocks + 1)))
     assert fit.num_slots_written == sum(p + n - 1 for p, n, _ in islice(cycle(lengths), fit.num_fit))
     assert fit.num_slots_written <= fit.num_slots_held <= num_blocks * block_size
 
 
 def test_seats_and_static_batches_limit_what_runs() -> None:
-    pool = Pool(100, 4, 40)
+    pool = KVPool(100, 4, 40)
     limits = SchedulerConfig(40, 5, batching="static", static_batch_size=3)
-    fit = count_fit(pool, seats(5), repeat(Lengths(10, 7, 20)))
+    fit = compute_pool_capacity(pool, seats(5), repeat(RequestLengths(10, 7, 20)))
     assert (fit.num_fit, fit.num_running, fit.limited_by) == (25, 5, "max_num_seqs")
-    fit = count_fit(pool, limits, repeat(Lengths(10, 7, 20)))
+    fit = compute_pool_capacity(pool, limits, repeat(RequestLengths(10, 7, 20)))
     assert (fit.num_fit, fit.num_running, fit.limited_by) == (12, 3, "static_batch_size"), "29 slots are set aside"
 
 
 def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
-    pool = Pool(12, 4, 48, "exact", "buddy")
-    lengths = [Lengths(20, 5, 5), Lengths(40, 5, 5), Lengths(20, 29, 29), Lengths(8, 1, 1), Lengths(8, 1, 1)]
-    fit = count_fit(pool, seats(), cycle(lengths))
+    pool = KVPool(12, 4, 48, "exact", "buddy")
+    lengths = [
+        RequestLengths(20, 5, 5),
+        RequestLengths(40, 5, 5),
+        RequestLengths(20, 29, 29),
+        RequestLengths(8, 1, 1),
+        RequestLengths(8, 1, 1),
+    ]
+    fit = compute_pool_capacity(pool, seats(), cycle(lengths))
     assert (fit.num_fit, fit.num_rejected, fit.num_slots_held) == (3, 2, 48)
-    none = count_fit(pool, seats(), repeat(lengths[1]))
+    none = compute_pool_capacity(pool, seats(), repeat(lengths[1]))
     assert none.num_fit == 0
-    assert none.why_none is not None
-    assert "the largest piece of the arena of 12 blocks has 8" in none.why_none
+    assert none.error is not None
+    assert "the largest piece of the arena of 12 blocks has 8" in none.error
 
 
 def test_a_policy_that_would_not_start_says_why() -> None:
     plan = opt_plan(num_kv_blocks=12, max_model_len=160)
-    reasons = {each.fit.pool.name: each.fit.why_none for each in plan.policies}
+    reasons = {each.fit.pool.name: each.fit.error for each in plan.policies}
     assert plan.fit.num_fit == 1
     assert "max_model_len=160 exceeds the 128 slots" in str(reasons["max, buddy"])
     assert reasons["max, first-fit"] is None
@@ -224,9 +233,9 @@ def test_a_policy_that_would_not_start_says_why() -> None:
 
 def test_draws_are_seeded_bounded_and_differ() -> None:
     prompt, output = parse_lengths("uniform:1..50"), parse_lengths("uniform:1..50")
-    drawn = list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=3), 3000))
-    assert drawn == list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=3), 3000))
-    assert drawn != list(islice(draw_lengths(prompt, output, Uniform(1, 90), 64, seed=4), 3000))
+    drawn = list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
+    assert drawn == list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
+    assert drawn != list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=4), 3000))
     assert all(n <= m and p + m <= 64 for p, n, m in drawn)
     assert any(n < m for _, n, m in drawn)
     plan = opt_plan(Load(prompt_len=prompt, output_len=output), num_kv_blocks=60)
@@ -256,7 +265,7 @@ def test_times_are_those_of_the_cost_model() -> None:
 
 
 def test_a_slow_trickle_meets_an_idle_engine() -> None:
-    plan = opt_plan(Load(prompt_len=Fixed(100), output_len=Fixed(4), request_rate=0.01), num_kv_blocks=200)
+    plan = opt_plan(Load(prompt_len=FixedLength(100), output_len=FixedLength(4), request_rate=0.01), num_kv_blocks=200)
     assert plan.speed is not None
     assert plan.speed.run.ttft is not None
     assert plan.speed.run.ttft.p50 == pytest.approx(plan.speed.ttft_alone)

@@ -28,7 +28,7 @@ from chairlift.lab.presets.anyscale import (
     run_throughput,
 )
 from chairlift.lab.presets.capacity import measure
-from chairlift.lab.presets.show import print_preset
+from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.anyscale import CAPS, STATIC_BATCH_SIZES, throughput_workload
 

@@ -25,7 +25,7 @@ from chairlift.lab.presets.orca import (
     token_by_token,
     workload,
 )
-from chairlift.lab.presets.show import print_preset
+from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.workload.request import WorkloadRequest
 
 

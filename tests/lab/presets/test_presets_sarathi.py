@@ -11,6 +11,7 @@ import pytest
 from chairlift.lab.metrics.requests import RequestMetrics
 from chairlift.lab.presets import PresetOptions, load_preset, run_preset
 from chairlift.lab.presets.capacity import at_rate
+from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.presets.sarathi import (
     CHAT,
     DATASETS,
@@ -25,7 +26,6 @@ from chairlift.lab.presets.sarathi import (
     capacities,
     share_kept_up,
 )
-from chairlift.lab.presets.show import print_preset
 
 
 def test_quantiles_are_met() -> None:

@@ -17,7 +17,7 @@ from chairlift.lab.presets import vllm_fig13 as fig13
 from chairlift.lab.presets import vllm_fig15 as fig15
 from chairlift.lab.presets import vllm_fig16 as fig16
 from chairlift.lab.presets import vllm_fig18b as fig18b
-from chairlift.lab.presets.show import print_preset
+from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.presets.vllm_setting import DATASETS, NUM_SLOTS, POLICIES, Load
 from chairlift.lab.presets.vllm_steady import steady_state
 

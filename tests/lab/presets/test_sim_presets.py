@@ -18,7 +18,7 @@ from chairlift.lab.presets import (
     load_preset,
     run_preset,
 )
-from chairlift.lab.presets.show import print_preset, print_presets
+from chairlift.lab.presets.printing import print_preset, print_presets
 
 
 def test_every_preset_is_there_and_says_where_it_is_from() -> None:

@@ -42,7 +42,7 @@ class Linear:
     def seconds(self, shape: Any) -> float:
         return 0.02 + 0.001 * shape.num_tokens
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         return []
 
 

@@ -24,7 +24,7 @@ class ConstantCost:
         self.shapes.append(shape)
         return self._seconds
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         return [("step", f"{self._seconds} s")]
 
 

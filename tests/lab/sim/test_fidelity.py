@@ -135,7 +135,7 @@ class OneSecond:
     def seconds(self, shape: StepShape) -> float:
         return 1.0
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         return []
 
 

@@ -94,7 +94,7 @@ def test_a_model_and_a_trace_of_ones_own(tmp_path: Path) -> None:
     assert (record["engine"]["model"], record["engine"]["max_model_len"]) == ("mine", 128)
     assert record["engine"]["kv_bytes_per_slot"] == 2 * 2 * 2 * 16 * 2
     assert record["results"]["output_tokens"] == 20
-    assert len(record["refused"]) == 1
+    assert len(record["rejected"]) == 1
     assert "1 requests can never fit" in text
 
 

@@ -31,7 +31,7 @@ class OneSecondAStep:
     def seconds(self, shape: StepShape) -> float:
         return 1.0
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         return []
 
 
@@ -146,7 +146,7 @@ def run(
     log = ServiceLog(weights or {})
     config = SimConfig(limits, NUM_BLOCKS, BLOCK_SIZE, kv=kv)
     result = simulate(requests, config, OneSecondAStep(), log if listen is None else Listener(listen))
-    assert not result.refused
+    assert not result.rejected
     return log
 
 

@@ -17,8 +17,15 @@ from sim_workloads import request, small_config
 from chairlift.errors import ConfigError
 from chairlift.events import Event, EventList, Step
 from chairlift.lab.sim.cost_model import StepShape, shape_of
-from chairlift.lab.sim.fitted import FEATURES, FitError, FittedModel, evaluate, fit_cost_model, step_seconds
-from chairlift.lab.sim.nnls import non_negative_least_squares
+from chairlift.lab.sim.fitted_cost_model import (
+    FEATURES,
+    FitError,
+    FittedCostModel,
+    fit_cost_model,
+    non_negative_least_squares,
+    prediction_error,
+    step_seconds,
+)
 from chairlift.lab.sim.simulator import simulate
 
 
@@ -28,7 +35,7 @@ class Knee:
     def seconds(self, shape: StepShape) -> float:
         return 1e-3 + 5e-4 * min(shape.num_tokens, 4) + 1e-5 * shape.num_tokens + 2e-6 * shape.num_pairs
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         return []
 
 
@@ -70,7 +77,7 @@ def test_a_known_device_is_found_again() -> None:
     assert model.error.p90 < 1e-6
     assert set(model.coefficients) <= set(FEATURES)
     assert model.coefficients["min(num_tokens, 4)"] == pytest.approx(5e-4, rel=1e-3)
-    held_out = evaluate(model, recorded(seed=2))
+    held_out = prediction_error(model, recorded(seed=2))
     assert held_out.num_steps > 100
     assert held_out.median < 1e-6
     assert abs(held_out.total) < 1e-6
@@ -92,14 +99,14 @@ def test_noise_shows_in_the_error_and_not_in_the_total() -> None:
     model = fit_cost_model(disturbed(recorded(seed=1, gap=0.2), lambda: rng.choice([0.6, 1.4])), "a noisy run")
     assert 0.28 < model.error.median < 0.67, "0.4 of 1.4 to 0.4 of 0.6"
     assert abs(model.error.total) < 0.02
-    assert dict(model.describe())["fitted to"] == "a noisy run"
+    assert dict(model.constants())["fitted to"] == "a noisy run"
 
 
 def test_a_few_long_disturbances_are_not_learned() -> None:
     rng = random.Random(0)
     events = recorded(seed=1, gap=0.2)
     model = fit_cost_model(disturbed(events, lambda: 50.0 if rng.random() < 0.02 else 1.0))
-    assert abs(evaluate(model, disturbed(events, lambda: 1.0)).total) < 0.1
+    assert abs(prediction_error(model, disturbed(events, lambda: 1.0)).total) < 0.1
 
 
 def test_a_step_lasts_from_the_result_before_it() -> None:
@@ -119,7 +126,7 @@ def test_a_step_lasts_from_the_result_before_it() -> None:
 
 def test_it_can_be_kept() -> None:
     model = fit_cost_model(recorded(seed=1), "seed 1")
-    again = FittedModel.from_dict(json.loads(json.dumps(model.to_dict())))
+    again = FittedCostModel.from_dict(json.loads(json.dumps(model.to_dict())))
     assert again == model
     assert again.seconds(StepShape(3, 3, 3, 50, 50)) == model.seconds(StepShape(3, 3, 3, 50, 50))
 
@@ -128,7 +135,7 @@ def test_too_little_to_fit_or_to_judge() -> None:
     with pytest.raises(ConfigError, match="x has 1 steps, and a cost model is fitted to at least"):
         fit_cost_model([step(0, 0.0, 1.0)], "x")
     with pytest.raises(ConfigError, match="no steps"):
-        evaluate(FittedModel({}, "x", FitError(0, 0.0, 0.0, 0.0)), [])
+        prediction_error(FittedCostModel({}, "x", FitError(0, 0.0, 0.0, 0.0)), [])
 
 
 @pytest.mark.parametrize(
@@ -143,4 +150,4 @@ def test_too_little_to_fit_or_to_judge() -> None:
 )
 def test_records_that_are_none(record: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="fitted cost model"):
-        FittedModel.from_dict(record)
+        FittedCostModel.from_dict(record)

@@ -123,7 +123,7 @@ def test_what_cannot_be_split() -> None:
 
 
 def test_the_constants_are_told() -> None:
-    told = dict(Roofline(TINY, PLAIN, 2).describe())
+    told = dict(Roofline(TINY, PLAIN, 2).constants())
     assert told["flops_efficiency"] == "0.5"
     assert told["tensor_parallel_size"] == "2"
     assert "made up" in told["device"]

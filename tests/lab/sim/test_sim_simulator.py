@@ -16,8 +16,8 @@ from chairlift.events import EngineStarted, EventList, RequestArrived, RequestFi
 from chairlift.lab.metrics.run import RunTally, summarize
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 
 
 @settings(max_examples=100, deadline=None)
@@ -26,7 +26,7 @@ def test_everybody_gets_the_forced_length_or_is_refused(workload: list[WorkloadR
     events, tally = EventList(), RunTally()
     result = simulate(workload, config, ConstantCost(), events)
     done = {event.request_id: event.num_output_tokens for event in simulated(events, RequestFinished)}
-    refused = {request_id for request_id, _ in result.refused}
+    refused = {request_id for request_id, _ in result.rejected}
     assert done == {item.request_id: item.output_len for item in workload if item.request_id not in refused}
     assert refused == {event.request_id for event in simulated(events, RequestRejected)}
     steps = simulated(events, Step)
@@ -61,7 +61,7 @@ def test_an_arrival_during_a_step_counts_from_when_it_was_due() -> None:
 def test_a_closed_loop() -> None:
     """Two places, four requests of three steps each, all there from the start."""
     events = EventList()
-    feed = Feed([request(f"r{i}", 0.0, 2, 3) for i in range(4)], max_concurrency=2)
+    feed = RequestFeed([request(f"r{i}", 0.0, 2, 3) for i in range(4)], max_concurrency=2)
     result = simulate(feed, small_config(), ConstantCost(), events)
     assert [event.time for event in simulated(events, RequestArrived)] == [0.0, 0.0, 3.0, 3.0]
     assert result.seconds == 6.0
@@ -96,9 +96,9 @@ def test_who_can_never_fit_is_refused_and_holds_nobody_up() -> None:
         WorkloadRequest("next", 1.0, [1], 1, after="big"),
         request("small", 0.0, 3, 2),
     ]
-    result = simulate(Feed(chain, max_concurrency=1), small_config(), ConstantCost(), events)
-    assert [request_id for request_id, _ in result.refused] == ["big"]
-    assert "max_model_len=64" in result.refused[0][1]
+    result = simulate(RequestFeed(chain, max_concurrency=1), small_config(), ConstantCost(), events)
+    assert [request_id for request_id, _ in result.rejected] == ["big"]
+    assert "max_model_len=64" in result.rejected[0][1]
     assert {event.request_id for event in simulated(events, RequestFinished)} == {"next", "small"}
 
 
@@ -116,7 +116,7 @@ def test_the_first_event_says_what_is_simulated() -> None:
     assert (started.model, started.kv_bytes_per_slot, started.weight_bytes) == ("opt-13b", 819_200, model.weight_bytes)
     assert (started.batching, started.static_batch_size, started.static_run_to) == ("static", 4, "batch")
     assert (started.kv, started.kv_arena, started.enable_prefix_caching) == ("max", "first-fit", False)
-    continuous = small_config().started()
+    continuous = small_config().engine_started()
     assert (continuous.static_batch_size, continuous.kv_arena, continuous.enable_prefix_caching) == (None, None, True)
 
 
@@ -140,7 +140,7 @@ def test_a_pool_that_is_too_small_for_its_policy() -> None:
 
 
 def test_simulation_loads_no_torch() -> None:
-    names = ("sim.simulator", "sim.roofline", "sim.fitted", "presets.vllm_fig3")
+    names = ("sim.simulator", "sim.roofline", "sim.fitted_cost_model", "presets.vllm_fig3")
     modules = ", ".join(f"chairlift.lab.{name}" for name in names)
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

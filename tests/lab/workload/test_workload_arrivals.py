@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import AllAtOnce, ArrivalProcess, Constant, Gamma, Poisson, arrival_process
+from chairlift.lab.workload.arrivals import (
+    ArrivalProcess,
+    BurstArrivals,
+    ConstantArrivals,
+    GammaArrivals,
+    PoissonArrivals,
+    arrival_process,
+    with_arrivals,
+)
+from chairlift.lab.workload.request import WorkloadRequest
 
 MANY = 20_000
 
@@ -25,11 +34,11 @@ def gaps(process: ArrivalProcess) -> np.ndarray[tuple[int], np.dtype[np.float64]
 @pytest.mark.parametrize(
     ("process", "variation"),
     [
-        (Poisson(4.0), 1.0),
-        (Gamma(4.0, 1.0), 1.0),
-        (Gamma(4.0, 0.25), 2.0),
-        (Gamma(4.0, 16.0), 0.25),
-        (Constant(4.0), 0),
+        (PoissonArrivals(4.0), 1.0),
+        (GammaArrivals(4.0, 1.0), 1.0),
+        (GammaArrivals(4.0, 0.25), 2.0),
+        (GammaArrivals(4.0, 16.0), 0.25),
+        (ConstantArrivals(4.0), 0),
     ],
 )
 def test_rate_and_variation(process: ArrivalProcess, variation: float) -> None:
@@ -39,10 +48,12 @@ def test_rate_and_variation(process: ArrivalProcess, variation: float) -> None:
 
 
 def test_all_at_once() -> None:
-    assert AllAtOnce().times(np.random.default_rng(0), 3) == [0.0, 0.0, 0.0]
+    assert BurstArrivals().times(np.random.default_rng(0), 3) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("process", [AllAtOnce(), Poisson(2.0), Gamma(2.0, 3.0), Constant(2.0)])
+@pytest.mark.parametrize(
+    "process", [BurstArrivals(), PoissonArrivals(2.0), GammaArrivals(2.0, 3.0), ConstantArrivals(2.0)]
+)
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_any_count_and_the_same_again(process: ArrivalProcess, count: int) -> None:
     times = process.times(np.random.default_rng(3), count)
@@ -51,11 +62,11 @@ def test_any_count_and_the_same_again(process: ArrivalProcess, count: int) -> No
 
 
 def test_options() -> None:
-    assert arrival_process() == AllAtOnce()
-    assert arrival_process(math.inf) == AllAtOnce()
-    assert arrival_process(2.0) == Poisson(2.0)
-    assert arrival_process(2.0, 0.5) == Gamma(2.0, 0.5)
-    assert arrival_process(2.0, math.inf) == Constant(2.0)
+    assert arrival_process() == BurstArrivals()
+    assert arrival_process(math.inf) == BurstArrivals()
+    assert arrival_process(2.0) == PoissonArrivals(2.0)
+    assert arrival_process(2.0, 0.5) == GammaArrivals(2.0, 0.5)
+    assert arrival_process(2.0, math.inf) == ConstantArrivals(2.0)
 
 
 @pytest.mark.parametrize(
@@ -70,3 +81,11 @@ def test_options() -> None:
 def test_bad_options(rate: float | None, burstiness: float, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         arrival_process(rate, burstiness)
+
+
+def test_with_arrivals_replaces_the_times_of_independent_requests_only() -> None:
+    first, last = (WorkloadRequest(name, 9.0, [1], 2) for name in "ab")
+    turn = WorkloadRequest("t", 0.5, [1], 2, after="a")
+    moved = with_arrivals([first, turn, last], ConstantArrivals(4.0), np.random.default_rng(0))
+    assert [r.arrival for r in moved] == [0.0, 0.5, 0.25]
+    assert moved[1] is turn

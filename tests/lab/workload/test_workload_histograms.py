@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.histograms import load_histogram
-from chairlift.lab.workload.lengths import Fixed, Histogram, LengthRange, Uniform, paired_lengths, parse_lengths
+from chairlift.lab.workload.lengths import (
+    FixedLength,
+    HistogramLengths,
+    LengthRange,
+    UniformLengths,
+    load_histogram,
+    paired_lengths,
+    parse_lengths,
+)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -31,7 +38,7 @@ def test_means_of_the_published_histograms(name: str, printed_mean: float) -> No
 
 
 def test_share_of_a_bin() -> None:
-    histogram = Histogram.load("sharegpt-output")
+    histogram = HistogramLengths.load("sharegpt-output")
     lengths = np.array(histogram.sample(rng(), 50_000))
     width = (histogram.end - histogram.start) / len(histogram.counts)
     edge = histogram.start + 49 * width
@@ -45,7 +52,7 @@ def test_share_of_a_bin() -> None:
     st.integers(0, 99),
 )
 def test_only_bins_that_have_a_count(counts: list[int], start: int, width: int, seed: int) -> None:
-    histogram = Histogram("own-input", start, start + width * len(counts), tuple(counts))
+    histogram = HistogramLengths("own-input", start, start + width * len(counts), tuple(counts))
     for length in histogram.sample(rng(seed), 20):
         assert length >= 1
         low, high = (max(0, min(len(counts) - 1, int((length + d - start) // width))) for d in (-0.5, 0.5))
@@ -54,7 +61,7 @@ def test_only_bins_that_have_a_count(counts: list[int], start: int, width: int, 
 
 def test_text_with_a_range() -> None:
     histogram = parse_lengths("hist:alpaca-output,8..64,reject")
-    assert histogram == Histogram.load("alpaca-output", LengthRange(8, 64, reject=True))
+    assert histogram == HistogramLengths.load("alpaca-output", LengthRange(8, 64, reject=True))
     assert str(histogram) == "hist:alpaca-output,8..64,reject"
     lengths = histogram.sample(rng(), 2000)
     assert min(lengths) >= 8
@@ -118,11 +125,11 @@ def test_pairs_fit_and_are_otherwise_independent() -> None:
 
 @given(st.integers(2, 60), st.integers(0, 40))
 def test_pairs_within_any_limit(limit: int, count: int) -> None:
-    pairs = paired_lengths(Uniform(1, 30), Uniform(1, 30), limit, rng(), count)
+    pairs = paired_lengths(UniformLengths(1, 30), UniformLengths(1, 30), limit, rng(), count)
     assert len(pairs) == count
     assert all(sum(pair) <= limit for pair in pairs)
 
 
 def test_pairs_that_never_fit() -> None:
     with pytest.raises(ConfigError, match=r"0 of 100000 pairs of fixed:5 prompt and fixed:6 output tokens fit into 10"):
-        paired_lengths(Fixed(5), Fixed(6), 10, rng(), 1)
+        paired_lengths(FixedLength(5), FixedLength(6), 10, rng(), 1)

@@ -12,12 +12,12 @@ from scipy import stats
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.lengths import (
-    Exponential,
-    Fixed,
+    ExponentialLengths,
+    FixedLength,
     LengthDistribution,
     LengthRange,
-    LogNormal,
-    Uniform,
+    LogNormalLengths,
+    UniformLengths,
     parse_lengths,
 )
 
@@ -38,10 +38,10 @@ def distributions() -> st.SearchStrategy[LengthDistribution]:
     )
     sizes = st.floats(1, 1e5)
     return st.one_of(
-        st.builds(Fixed, st.integers(1, 5000)),
-        bounds().map(lambda pair: Uniform(*pair)),
-        st.builds(LogNormal, sizes.map(round), st.floats(0, 4).map(lambda sigma: round(sigma, 3)), ranges),
-        st.builds(Exponential, sizes.map(round), ranges),
+        st.builds(FixedLength, st.integers(1, 5000)),
+        bounds().map(lambda pair: UniformLengths(*pair)),
+        st.builds(LogNormalLengths, sizes.map(round), st.floats(0, 4).map(lambda sigma: round(sigma, 3)), ranges),
+        st.builds(ExponentialLengths, sizes.map(round), ranges),
     )
 
 
@@ -53,7 +53,7 @@ def test_the_text_of_a_distribution_parses_to_the_same(distribution: LengthDistr
 @given(distributions(), st.integers(0, 50), st.integers(0, 1000))
 def test_samples_are_seeded_integers_within_bounds(distribution: LengthDistribution, count: int, seed: int) -> None:
     low, high = 1, 1 << 30
-    if isinstance(distribution, LogNormal | Exponential):
+    if isinstance(distribution, LogNormalLengths | ExponentialLengths):
         low, high = distribution.within.low, distribution.within.high
     try:
         lengths = distribution.sample(np.random.default_rng(seed), count)
@@ -65,12 +65,12 @@ def test_samples_are_seeded_integers_within_bounds(distribution: LengthDistribut
 
 
 def test_known_texts() -> None:
-    assert parse_lengths("fixed:128") == Fixed(128)
-    assert parse_lengths(" uniform: 32..512 ") == Uniform(32, 512)
-    assert parse_lengths("lognormal:96,1.0,16..512") == LogNormal(96, 1.0, LengthRange(16, 512))
-    assert parse_lengths("exp:96,8..384") == Exponential(96, LengthRange(8, 384))
-    assert parse_lengths("exp:128,1..32,reject") == Exponential(128, LengthRange(1, 32, reject=True))
-    assert parse_lengths("exp:128") == Exponential(128)
+    assert parse_lengths("fixed:128") == FixedLength(128)
+    assert parse_lengths(" uniform: 32..512 ") == UniformLengths(32, 512)
+    assert parse_lengths("lognormal:96,1.0,16..512") == LogNormalLengths(96, 1.0, LengthRange(16, 512))
+    assert parse_lengths("exp:96,8..384") == ExponentialLengths(96, LengthRange(8, 384))
+    assert parse_lengths("exp:128,1..32,reject") == ExponentialLengths(128, LengthRange(1, 32, reject=True))
+    assert parse_lengths("exp:128") == ExponentialLengths(128)
 
 
 def test_fixed_and_uniform() -> None:

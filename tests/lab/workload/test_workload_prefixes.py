@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import AllAtOnce, Constant, Poisson
-from chairlift.lab.workload.feed import Feed
-from chairlift.lab.workload.lengths import Fixed, Uniform
-from chairlift.lab.workload.prefixes import ThinkTime, conversations, shared_prefixes
+from chairlift.lab.workload.arrivals import BurstArrivals, ConstantArrivals, PoissonArrivals
+from chairlift.lab.workload.lengths import FixedLength, UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.lab.workload.synthetic import ThinkTime, conversations, shared_prefixes
 
 
 def prefixed(**changes: Any) -> list[WorkloadRequest]:
@@ -22,10 +22,10 @@ def prefixed(**changes: Any) -> list[WorkloadRequest]:
         "seed": 1,
         "count": 400,
         "num_prefixes": 4,
-        "prefix": Fixed(20),
-        "suffix": Uniform(1, 9),
-        "output": Uniform(2, 5),
-        "arrivals": Poisson(3.0),
+        "prefix": FixedLength(20),
+        "suffix": UniformLengths(1, 9),
+        "output": UniformLengths(2, 5),
+        "arrivals": PoissonArrivals(3.0),
         "vocab_size": 1000,
     }
     return shared_prefixes(**{**arguments, **changes})
@@ -58,10 +58,10 @@ def talks(**changes: Any) -> list[WorkloadRequest]:
     arguments: dict[str, Any] = {
         "seed": 1,
         "count": 30,
-        "turns": Uniform(1, 4),
-        "message": Uniform(3, 9),
-        "output": Uniform(2, 5),
-        "arrivals": Constant(2.0),
+        "turns": UniformLengths(1, 4),
+        "message": UniformLengths(3, 9),
+        "output": UniformLengths(2, 5),
+        "arrivals": ConstantArrivals(2.0),
         "vocab_size": 1000,
     }
     return conversations(**{**arguments, **changes})
@@ -79,18 +79,18 @@ def test_turns_follow_each_other() -> None:
 
 
 def test_a_conversation_played() -> None:
-    workload = talks(count=1, turns=Fixed(3), system_prompt_len=7, arrivals=AllAtOnce())
+    workload = talks(count=1, turns=FixedLength(3), system_prompt_len=7, arrivals=BurstArrivals())
     lens = full_prompt_lens(workload)
-    feed = Feed(workload)
+    feed = RequestFeed(workload)
     spoken: list[int] = []
     for turn in range(3):
-        (due,) = feed.due(float(turn))
+        (due,) = feed.pop_due(float(turn))
         assert list(due.prompt_token_ids[: len(spoken)]) == spoken
         assert len(due.prompt_token_ids) == lens[due.request_id]
         answer = [turn] * due.output_len
         spoken = [*due.prompt_token_ids, *answer]
-        feed.done(due.request_id, answer, float(turn + 1))
-    assert feed.exhausted
+        feed.finish(due.request_id, answer, float(turn + 1))
+    assert feed.is_exhausted
 
 
 def test_the_system_prompt_is_the_same_for_all() -> None:

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import AllAtOnce, Poisson
-from chairlift.lab.workload.lengths import Exponential, Fixed, Uniform
-from chairlift.lab.workload.synthetic import WorkloadRequest, make_workload
+from chairlift.lab.workload.arrivals import BurstArrivals, PoissonArrivals
+from chairlift.lab.workload.lengths import ExponentialLengths, FixedLength, UniformLengths
+from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.synthetic import make_workload
 
 
 def make(**changes: Any) -> list[WorkloadRequest]:
     arguments: dict[str, Any] = {
         "seed": 5,
         "count": 40,
-        "prompt": Uniform(4, 30),
-        "output": Exponential(20),
-        "arrivals": Poisson(8.0),
+        "prompt": UniformLengths(4, 30),
+        "output": ExponentialLengths(20),
+        "arrivals": PoissonArrivals(8.0),
         "vocab_size": 100,
     }
     return make_workload(**{**arguments, **changes})
@@ -42,8 +43,8 @@ def test_the_seed_decides() -> None:
 
 
 def test_changing_one_distribution_leaves_the_rest() -> None:
-    assert prompts(make(output=Fixed(3), arrivals=AllAtOnce())) == prompts(make())
-    shorter = make(prompt=Fixed(2))
+    assert prompts(make(output=FixedLength(3), arrivals=BurstArrivals())) == prompts(make())
+    shorter = make(prompt=FixedLength(2))
     assert [(r.arrival, r.output_len) for r in shorter] == [(r.arrival, r.output_len) for r in make()]
 
 
@@ -63,7 +64,7 @@ def test_bad_numbers(name: str, value: int) -> None:
 
 
 def test_what_users_ask_for_is_never_less_than_what_comes() -> None:
-    workload = make(max_tokens=Uniform(10, 40))
+    workload = make(max_tokens=UniformLengths(10, 40))
     assert [r.output_len for r in workload] == [r.output_len for r in make()]
     limits = [r.max_output_len for r in workload]
     assert all(max(10, r.output_len) <= r.max_output_len <= max(40, r.output_len) for r in workload)

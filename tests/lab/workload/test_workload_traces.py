@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.tokens import synthetic_tokens
-from chairlift.lab.workload.traces import FORMATS, Trace, TraceOptions, load_trace, read_trace
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.lab.workload.synthetic import synthetic_tokens
+from chairlift.lab.workload.traces import FORMATS, RecordedTrace, TraceOptions, load_trace, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
@@ -63,13 +63,13 @@ SHAREGPT = [
 ]
 
 
-def load(folder: Path, text: str, format: str = "auto", **options: Any) -> Trace:  # noqa: A002
+def load(folder: Path, text: str, format: str = "auto", **options: Any) -> RecordedTrace:  # noqa: A002
     path = folder / "trace"
     path.write_text(text, newline="")
     return load_trace(path, format, TraceOptions(**options))
 
 
-def lens(trace: Trace) -> list[tuple[float, int, int]]:
+def lens(trace: RecordedTrace) -> list[tuple[float, int, int]]:
     return [(r.arrival, len(r.prompt_token_ids), r.output_len) for r in trace.requests]
 
 
@@ -133,10 +133,10 @@ def test_sharegpt_all_turns(tmp_path: Path) -> None:
     ]
     assert lens(trace) == [(0.0, 10, 20), (0.0, 5, 6), (0.0, 3, 20), (0.0, 2, 2)]
     assert trace.num_skipped == 1
-    feed = Feed(trace.requests)
-    feed.due(0.0)
-    feed.done("sharegpt-0-t0", [9] * 20, 2.0)
-    (second,) = feed.due(2.0)
+    feed = RequestFeed(trace.requests)
+    feed.pop_due(0.0)
+    feed.finish("sharegpt-0-t0", [9] * 20, 2.0)
+    (second,) = feed.pop_due(2.0)
     assert second.prompt_token_ids == [4] * 10 + [9] * 20 + [4] * 5
 
 

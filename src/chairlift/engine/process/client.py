@@ -15,7 +15,7 @@ from chairlift.events import EngineStarted
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
 from chairlift.outputs import EngineCoreOutput
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 
 EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead"]
 

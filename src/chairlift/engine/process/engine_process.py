@@ -25,22 +25,22 @@ import zmq
 from chairlift.config import EngineConfig
 from chairlift.core.engine_core import Executor
 from chairlift.engine.grammar_gate import GrammarGate
-from chairlift.engine.memory_trimming import settle_heap
+from chairlift.engine.memory_trimming import trim_memory
 from chairlift.engine.process.commands import Command
 from chairlift.engine.process.core_loop import run_core
 from chairlift.engine.process.wire import (
     Address,
-    Began,
-    CannotStart,
-    Credit,
-    Died,
     EngineFacts,
+    EngineFailed,
+    EngineReady,
+    EventCredit,
     Link,
-    News,
-    Ready,
-    Said,
+    LogLine,
+    RequestsStarted,
+    StartFailed,
+    StepResult,
     ToEngine,
-    engine_link,
+    open_engine_link,
     pack_events,
 )
 from chairlift.errors import ChairliftError
@@ -57,7 +57,7 @@ LINGER_SECONDS: Final = 2.0
 STACKS: Final = "stacks"
 
 
-class Launch(msgspec.Struct):
+class EngineLaunch(msgspec.Struct):
     """The line on standard input. `folder` is private to the two processes; the last one removes it."""
 
     address: Address
@@ -66,7 +66,7 @@ class Launch(msgspec.Struct):
     log_level: int
 
     @classmethod
-    def of(cls, config: EngineConfig, address: Address, folder: Path, log_level: int) -> Launch:
+    def of(cls, config: EngineConfig, address: Address, folder: Path, log_level: int) -> EngineLaunch:
         return cls(address, json.loads(json.dumps(asdict(config), default=str)), str(folder), log_level)
 
 
@@ -92,7 +92,7 @@ class Outbox:
 
     def tell(self, outputs: list[EngineCoreOutput]) -> None:
         """Send what a step gave; also if it gave nothing, since it proves progress."""
-        self._link.send(News(outputs, pack_events(self._events), self._num_dropped))
+        self._link.send(StepResult(outputs, pack_events(self._events), self._num_dropped))
         self._events, self._num_dropped = [], 0
 
     def flush(self) -> None:
@@ -101,11 +101,11 @@ class Outbox:
             self.tell([])
 
     def ready(self, facts: EngineFacts) -> None:
-        self._link.send(Ready(facts))
+        self._link.send(EngineReady(facts))
 
     def begin(self, request_ids: list[str]) -> None:
         """Send which requests the next step introduces, before it is computed."""
-        self._link.send(Began(request_ids))
+        self._link.send(RequestsStarted(request_ids))
 
 
 class CommandSocket:
@@ -118,7 +118,7 @@ class CommandSocket:
     def take(self, wait: bool) -> Command | None:
         while True:
             message = self._link.receive()
-            if isinstance(message, Credit):
+            if isinstance(message, EventCredit):
                 self._outbox.credit(message.num_events)
             elif message is not None or not wait:
                 return message
@@ -143,7 +143,7 @@ class AnnouncingExecutor:
         return self._executor.result(handle)
 
 
-class LogToFront(logging.Handler):
+class ForwardingLogHandler(logging.Handler):
     """The engine's log is the front end's."""
 
     def __init__(self, link: Link[ToEngine]) -> None:
@@ -151,7 +151,7 @@ class LogToFront(logging.Handler):
         self._link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._link.send(Said(record.levelno, record.name, self.format(record)))
+        self._link.send(LogLine(record.levelno, record.name, self.format(record)))
 
 
 def main() -> None:
@@ -159,11 +159,11 @@ def main() -> None:
     # Both reach every process of a terminal or a service; the front end first answers what is in flight.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineLaunch)
     threading.Thread(target=_end_with_the_front, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
     faulthandler.enable()
-    link = engine_link(launch.address)
-    logging.basicConfig(level=launch.log_level, handlers=[LogToFront(link)], format="%(message)s")
+    link = open_engine_link(launch.address)
+    logging.basicConfig(level=launch.log_level, handlers=[ForwardingLogHandler(link)], format="%(message)s")
     with Path(launch.folder, STACKS).open("w") as stacks:
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -179,20 +179,20 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
     try:
         engine = _build(config, outbox)
     except ChairliftError as error:
-        link.send(CannotStart(type(error).__name__, str(error)))
+        link.send(StartFailed(type(error).__name__, str(error)))
         return 2
     except BaseException as error:
         if is_out_of_memory(error):
-            link.send(CannotStart("EngineDeadError", f"the engine cannot start: {describe_out_of_memory(error)}"))
+            link.send(StartFailed("EngineDeadError", f"the engine cannot start: {describe_out_of_memory(error)}"))
             return 1
         logger.exception("the engine could not be started")
-        link.send(CannotStart("EngineDeadError", f"the engine could not be started: {error!r}"))
+        link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
         run_core(engine.core, CommandSocket(link, outbox), outbox.tell, _gate(engine))
     except BaseException as error:
         logger.exception("the engine died")
-        link.send(Died(repr(error)))
+        link.send(EngineFailed(repr(error)))
         return 1
     finally:
         engine.close()
@@ -219,7 +219,7 @@ def _build(config: EngineConfig, outbox: Outbox) -> Any:
         engine.limits,
         engine.started,
     )
-    settle_heap()
+    trim_memory()
     outbox.ready(facts)
     return engine
 

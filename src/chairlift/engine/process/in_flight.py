@@ -23,7 +23,7 @@ class _Group:
     num_runs: int = 0
 
 
-class InFlight:
+class InFlightRequests:
     """Unfinished requests in order of arrival, siblings together."""
 
     def __init__(self) -> None:

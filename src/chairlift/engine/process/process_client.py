@@ -15,20 +15,26 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import InputProcessor, NoTokenizer
 from chairlift.engine.process.client import EngineState, OnLost, OnOutputs
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
-from chairlift.engine.process.engine_child import ENGINE_COMMAND, GRACE_SECONDS, STACKS_SECONDS, EngineChild, log_line
-from chairlift.engine.process.first_start import wait_for_facts
-from chairlift.engine.process.in_flight import InFlight
+from chairlift.engine.process.engine_child import (
+    ENGINE_COMMAND,
+    GRACE_SECONDS,
+    STACKS_SECONDS,
+    EngineChild,
+    log_line,
+    wait_for_facts,
+)
+from chairlift.engine.process.in_flight import InFlightRequests
 from chairlift.engine.process.remote_engine import RemoteEngine, settled
 from chairlift.engine.process.restart_policy import LONGEST_BACKOFF, RestartPolicy
 from chairlift.engine.process.watchdog import Watchdog, write_state_dump
 from chairlift.engine.process.wire import (
-    Began,
-    CannotStart,
-    Credit,
-    Died,
-    News,
-    Ready,
-    Said,
+    EngineFailed,
+    EngineReady,
+    EventCredit,
+    LogLine,
+    RequestsStarted,
+    StartFailed,
+    StepResult,
     ToFront,
     unpack_events,
 )
@@ -85,7 +91,7 @@ class ProcessClient:
         self._command = command
         self._files = resolve_model(config.model)
         self._engine: RemoteEngine | None = None
-        self._in_flight = InFlight()
+        self._in_flight = InFlightRequests()
         self._last_events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._num_uncredited = 0
         self._watchdog = Watchdog(watchdog_timeout)
@@ -218,26 +224,26 @@ class ProcessClient:
 
     def _understand(self, message: ToFront) -> None:
         match message:
-            case News():
+            case StepResult():
                 self._take_news(message)
-            case Began(request_ids):
+            case RequestsStarted(request_ids):
                 self._in_flight.begin(request_ids)
-            case Said():
+            case LogLine():
                 log_line(message)
-            case Ready(facts) if facts.model_config != self.engine.model_config:
+            case EngineReady(facts) if facts.model_config != self.engine.model_config:
                 self._last_words = (
                     f"model {self._config.model!r} is another one than when the server was started: put that back, or "
                     "restart the server to serve this one"
                 )
                 self._child.kill()
-            case Ready():
+            case EngineReady():
                 self._is_back(self._child)
-            case Died(text) | CannotStart(_, text):
+            case EngineFailed(text) | StartFailed(_, text):
                 self._last_words = text
                 assert self._loop is not None
                 self._loop.call_later(STOP_SECONDS, self._child.kill)  # should it not end by itself
 
-    def _take_news(self, news: News) -> None:
+    def _take_news(self, news: StepResult) -> None:
         self._watchdog.heard()
         self._last_step = self.now()
         if news.events:
@@ -246,7 +252,7 @@ class ProcessClient:
             self.events.publish(events)
             self._num_uncredited += len(events)
             if self._num_uncredited >= EVENTS_A_CREDIT:
-                self._child.link.send(Credit(self._num_uncredited))
+                self._child.link.send(EventCredit(self._num_uncredited))
                 self._num_uncredited = 0
         self.events.num_dropped += news.num_dropped_events
         if news.outputs:
@@ -261,7 +267,7 @@ class ProcessClient:
             self._take(message)
         if self._is_closed or child is not self._child or self._loop is None:
             return
-        reason = self._last_words or child.why_ended()
+        reason = self._last_words or child.exit_description()
         self._last_words = ""
         self._detach()
         child.close(0.0)
@@ -337,7 +343,7 @@ class ProcessClient:
     def _unstick(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
         self._last_words = f"it hung: {reason}"
         child = self._child
-        child.ask_for_stacks()
+        child.request_stack_dump()
 
         def dump_and_kill() -> None:
             try:

@@ -11,7 +11,7 @@ from chairlift.engine.process.wire import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 
 
 @dataclass(frozen=True, slots=True)

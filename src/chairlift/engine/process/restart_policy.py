@@ -17,7 +17,7 @@ STABLE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartDecision:
     """The next start of an engine that has died, or could not be started.
 
     Attributes:
@@ -46,7 +46,7 @@ class RestartPolicy:
         self._ready_time = now
         self._death_time = None
 
-    def failed(self, now: float) -> Restart:
+    def failed(self, now: float) -> RestartDecision:
         """The engine has died, or could not be started."""
         if self._death_time is None:
             self._death_time = now
@@ -57,5 +57,5 @@ class RestartPolicy:
         if self._num_failures <= MAX_FAILURES:
             delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._num_failures - 1))
             if now + delay - self._death_time <= MAX_WAIT_SECONDS:
-                return Restart(delay, can_wait=True)
-        return Restart(LONGEST_BACKOFF, can_wait=False)
+                return RestartDecision(delay, can_wait=True)
+        return RestartDecision(LONGEST_BACKOFF, can_wait=False)

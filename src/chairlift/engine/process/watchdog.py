@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.engine.process.in_flight import InFlight
+from chairlift.engine.process.in_flight import InFlightRequests
 from chairlift.events import EngineStarted, Event, Step
 
 PACKAGE: Final = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ class Watchdog:
 
 
 def write_state_dump(
-    reason: str, started: EngineStarted | None, in_flight: InFlight, events: Sequence[Event], stacks: str
+    reason: str, started: EngineStarted | None, in_flight: InFlightRequests, events: Sequence[Event], stacks: str
 ) -> Path:
     """A JSON file in the folder for temporary files: an engine's limits, what it had to do, its last events, its
     threads. It has no limits yet while it starts.

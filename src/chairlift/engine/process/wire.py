@@ -1,7 +1,7 @@
 """What crosses between a front end and an engine process: records in msgpack, over one socket each way.
 
-front end  --Add, Abort, Stop, Credit------------------->  engine
-           <--Ready, CannotStart, Said, Began, News, Died--
+front end  --Add, Abort, Stop, EventCredit------------------->  engine
+           <--EngineReady, StartFailed, LogLine, RequestsStarted, StepResult, EngineFailed--
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chairlift.engine.process.commands import Abort, Add, Stop
 from chairlift.events import EVENT_TYPES, EngineStarted, Event
 from chairlift.models.config import ModelConfig
 from chairlift.outputs import EngineCoreOutput
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 
 MAX_IPC_PATH: Final = 100
 """Bytes; a path of a Unix domain socket can be a few longer."""
@@ -39,26 +39,26 @@ class EngineFacts:
     started: EngineStarted
 
 
-class Credit(msgspec.Struct, frozen=True, array_like=True, tag="credit"):
+class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
     """So many events have been read: the engine may send as many more."""
 
     num_events: int
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The engine takes requests."""
 
     facts: EngineFacts
 
 
-class CannotStart(msgspec.Struct, frozen=True, array_like=True, tag="cannot_start"):
+class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
     """`kind` is the name of a class in `chairlift.errors`."""
 
     kind: str
     message: str
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
+class LogLine(msgspec.Struct, frozen=True, array_like=True, tag="log_line"):
     """A line of the engine's log."""
 
     level: int
@@ -66,13 +66,13 @@ class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     text: str
 
 
-class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
+class RequestsStarted(msgspec.Struct, frozen=True, array_like=True, tag="requests_started"):
     """These requests are about to be computed."""
 
     request_ids: list[str]
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):
     """What one step gave, or what happened between two. `events` are (type, record); some may have been dropped."""
 
     outputs: list[EngineCoreOutput]
@@ -80,20 +80,20 @@ class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
     num_dropped_events: int = 0
 
 
-class Died(msgspec.Struct, frozen=True, array_like=True, tag="died"):
+class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
     """A step raised this."""
 
     message: str
 
 
-ToEngine = Add | Abort | Stop | Credit
-ToFront = Ready | CannotStart | Said | Began | News | Died
+ToEngine = Add | Abort | Stop | EventCredit
+ToFront = EngineReady | StartFailed | LogLine | RequestsStarted | StepResult | EngineFailed
 
 _EVENT_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in EVENT_TYPES.items()}
 
 
 def pack_events(events: Iterable[Event]) -> list[tuple[str, msgspec.Raw]]:
-    """For `News`; a record is written where it says Raw, and read as its bytes."""
+    """For `StepResult`; a record is written where it says Raw, and read as its bytes."""
     return cast("list[tuple[str, msgspec.Raw]]", [(event.type, event) for event in events])
 
 
@@ -168,7 +168,7 @@ class Link(Generic[Received]):
         self._incoming.close(0)
 
 
-def front_link(folder: Path) -> tuple[Link[ToFront], Address]:
+def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
     """The front end's end, with sockets in a private folder, or on the loopback interface where that cannot be."""
     decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
     outgoing, incoming = _sockets()
@@ -187,7 +187,7 @@ def front_link(folder: Path) -> tuple[Link[ToFront], Address]:
     return Link(outgoing, incoming, decoder), Address(to_engine, to_front, front_key, public_key, secret_key)
 
 
-def engine_link(address: Address) -> Link[ToEngine]:
+def open_engine_link(address: Address) -> Link[ToEngine]:
     """The engine's end."""
     decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
     outgoing, incoming = _sockets()

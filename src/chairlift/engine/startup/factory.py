@@ -15,7 +15,7 @@ from chairlift.engine.input_processor import InputProcessor, NoTokenizer, Reques
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, settle_max_model_len, startup_lines
+from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, resolve_max_model_len, startup_summary
 from chairlift.engine.startup.token_budget import (
     TARGET_STEP_SECONDS,
     ChunkTimer,
@@ -30,7 +30,7 @@ from chairlift.models.config import ModelConfig
 from chairlift.models.held_bytes import held_bytes, multiplied_bytes
 from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
 from chairlift.request import Request
-from chairlift.worker.kv_cache import KVCachePlan, default_memory_bytes
+from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 
@@ -165,8 +165,8 @@ def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan
         config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
     context = loaded.config.max_position_embeddings
-    max_model_len = settle_max_model_len(config, context, plan.num_blocks, max_slots)
-    return RequestLimits(max_model_len, max_slots, takes_priority=config.scheduling_policy != "fcfs")
+    max_model_len = resolve_max_model_len(config, context, plan.num_blocks, max_slots)
+    return RequestLimits(max_model_len, max_slots, supports_priority=config.scheduling_policy != "fcfs")
 
 
 def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:
@@ -268,7 +268,7 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         scheduler_config.max_model_len,
         plan.block_size,
     )
-    for line in startup_lines(
+    for line in startup_summary(
         config,
         scheduler_config,
         plan,

@@ -11,7 +11,7 @@ import torch
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.startup.memory_plan import Amount
+from chairlift.engine.startup.memory_plan import MemoryItem
 from chairlift.engine.startup.startup_plan import planned_weights
 from chairlift.engine.startup.token_budget import StepTimes
 from chairlift.errors import ConfigError, ModelLoadError
@@ -27,7 +27,7 @@ from chairlift.models.config import ModelConfig
 from chairlift.models.model import Model
 from chairlift.models.registry import build_model
 from chairlift.system.control_groups import ControlGroups
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, format_memory, total_memory
 
 logger = logging.getLogger("chairlift")
@@ -74,7 +74,7 @@ class LoadedModel:
     model: Model
     device: torch.device
     choice: KernelChoice
-    planned_weights: list[Amount]
+    planned_weights: list[MemoryItem]
     kv_cache_plan: KVCachePlan | None = None
     step_times: StepTimes | None = None
     _tokenizer: Tokenizer | NoTokenizer | None = None

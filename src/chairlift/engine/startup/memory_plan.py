@@ -40,17 +40,17 @@ besides (8)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
-    """A number of bytes, what for, and how it comes about."""
+class MemoryItem:
+    """One line of a memory plan: what takes the memory, how its size is computed, and the size in bytes."""
 
-    what: str
-    how: str
+    name: str
+    formula: str
     num_bytes: int
 
 
-def total(amounts: Sequence[Amount]) -> int:
+def total(items: Sequence[MemoryItem]) -> int:
     """The bytes of all of them."""
-    return sum(amount.num_bytes for amount in amounts)
+    return sum(item.num_bytes for item in items)
 
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
@@ -63,7 +63,7 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
-def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "torch") -> list[Amount]:
+def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "torch") -> list[MemoryItem]:
     """What a loaded model holds, in bytes: every parameter in the compute type, whatever type its file has.
 
     On the CPU the kernels keep matrices packed, and the plain ones are dropped; but a table that is tied to the LM head
@@ -77,14 +77,14 @@ def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "t
     groups: dict[str, Counter[tuple[int, int]]] = {}
     for matrix in config.matrices:
         groups.setdefault(matrix.group, Counter())[matrix.out_features, matrix.in_features] += 1
-    amounts = [_matrix_values(group, shapes, size) for group, shapes in groups.items()]
+    items = [_matrix_values(group, shapes, size) for group, shapes in groups.items()]
     if config.tie_word_embeddings and is_packed:
         table = Counter({(config.head.out_features, config.head.in_features): 1})
-        amounts.append(_matrix_values(f"{LM_HEAD}, packed copy of the {EMBEDDING}", table, size))
-    return [*amounts, *small_values(config, size), *rotary_tables(config)]
+        items.append(_matrix_values(f"{LM_HEAD}, packed copy of the {EMBEDDING}", table, size))
+    return [*items, *small_values(config, size), *rotary_tables(config)]
 
 
-def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> Amount:
+def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> MemoryItem:
     count = sum(number * out * inputs for (out, inputs), number in shapes.items())
     terms = (
         f"{out:,} x {inputs:,}" if number == 1 else f"{number} x {out:,} x {inputs:,}"
@@ -93,21 +93,21 @@ def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> Am
     return values(what, joined(terms), count, size)
 
 
-def small_values(config: ModelConfig, size: int) -> list[Amount]:
+def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
     """Everything that is no matrix of a product, in values of `size` bytes; rotary tables are not among them."""
     layers = Counter(layer.num_values_beside_matrices for layer in config.layers)
     count = sum(number * small for small, number in layers.items())
     how = joined(f"{number} x {small:,}" for small, number in layers.items())
-    amounts = [values("norms and biases", how, count, size)]
+    items = [values("norms and biases", how, count, size)]
     table, norm = config.positions, config.final_norm
     if table is not None:
-        amounts.append(values("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
+        items.append(values("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
     if norm is not None:
-        amounts.append(values("final norm", f"{norm.num_values:,}", norm.num_values, size))
-    return amounts
+        items.append(values("final norm", f"{norm.num_values:,}", norm.num_values, size))
+    return items
 
 
-def rotary_tables(config: ModelConfig) -> list[Amount]:
+def rotary_tables(config: ModelConfig) -> list[MemoryItem]:
     """Cosines and sines of all positions, a table for each rotary embedding."""
     positions, sizes = config.max_position_embeddings, [head_dim for _, head_dim in config.ropes]
     if not sizes:
@@ -124,9 +124,9 @@ def joined(terms: Iterable[str]) -> str:
     return text if len(found) == 1 else f"({text})"
 
 
-def values(what: str, how: str, count: int, size: int) -> Amount:
+def values(what: str, how: str, count: int, size: int) -> MemoryItem:
     """So many values of `size` bytes."""
-    return Amount(what, f"{how} values x {size} bytes", count * size)
+    return MemoryItem(what, f"{how} values x {size} bytes", count * size)
 
 
 # -- activations -----------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class StepLimits:
     block_size: int
 
 
-def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device: str) -> list[Amount]:
+def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device: str) -> list[MemoryItem]:
     """An upper bound of what the largest step needs besides weights, K and V, in bytes, for the torch kernels.
 
     With T tokens, N rows that sample, L = max_model_len, H hidden, I inner, b bytes a value:
@@ -172,41 +172,41 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
     ]
 
 
-def _residual(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
+def _residual(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
     tokens, hidden = limits.num_tokens, config.hidden_size
     copies = 4 if all(layer.is_fused for layer in config.layers) else 6
     how = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
-    return Amount("residual stream", how, copies * tokens * hidden * size)
+    return MemoryItem("residual stream", how, copies * tokens * hidden * size)
 
 
-def _widest(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
+def _widest(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
     """The branch with the largest activations."""
     found = [_attention(layer.attention, limits, size) for layer in config.layers]
     found += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
-    return max(found, key=lambda amount: amount.num_bytes)
+    return max(found, key=lambda item: item.num_bytes)
 
 
-def _attention(spec: AttentionSpec, limits: StepLimits, size: int) -> Amount:
+def _attention(spec: AttentionSpec, limits: StepLimits, size: int) -> MemoryItem:
     tokens, heads, kv_heads, dim = limits.num_tokens, spec.num_heads, spec.num_kv_heads, spec.head_dim
     values = dim * (7 * heads + 3 * kv_heads)
     rotation = 4 * dim * (4 * heads + 4) if spec.rope is not None else 0
     ids = 32 * kv_heads
     how = f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {ids} slots) bytes"
-    return Amount("widest layer: attention", how, tokens * (values * size + rotation + ids))
+    return MemoryItem("widest layer: attention", how, tokens * (values * size + rotation + ids))
 
 
-def _mlp(spec: FeedForwardSpec, limits: StepLimits, size: int) -> Amount:
+def _mlp(spec: FeedForwardSpec, limits: StepLimits, size: int) -> MemoryItem:
     tokens, inner = limits.num_tokens, spec.inner_size
     factor = 3 if spec.gated else 2
     how = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
-    return Amount("widest layer: MLP", how, tokens * factor * inner * size)
+    return MemoryItem("widest layer: MLP", how, tokens * factor * inner * size)
 
 
-def _gathered(config: ModelConfig, limits: StepLimits, size: int, device: str) -> Amount:
+def _gathered(config: ModelConfig, limits: StepLimits, size: int, device: str) -> MemoryItem:
     """Every attention backend has a tile of its own."""
     found = [_gathered_by(key_size, limits, size, device) for key_size in _backend_key_sizes(config)]
     how, count = joined(how for how, _ in found), sum(count for _, count in found)
-    return Amount("gathered K and V of a layer", f"2 x {how} bytes", 2 * count)
+    return MemoryItem("gathered K and V of a layer", f"2 x {how} bytes", 2 * count)
 
 
 def _backend_key_sizes(config: ModelConfig) -> list[int]:
@@ -225,7 +225,7 @@ def _gathered_by(key_size: int, limits: StepLimits, size: int, device: str) -> t
     return how, min(max(TILE_BYTES[device], sequence), batch)
 
 
-def _masks(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
+def _masks(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
     tokens, seqs = limits.num_tokens, min(limits.num_seqs, limits.num_tokens)
     length = -(-limits.max_model_len // limits.block_size) * limits.block_size
     specs = [layer.attention for layer in config.layers]
@@ -233,22 +233,22 @@ def _masks(config: ModelConfig, limits: StepLimits, size: int) -> Amount:
     ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // limits.block_size)
     row = length * (size + 9) + ids
     how = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
-    return Amount("masks and block ids", how, sets * (tokens * length * (size + 1) + seqs * row))
+    return MemoryItem("masks and block ids", how, sets * (tokens * length * (size + 1) + seqs * row))
 
 
-def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, prompt_logit_bytes: int) -> Amount:
+def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
     """Logits of sampled rows, or of prompt tokens if those are more, and all that is made of them."""
     vocab, rows = config.vocab_size, min(limits.num_seqs, limits.num_tokens)
     prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.num_tokens)
     sampled, prompt = rows * vocab * logit_bytes, prompt_rows * vocab * prompt_logit_bytes
     if prompt > sampled:
-        return Amount("logits: prompt logprobs", f"{prompt_rows} x {vocab:,} x {prompt_logit_bytes} bytes", prompt)
-    return Amount("logits and sampling", f"{rows} x {vocab:,} x {logit_bytes} bytes", sampled)
+        return MemoryItem("logits: prompt logprobs", f"{prompt_rows} x {vocab:,} x {prompt_logit_bytes} bytes", prompt)
+    return MemoryItem("logits and sampling", f"{rows} x {vocab:,} x {logit_bytes} bytes", sampled)
 
 
-def plan_request_rows(limits: StepLimits) -> Amount:
+def plan_request_rows(limits: StepLimits) -> MemoryItem:
     """Token ids int32, a block table int32, and the index arrays of penalties (token ids, counts, values: 48 bytes)."""
     seqs, length = limits.num_seqs, limits.max_model_len
     blocks = -(-length // limits.block_size)
     how = f"{seqs:,} x ({length:,} x (4 + 48) + {blocks:,} x 4) bytes"
-    return Amount("request rows and penalties", how, seqs * (length * 52 + blocks * 4))
+    return MemoryItem("request rows and penalties", how, seqs * (length * 52 + blocks * 4))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from chairlift.engine.startup.memory_plan import (
-    Amount,
+    MemoryItem,
     StepLimits,
     plan_logits,
     plan_request_rows,
@@ -30,7 +30,7 @@ LOGIT_BYTES: Final = 12
 """A sampled row and token of the vocabulary at worst: the logit, a copy for logprobs, penalty counts (4 each)."""
 
 
-def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> list[Amount]:
+def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> list[MemoryItem]:
     """As `plan_weights`. A table that is tied to the LM head is there once, and serves both."""
     groups: dict[str, Counter[tuple[int, int, str]]] = {}
     for matrix in config.matrices:
@@ -38,7 +38,7 @@ def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantizatio
         shape = (matrix.out_features, matrix.in_features, _format_of(matrix, formats, quantization))
         groups.setdefault(group, Counter())[shape] += 1
     return [
-        *(_amount(group, shapes) for group, shapes in groups.items()),
+        *(_item(group, shapes) for group, shapes in groups.items()),
         *small_values(config, FLOAT_BYTES),
         *rotary_tables(config),
     ]
@@ -60,9 +60,9 @@ def _format_of(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | N
     return quantization or common_format([formats(name) for name in matrix.weight_names])
 
 
-def _amount(what: str, shapes: Counter[tuple[int, int, str]]) -> Amount:
+def _item(what: str, shapes: Counter[tuple[int, int, str]]) -> MemoryItem:
     num_bytes = sum(count * matrix_bytes(name, out, size) for (out, size, name), count in shapes.items())
-    return Amount(what, " + ".join(_term(*shape, count) for shape, count in sorted(shapes.items())), num_bytes)
+    return MemoryItem(what, " + ".join(_term(*shape, count) for shape, count in sorted(shapes.items())), num_bytes)
 
 
 def _term(out_features: int, in_features: int, name: str, count: int) -> str:
@@ -70,7 +70,7 @@ def _term(out_features: int, in_features: int, name: str, count: int) -> str:
     return f"{count} x {num_stripes:,} stripes x {stripe_bytes:,} bytes ({out_features:,} x {in_features:,} in {name})"
 
 
-def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Amount]:
+def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[MemoryItem]:
     """As `plan_activations`. Every layer writes into the same rows, all float32: with T tokens, H hidden, Q and K the
     widths of queries and keys, I inner, each of the widest layer,
 
@@ -101,7 +101,7 @@ def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Amo
     ]
 
 
-def _torch_rows(config: ModelConfig, tokens: int, inner: int) -> list[Amount]:
+def _torch_rows(config: ModelConfig, tokens: int, inner: int) -> list[MemoryItem]:
     """Rows that torch writes where native kernels have no function: an activation and a part of it; a branch, its norm
     and the norm of the sum."""
     if not torch_operations(config):

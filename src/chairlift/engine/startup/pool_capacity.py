@@ -13,14 +13,14 @@ from chairlift.errors import ConfigError, RequestError
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 
-ROUND: Final = 1000
-"""Lengths drawn at a time; so many in a row that never fit end the count."""
+LENGTHS_PER_DRAW: Final = 1000
+"""Number of lengths drawn at a time. So many rejected requests in a row end the count."""
 
 FORCED: Final = SamplingParams(temperature=0, ignore_eos=True)
 """Of all requests: policies look at a request's own lengths."""
 
 
-class Lengths(NamedTuple):
+class RequestLengths(NamedTuple):
     """A request: prompt tokens, output tokens that there will be, and how many it asks for; all at least 1."""
 
     prompt: int
@@ -29,7 +29,7 @@ class Lengths(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class KVPool:
     """A KV pool and the policy over it; fields are those of `EngineConfig`."""
 
     num_blocks: int
@@ -44,7 +44,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PoolCapacity:
     """How many requests of given lengths a pool holds.
 
     Attributes:
@@ -53,20 +53,20 @@ class Fit:
         limited_by: what ends `num_running`: "memory", "max_num_seqs" or "static_batch_size".
         num_rejected: requests before the last that fits which could never fit, each refused at the door.
         num_slots_held, num_slots_written: by all `num_fit` at full length; the rest of the pool is free or lost.
-        why_none: the error, if nothing fits.
+        error: the error, if nothing fits.
     """
 
-    pool: Pool
+    pool: KVPool
     num_fit: int
     num_running: int
     limited_by: str
     num_rejected: int = 0
     num_slots_held: int = 0
     num_slots_written: int = 0
-    why_none: str | None = None
+    error: str | None = None
 
 
-def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -> Fit:
+def compute_pool_capacity(pool: KVPool, limits: SchedulerConfig, lengths: Iterable[RequestLengths]) -> PoolCapacity:
     """Admit requests in the order given, each grown to its full length, until one does not fit any more.
 
     Prompts are taken to be distinct: nobody shares a block. P prompt and n output tokens write P + n - 1 slots.
@@ -79,16 +79,16 @@ def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -
     A static batch sets aside what its members ask for, paged as well.
     """
     try:
-        manager = new_manager(pool)
+        manager = make_empty_manager(pool)
     except ConfigError as error:
-        return Fit(pool, 0, 0, "memory", why_none=str(error))
+        return PoolCapacity(pool, 0, 0, "memory", error=str(error))
     counted = _count(pool, manager, limits.batching == "static", lengths)
     running, limited_by = counted.num_fit, "memory"
     if limits.max_num_seqs < running:
         running, limited_by = limits.max_num_seqs, "max_num_seqs"
     if limits.batching == "static" and limits.static_batch_size < running:
         running, limited_by = limits.static_batch_size, "static_batch_size"
-    return Fit(
+    return PoolCapacity(
         pool=pool,
         num_fit=counted.num_fit,
         num_running=running,
@@ -96,7 +96,7 @@ def count_fit(pool: Pool, limits: SchedulerConfig, lengths: Iterable[Lengths]) -
         num_rejected=counted.num_rejected,
         num_slots_held=counted.num_slots_held,
         num_slots_written=counted.num_slots_written,
-        why_none=counted.why_none if not counted.num_fit else None,
+        error=counted.error if not counted.num_fit else None,
     )
 
 
@@ -106,23 +106,23 @@ class _Counted:
     num_rejected: int = 0
     num_slots_held: int = 0
     num_slots_written: int = 0
-    why_none: str | None = None
+    error: str | None = None
 
-    def add(self, length: Lengths, num_slots_held: int) -> None:
+    def add(self, length: RequestLengths, num_slots_held: int) -> None:
         self.num_fit += 1
         self.num_slots_written += length.prompt + length.output - 1
         self.num_slots_held += num_slots_held
 
 
-def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterable[Lengths]) -> _Counted:
+def _count(pool: KVPool, manager: KVCacheManager, is_static: bool, lengths: Iterable[RequestLengths]) -> _Counted:
     counted = _Counted()
     worst_case = num_rejected = 0
     for length in lengths:
         request = forced_request(counted.num_fit, length)
-        if (refusal := rejection_reason(request, pool, manager)) is not None:
+        if (refusal := rejection_message(request, pool, manager)) is not None:
             num_rejected += 1
-            counted.why_none = refusal
-            if num_rejected == ROUND:
+            counted.error = refusal
+            if num_rejected == LENGTHS_PER_DRAW:
                 break
             continue
         worst_case += manager.worst_case_blocks(request)
@@ -138,7 +138,7 @@ def _count(pool: Pool, manager: KVCacheManager, is_static: bool, lengths: Iterab
     return counted
 
 
-def new_manager(pool: Pool) -> KVCacheManager:
+def make_empty_manager(pool: KVPool) -> KVCacheManager:
     """A manager of the empty pool, without a prefix cache."""
     return make_kv_cache_manager(
         pool.kv,
@@ -150,7 +150,7 @@ def new_manager(pool: Pool) -> KVCacheManager:
     )
 
 
-def rejection_reason(request: Request, pool: Pool, manager: KVCacheManager) -> str | None:
+def rejection_message(request: Request, pool: KVPool, manager: KVCacheManager) -> str | None:
     """Why a pool rejects the request; None if it can run."""
     if request.max_total_tokens > pool.max_model_len:
         return f"{request.max_total_tokens} prompt and output tokens exceed max_model_len={pool.max_model_len}"
@@ -161,6 +161,6 @@ def rejection_reason(request: Request, pool: Pool, manager: KVCacheManager) -> s
     return None
 
 
-def forced_request(index: int, length: Lengths) -> Request:
+def forced_request(index: int, length: RequestLengths) -> Request:
     """A request that generates exactly `length.output` tokens."""
     return Request(str(index), [0] * length.prompt, FORCED, length.max_tokens, output_len=length.output)

@@ -9,16 +9,16 @@ from typing import Final
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.selection import max_request_slots
-from chairlift.engine.startup.memory_plan import Amount, StepLimits, plan_activations, plan_weights, total
+from chairlift.engine.startup.memory_plan import MemoryItem, StepLimits, plan_activations, plan_weights, total
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_activations, plan_native_weights
-from chairlift.engine.startup.pool_capacity import Lengths, Pool, count_fit
+from chairlift.engine.startup.pool_capacity import KVPool, RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
 from chairlift.models.config import ModelConfig
-from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
+from chairlift.worker.kv_cache_plan import KVCachePlan, plan_kv_cache
 from chairlift.worker.memory import format_memory
 
-TYPICAL: Final = Lengths(256, 256, 256)
+TYPICAL: Final = RequestLengths(256, 256, 256)
 """What an engine counts at its start, besides requests of full length."""
 
 
@@ -44,7 +44,7 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
     )
 
 
-def settle_max_model_len(config: EngineConfig, context: int, num_blocks: int, max_slots: int) -> int:
+def resolve_max_model_len(config: EngineConfig, context: int, num_blocks: int, max_slots: int) -> int:
     """The smaller of the model's context and what the pool can give to one request, unless asked for less.
 
     Args:
@@ -66,16 +66,16 @@ def settle_max_model_len(config: EngineConfig, context: int, num_blocks: int, ma
     return config.max_model_len
 
 
-def pool_of(config: EngineConfig, context: int, num_blocks: int) -> Pool:
-    """The pool under the policy of `config`; raises ConfigError as `settle_max_model_len`."""
+def planned_pool(config: EngineConfig, context: int, num_blocks: int) -> KVPool:
+    """The pool under the policy of `config`; raises ConfigError as `resolve_max_model_len`."""
     slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=config.block_size, arena=config.kv_arena)
-    max_model_len = settle_max_model_len(config, context, num_blocks, slots)
-    return Pool(num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
+    max_model_len = resolve_max_model_len(config, context, num_blocks, slots)
+    return KVPool(num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
 
 
 def planned_weights(
     model_config: ModelConfig, choice: KernelChoice, device: str, formats: MatrixFormats
-) -> list[Amount]:
+) -> list[MemoryItem]:
     """What a loaded model will hold.
 
     Args:
@@ -89,20 +89,20 @@ def planned_weights(
 
 def planned_activations(
     model_config: ModelConfig, choice: KernelChoice, device: str, limits: StepLimits
-) -> list[Amount]:
+) -> list[MemoryItem]:
     """What the largest step will need at most, besides weights, K and V."""
     if choice.kernels == "native":
         return plan_native_activations(model_config, limits)
     return plan_activations(model_config, limits, choice.dtype, device)
 
 
-def startup_lines(
+def startup_summary(
     config: EngineConfig,
     limits: SchedulerConfig,
     plan: KVCachePlan,
     *,
-    weights: Sequence[Amount],
-    activations: Sequence[Amount],
+    weights: Sequence[MemoryItem],
+    activations: Sequence[MemoryItem],
     held_bytes: int,
 ) -> list[str]:
     """The plan beside what an engine got, for its log.
@@ -111,11 +111,11 @@ def startup_lines(
         config: of the engine; limits: its scheduler's; plan: its pool.
         weights, activations: as planned; held_bytes: of weights, that its model really holds.
     """
-    pool = Pool(plan.num_blocks, plan.block_size, limits.max_model_len, config.kv, config.kv_arena)
+    pool = KVPool(plan.num_blocks, plan.block_size, limits.max_model_len, config.kv, config.kv_arena)
     half = limits.max_model_len // 2
-    typical = Lengths(min(TYPICAL.prompt, half), min(TYPICAL.output, half), min(TYPICAL.max_tokens, half))
-    longest = Lengths(limits.max_model_len - 1, 1, 1)
-    counts = [count_fit(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
+    typical = RequestLengths(min(TYPICAL.prompt, half), min(TYPICAL.output, half), min(TYPICAL.max_tokens, half))
+    longest = RequestLengths(limits.max_model_len - 1, 1, 1)
+    counts = [compute_pool_capacity(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
     is_static = limits.batching == "static"
     seats = f"static batches of {limits.static_batch_size}" if is_static else f"seats for {limits.max_num_seqs}"
     return [

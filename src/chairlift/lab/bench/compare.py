@@ -21,9 +21,9 @@ from chairlift.lab.bench.load import LoadOptions, at_least, first_requests, text
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.policies import Policy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
-from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleOutputs
-from chairlift.lab.workload.arrivals import AllAtOnce
-from chairlift.lab.workload.lengths import Fixed, parse_lengths
+from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
+from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -90,12 +90,12 @@ def published_lengths(
         ConfigError: an unknown workload, or something else says what the lengths are.
     """
     if not workload.startswith(PUBLISHED):
-        raise ConfigError(f"workload {workload!r} is unknown; known is {AnyscaleOutputs.syntax}")
+        raise ConfigError(f"workload {workload!r} is unknown; known is {AnyscaleLengths.syntax}")
     if output_len is not None or trace is not None:
         other = f"trace={trace}" if output_len is None else f"output_len={output_len}"
         raise ConfigError(f"workload={workload} has output lengths, and so has {other}: give one of them")
     outputs = parse_lengths(workload)
-    assert isinstance(outputs, AnyscaleOutputs)
+    assert isinstance(outputs, AnyscaleLengths)
     return prompt_len or f"fixed:{-(-PROMPT_LEN // outputs.divisor)}", str(outputs)
 
 
@@ -244,14 +244,14 @@ def _probe(loaded: LoadedModel, configs: Configs, options: CompareOptions) -> Sp
     """How fast decode steps are, where every policy runs the same few requests of one length, all at once."""
     limits = [config.scheduler_config(config.max_model_len or 0) for config in configs.values()]
     num_rows = min(limit.static_batch_size if limit.batching == "static" else limit.max_num_seqs for limit in limits)
-    length = Fixed(max(1, min(PROBE_LEN, limits[0].max_model_len // 4)))
+    length = FixedLength(max(1, min(PROBE_LEN, limits[0].max_model_len // 4)))
     options = replace(options, repeats=PROBE_ROUNDS, max_concurrency=None, save_events=None)
     rounds = _Rounds(loaded, configs, options, title="equal work")
     for number in range(PROBE_ROUNDS):
         count = min(num_rows, PROBE_ROWS)
         vocab_size = loaded.config.vocab_size
         workload = make_workload(
-            options.seed, count, length, length, AllAtOnce(), vocab_size, token_round=PROBE_TOKENS + number
+            options.seed, count, length, length, BurstArrivals(), vocab_size, token_round=PROBE_TOKENS + number
         )
         rounds.serve(workload)
     return SpeedCheck.of({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})

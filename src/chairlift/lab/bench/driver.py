@@ -9,8 +9,8 @@ from dataclasses import replace
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.startup.factory import Engine
 from chairlift.errors import ConfigError, RequestError
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
+from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.sampling_params import SamplingParams
 
 
@@ -60,16 +60,16 @@ def drive(
         max_concurrency: requests in the engine at once, at most; None: no limit.
 
     Raises:
-        ConfigError: as `forced_requests` and `Feed`.
+        ConfigError: as `forced_requests` and `RequestFeed`.
     """
     core = engine.core
     prepared = {request.request_id: request for request in forced_requests(engine, workload)}
     tokens: dict[str, list[int]] = {request_id: [] for request_id in prepared}
-    feed = Feed(workload, max_concurrency)
+    feed = RequestFeed(workload, max_concurrency)
     start = core.now()
-    while not feed.exhausted or core.has_work:
+    while not feed.is_exhausted or core.has_work:
         now = core.now() - start
-        for item in feed.due(now):
+        for item in feed.pop_due(now):
             prompt = list(item.prompt_token_ids)
             request = replace(prepared[item.request_id], prompt_token_ids=prompt, arrival_time=start + item.arrival)
             core.add(request.to_request())
@@ -81,7 +81,7 @@ def drive(
         for output in core.step():
             tokens[output.request_id] += output.new_token_ids
             if output.finish_reason is not None:
-                feed.done(output.request_id, tokens[output.request_id], core.now() - start)
+                feed.finish(output.request_id, tokens[output.request_id], core.now() - start)
     return tokens
 
 

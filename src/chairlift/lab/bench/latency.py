@@ -14,8 +14,8 @@ from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.driver import drive, forced_requests
 from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.workload.arrivals import AllAtOnce
-from chairlift.lab.workload.lengths import Fixed
+from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.request import WaitReason
@@ -59,9 +59,9 @@ class LatencyOptions:
 
     def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
         """The batch of one iteration."""
-        prompt, output = Fixed(self.input_len), Fixed(self.output_len)
+        prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
         return make_workload(
-            self.seed, self.batch_size, prompt, output, AllAtOnce(), vocab_size, token_round=token_round
+            self.seed, self.batch_size, prompt, output, BurstArrivals(), vocab_size, token_round=token_round
         )
 
 

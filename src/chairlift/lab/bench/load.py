@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import arrival_process, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.lab.workload.traces import TraceOptions, read_trace
-from chairlift.lab.workload.transform import with_arrivals
 
 Tokenize = Callable[[str], Sequence[int]]
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.selection import max_request_slots
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, settle_max_model_len
+from chairlift.engine.startup.startup_plan import plan_pool, resolve_max_model_len
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.load import LoadOptions
@@ -23,16 +23,16 @@ from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, num
 from chairlift.lab.metrics.figures import FIGURES
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
-from chairlift.lab.presets.show import print_constants
+from chairlift.lab.presets.printing import print_constants
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
-from chairlift.lab.sim.fitted import fit_cost_model
+from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.lab.workload.feed import Feed
+from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.formats import matrix_formats
-from chairlift.worker.kv_cache import FREE_MEMORY_SHARE
+from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
@@ -93,7 +93,7 @@ class SimulationResult:
             "simulated_seconds": self.result.seconds,
             "wall_seconds": self.result.wall_seconds,
             "steps_per_wall_second": self.result.steps_per_wall_second,
-            "refused": self.result.refused,
+            "rejected": self.result.rejected,
         }
 
 
@@ -121,15 +121,15 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
         workload = with_tenants(workload, parse_shares(options.tenants), load.seed)
     sinks: list[EventSink] = [tally] if options.tenants is None else [tally, by_tenant]
     try:
-        feed = Feed(workload, load.max_concurrency)
+        feed = RequestFeed(workload, load.max_concurrency)
         result = simulate(feed, sim, cost_model, EventBroadcaster(*sinks, *([] if file is None else [file])))
     finally:
         if file is not None:
             file.close()
-    constants = cost_model.describe()
+    constants = cost_model.constants()
     if recorded is not None:
         constants.append(("recorded engine", _engine_line(recorded)))
-    engine = sim.started()
+    engine = sim.engine_started()
     if recorded is not None and sim.model is None:
         engine = replace(engine, model=recorded.model)
     return SimulationResult(engine, load, constants, tally.result(), result, by_tenant.figures)
@@ -195,7 +195,7 @@ def like_recorded(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
         num_blocks, block_size = pool.num_blocks, pool.block_size
     slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)
     context = config.max_model_len or recorded.max_model_len
-    max_model_len = settle_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
+    max_model_len = resolve_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     return SimConfig(
         scheduler=config.scheduler_config(max_model_len, token_budget),
@@ -239,8 +239,8 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None) -> No
     console.print(_table(result))
     if result.tenants:
         console.print(tenant_table(result.tenants))
-    if result.result.refused:
-        console.print(_refusals(result.result.refused), markup=False, highlight=False)
+    if result.result.rejected:
+        console.print(_refusals(result.result.rejected), markup=False, highlight=False)
     out.write(json_line(result.to_dict()))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, Amount, total
+from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTES, MemoryItem, total
 from chairlift.lab.planning.planner import Plan
-from chairlift.worker.kv_cache import SPARE_BLOCKS
+from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 
 
@@ -28,9 +28,9 @@ def explain(plan: Plan) -> list[str]:
     ]
 
 
-def _sum(amounts: Sequence[Amount]) -> list[str]:
-    lines = [f"  {amount.what}: {amount.how} = {amount.num_bytes:,}" for amount in amounts]
-    return [*lines, f"  sum = {total(amounts):,} bytes = {format_memory(total(amounts))}"]
+def _sum(items: Sequence[MemoryItem]) -> list[str]:
+    lines = [f"  {item.name}: {item.formula} = {item.num_bytes:,}" for item in items]
+    return [*lines, f"  sum = {total(items):,} bytes = {format_memory(total(items))}"]
 
 
 def _kv(plan: Plan) -> list[str]:
@@ -77,8 +77,8 @@ def _blocks(plan: Plan) -> list[str]:
 
 def _requests(plan: Plan) -> list[str]:
     fit, num_slots = plan.fit, plan.memory.pool.num_slots
-    if fit.why_none is not None:
-        return [f"  none: {fit.why_none}"]
+    if fit.error is not None:
+        return [f"  none: {fit.error}"]
     lines = [
         "  P prompt and n output tokens write P + n - 1 slots: the last token's K and V are never written",
         f"  {fit.num_fit:,} requests write {fit.num_slots_written:,} slots and hold {fit.num_slots_held:,} of "
@@ -86,7 +86,7 @@ def _requests(plan: Plan) -> list[str]:
         f"  run at once: {fit.num_running:,}, limited by {fit.limited_by}",
     ]
     if fit.num_rejected:
-        lines.append(f"  refused at the door, as they can never fit: {fit.num_rejected:,} of those that came before")
+        lines.append(f"  rejected, because they can never fit: {fit.num_rejected:,} of the requests before them")
     return lines
 
 

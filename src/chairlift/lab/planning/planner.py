@@ -17,15 +17,15 @@ from typing import Any, Final
 from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
 from chairlift.engine.startup.memory_plan import (
     DTYPE_BYTES,
-    Amount,
+    MemoryItem,
     StepLimits,
     kv_slot_bytes,
     total,
 )
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_read_bytes
-from chairlift.engine.startup.pool_capacity import Fit, Lengths, Pool, count_fit
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_weights, pool_of
+from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, planned_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.lab.planning.request_lengths import accepted, draw_lengths
@@ -37,7 +37,7 @@ from chairlift.lab.workload.arrivals import arrival_process
 from chairlift.lab.workload.lengths import LengthDistribution
 from chairlift.models.config import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
-from chairlift.worker.kv_cache import KVCachePlan
+from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
 
 MAX_DRAWS: Final = 20
@@ -86,7 +86,7 @@ class Load:
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
 
-    def lengths(self, max_model_len: int) -> Iterator[Lengths]:
+    def lengths(self, max_model_len: int) -> Iterator[RequestLengths]:
         """As `draw_lengths`."""
         return draw_lengths(self.prompt_len, self.output_len, self.max_tokens, max_model_len, self.seed)
 
@@ -117,8 +117,8 @@ class MemoryPlan:
     memory_bytes: int | None
     free_share: float
     limits: StepLimits
-    weights: list[Amount]
-    activations: list[Amount]
+    weights: list[MemoryItem]
+    activations: list[MemoryItem]
     slot_bytes: int
     kv_bytes: int | None
     pool: KVCachePlan
@@ -133,7 +133,7 @@ class PolicyFit:
         draws: `fit.num_fit`, and the same for other draws of lengths, as many as take little time.
     """
 
-    fit: Fit
+    fit: PoolCapacity
     draws: list[int]
 
 
@@ -145,7 +145,7 @@ class Plan:
     config: EngineConfig
     load: Load
     memory: MemoryPlan
-    fit: Fit
+    fit: PoolCapacity
     policies: list[PolicyFit]
     speed: Speed | None
     serve: str
@@ -205,9 +205,9 @@ def make_plan(
         )
     memory = plan_memory(model, config, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
-    pool = pool_of(config, context, num_blocks)
+    pool = planned_pool(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
-    fit = count_fit(pool, limits, load.lengths(pool.max_model_len))
+    fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
     policies = [_under_policy(other, context, num_blocks, limits, load) for other in every_policy(config)]
     speed = None
     if hardware is not None and fit.num_running:
@@ -248,7 +248,7 @@ def plan_memory(
         raise ConfigError("memory is what the KV pool is cut from: give memory, kv_cache_memory or num_kv_blocks")
     slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype)
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
-    max_model_len = pool_of(config, context, pool.num_blocks).max_model_len
+    max_model_len = planned_pool(config, context, pool.num_blocks).max_model_len
     return MemoryPlan(
         choice=choice,
         memory_bytes=memory_bytes,
@@ -290,13 +290,13 @@ def _under_policy(
 ) -> PolicyFit:
     """The same lengths under each policy, whatever `max_model_len` it would settle on."""
     try:
-        pool = pool_of(config, context, num_blocks)
+        pool = planned_pool(config, context, num_blocks)
     except ConfigError as error:
-        pool = Pool(num_blocks, config.block_size, limits.max_model_len, config.kv, config.kv_arena)
-        return PolicyFit(Fit(pool, 0, 0, "memory", why_none=str(error)), [0])
+        pool = KVPool(num_blocks, config.block_size, limits.max_model_len, config.kv, config.kv_arena)
+        return PolicyFit(PoolCapacity(pool, 0, 0, "memory", error=str(error)), [0])
 
-    def count(seed: int) -> Fit:
-        return count_fit(pool, limits, replace(load, seed=seed).lengths(limits.max_model_len))
+    def count(seed: int) -> PoolCapacity:
+        return compute_pool_capacity(pool, limits, replace(load, seed=seed).lengths(limits.max_model_len))
 
     fit = count(load.seed)
     num_draws = min(MAX_DRAWS, max(1, MAX_COUNTED // max(1, fit.num_fit)))
@@ -307,9 +307,9 @@ def _speed(
     hardware: Device,
     model: PlannedModel,
     memory: MemoryPlan,
-    pool: Pool,
+    pool: KVPool,
     limits: SchedulerConfig,
-    fit: Fit,
+    fit: PoolCapacity,
     load: Load,
 ) -> Speed:
     shape = _shape(model, memory)
@@ -353,7 +353,7 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan)
     return shlex.join(["chairlift", "serve", model.argument, *words])
 
 
-def _notes(model: PlannedModel, config: EngineConfig, fit: Fit) -> list[str]:
+def _notes(model: PlannedModel, config: EngineConfig, fit: PoolCapacity) -> list[str]:
     notes = [] if model.note is None else [model.note]
     if fit.limited_by != "memory":
         notes.append(

@@ -88,7 +88,7 @@ def _fit_table(plan: Plan) -> Table:
 
 def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
     fit, draws = policy.fit, policy.draws
-    if fit.why_none is not None:
+    if fit.error is not None:
         return (fit.pool.name, "0", "0", "see below", "")
     spread = f" ({min(draws):,}..{max(draws):,})" if min(draws) < max(draws) else ""
     written = f"{fit.num_slots_written / num_slots:.1%}"
@@ -98,7 +98,7 @@ def _fit_cells(policy: PolicyFit, num_slots: int) -> tuple[str, ...]:
 def _refusals(plan: Plan) -> list[str]:
     """Why nothing fits, where nothing does."""
     fits = [each.fit for each in plan.policies]
-    return [f"{fit.pool.name}: {fit.why_none}" for fit in fits if fit.why_none is not None]
+    return [f"{fit.pool.name}: {fit.error}" for fit in fits if fit.error is not None]
 
 
 def _speed_table(speed: Speed) -> Table:

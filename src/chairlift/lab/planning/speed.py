@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from chairlift.engine.startup.pool_capacity import Lengths
+from chairlift.engine.startup.pool_capacity import RequestLengths
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel, StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
@@ -54,7 +54,7 @@ class Speed:
 def plan_speed(
     cost_model: CostModel,
     config: SimConfig,
-    lengths: Sequence[Lengths],
+    lengths: Sequence[RequestLengths],
     batch_size: int,
     request_rate: float | None = None,
     seed: int = 0,
@@ -74,7 +74,7 @@ def plan_speed(
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
     itl = cost_model.seconds(_decode(len(batch), half))
     return Speed(
-        constants=cost_model.describe(),
+        constants=cost_model.constants(),
         batch_size=len(batch),
         num_context=half,
         itl=itl,
@@ -86,9 +86,9 @@ def plan_speed(
     )
 
 
-def take_load(lengths: Iterable[Lengths], batch_size: int) -> list[Lengths]:
+def take_load(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
     """The first of these that the simulated load consists of."""
-    taken: list[Lengths] = []
+    taken: list[RequestLengths] = []
     num_tokens = 0
     for length in lengths:
         taken.append(length)
@@ -104,16 +104,16 @@ def _decode(num_seqs: int, num_context: int) -> StepShape:
     return StepShape(num_seqs, num_seqs, num_seqs, num_context, num_context)
 
 
-def _ttft_alone(cost_model: CostModel, config: SimConfig, lengths: Sequence[Lengths]) -> float | None:
+def _ttft_alone(cost_model: CostModel, config: SimConfig, lengths: Sequence[RequestLengths]) -> float | None:
     """None if a request of mean lengths is refused, though others are not."""
     prompt = sum(length.prompt for length in lengths) // len(lengths)
     output = sum(length.output for length in lengths) // len(lengths)
-    run = _run(cost_model, config, [Lengths(prompt, output, output)], None, 0)
+    run = _run(cost_model, config, [RequestLengths(prompt, output, output)], None, 0)
     return None if run.ttft is None else run.ttft.mean
 
 
 def _run(
-    cost_model: CostModel, config: SimConfig, lengths: Sequence[Lengths], request_rate: float | None, seed: int
+    cost_model: CostModel, config: SimConfig, lengths: Sequence[RequestLengths], request_rate: float | None, seed: int
 ) -> RunMetrics:
     times = arrival_process(request_rate).times(np.random.default_rng(seed), len(lengths))
     workload = [

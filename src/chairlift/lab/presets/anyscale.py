@@ -230,7 +230,7 @@ def _constants() -> list[tuple[str, str]]:
         ("static_batch_size", by_cap(STATIC_BATCH_SIZES)),
         ("max_num_batched_tokens", f"{by_cap(TOKEN_BUDGETS)}; of static batches {STATIC_TOKEN_BUDGET:,}"),
         ("metric", "(prompt + output tokens) / seconds"),
-        *Roofline(MODEL, DEVICE).describe(),
+        *Roofline(MODEL, DEVICE).constants(),
     ]
 
 

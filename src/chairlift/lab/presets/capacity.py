@@ -52,7 +52,7 @@ def measure(
     """
     tally = RunTally() if answered is None else _Both(answered)
     result = simulate(requests, config, cost_model, tally)
-    assert not result.refused, result.refused[0]
+    assert not result.rejected, result.rejected[0]
     return tally.result() if isinstance(tally, RunTally) else tally.run.result()
 
 

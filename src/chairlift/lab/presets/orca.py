@@ -15,8 +15,8 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import Poisson
-from chairlift.lab.workload.lengths import Uniform
+from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -26,8 +26,8 @@ NUM_DEVICES: Final = 16
 TENSOR_PARALLEL_SIZE: Final = 8
 """Two stages of eight devices. A step passes through both, one after the other: all 96 layers on eight devices."""
 
-PROMPT: Final = Uniform(32, 512)
-OUTPUT: Final = Uniform(1, 128)
+PROMPT: Final = UniformLengths(32, 512)
+OUTPUT: Final = UniformLengths(1, 128)
 NUM_PROMPTS: Final = 500
 SEED: Final = 0
 MAX_MODEL_LEN: Final = 2048
@@ -130,7 +130,7 @@ def alone() -> float:
 
 def workload(seed: int, count: int) -> list[WorkloadRequest]:
     """Requests that arrive once a second on average."""
-    return make_workload(seed, count, PROMPT, OUTPUT, Poisson(1.0), MODEL.vocab_size)
+    return make_workload(seed, count, PROMPT, OUTPUT, PoissonArrivals(1.0), MODEL.vocab_size)
 
 
 class Sweep:
@@ -229,7 +229,7 @@ def _constants(seed: int, count: int, alone_seconds: float) -> list[tuple[str, s
         ("kv memory", f"{num_kv_slots(MODEL, DEVICE, NUM_DEVICES):,} slots, block_size 1, arena first-fit"),
         ("devices", f"{NUM_DEVICES}, as two stages of {TENSOR_PARALLEL_SIZE} that take turns"),
         ("one request alone", f"{alone_seconds * 1e3:.1f} ms a token (128 prompt and 32 output tokens)"),
-        *cost_model().describe(),
+        *cost_model().constants(),
     ]
 
 

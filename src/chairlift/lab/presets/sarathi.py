@@ -21,7 +21,7 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import Poisson
+from chairlift.lab.workload.arrivals import PoissonArrivals
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -77,7 +77,7 @@ class Dataset:
     def workload(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
         """Requests that arrive once a second on average."""
         return make_workload(
-            seed, count, self.prompt, self.output, Poisson(1.0), vocab_size, max_model_len=self.max_model_len
+            seed, count, self.prompt, self.output, PoissonArrivals(1.0), vocab_size, max_model_len=self.max_model_len
         )
 
 
@@ -310,7 +310,7 @@ def _constants(seed: int, count: int) -> list[tuple[str, str]]:
                 f"4096 tokens; ours are {5 * step:.2f} s and {25 * step:.2f} s)",
             ),
         ]
-    described = [deployment.cost_model.describe() for deployment in DEPLOYMENTS]
+    described = [deployment.cost_model.constants() for deployment in DEPLOYMENTS]
     return constants + [entry for entry in described[0] if entry not in described[1]] + described[1]
 
 

@@ -9,9 +9,9 @@ from chairlift.lab.presets.vllm_setting import POLICIES, constants, cost_model, 
 from chairlift.lab.presets.vllm_steady import NUM_SEEDS, Spread, Steady, SteadyTally
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import simulate
-from chairlift.lab.workload.arrivals import AllAtOnce
-from chairlift.lab.workload.lengths import Fixed, parse_lengths
-from chairlift.lab.workload.prefixes import shared_prefixes
+from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.lengths import FixedLength, parse_lengths
+from chairlift.lab.workload.synthetic import shared_prefixes
 
 MODEL: Final = "llama-13b"
 
@@ -78,7 +78,7 @@ def translate(kv: str, prefix: int, seed: int, count: int) -> Steady:
     """`count` translations at once behind one prefix of that many tokens."""
     sentence, translation = parse_lengths(SENTENCE), parse_lengths(TRANSLATION)
     vocab_size = model_shape(MODEL).vocab_size
-    requests = shared_prefixes(seed, count, 1, Fixed(prefix), sentence, translation, AllAtOnce(), vocab_size)
+    requests = shared_prefixes(seed, count, 1, FixedLength(prefix), sentence, translation, BurstArrivals(), vocab_size)
     tally = SteadyTally(count)
     config = sim_config(kv, enable_prefix_caching=kv == "paged", model=MODEL)
     simulate(requests, config, cost_model(MODEL), tally)

@@ -67,7 +67,7 @@ def run(options: PresetOptions) -> PresetResult:
     published = {e.name: {"reserved": e.reserved, "never_used": e.never_used} for e in EXAMPLES}
     columns = ["request", "slots reserved", "slots written", "never used, published", "never used, ours"]
     return PresetResult(
-        constants=[("kv", "exact, block_size 1, buddy arena"), *cost_model.describe()],
+        constants=[("kv", "exact, block_size 1, buddy arena"), *cost_model.constants()],
         tables=[Table("KV slots of two requests that end before their limit", columns, rows)],
         notes=["No difference: the numbers follow from the lengths, and no time enters them."],
         published=published,

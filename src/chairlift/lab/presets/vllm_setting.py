@@ -17,8 +17,8 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import Poisson
-from chairlift.lab.workload.lengths import Histogram, paired_lengths
+from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.lengths import HistogramLengths, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 
 MODEL: Final = "opt-13b"
@@ -81,7 +81,7 @@ def constants(model: str = MODEL) -> list[tuple[str, str]]:
         ("max_num_seqs", f"{MAX_NUM_SEQS}"),
         ("max_num_batched_tokens", f"{MAX_NUM_BATCHED_TOKENS}"),
         ("lengths", f"histograms of Figure 11, independent, pairs above {MAX_MODEL_LEN} drawn again"),
-        *cost_model(model).describe(),
+        *cost_model(model).constants(),
     ]
 
 
@@ -91,12 +91,12 @@ class Load:
 
     def __init__(self, pairs: Sequence[tuple[int, int]], seed: int) -> None:
         self.pairs = pairs
-        self._times = Poisson(1.0).times(np.random.default_rng([seed, 1]), len(pairs))
+        self._times = PoissonArrivals(1.0).times(np.random.default_rng([seed, 1]), len(pairs))
 
     @classmethod
     def draw(cls, dataset: str, seed: int, count: int) -> Load:
         """`count` requests of a data set (see DATASETS)."""
-        prompt, output = Histogram.load(f"{dataset}-input"), Histogram.load(f"{dataset}-output")
+        prompt, output = HistogramLengths.load(f"{dataset}-input"), HistogramLengths.load(f"{dataset}-output")
         return cls(paired_lengths(prompt, output, MAX_MODEL_LEN, np.random.default_rng([seed, 0]), count), seed)
 
     def saturated(self) -> list[WorkloadRequest]:

@@ -31,7 +31,7 @@ class CostModel(Protocol):
 
     def seconds(self, shape: StepShape) -> float: ...
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         """Its constants, as (name, value with unit), to be printed with whatever was computed from it."""
         ...
 

@@ -89,7 +89,7 @@ class Roofline:
         head = max(num_sampled * self._head_row, self._head_weights) if num_sampled else 0.0
         return layers + head + self.device.step_overhead
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         model, device = self.model, self.device
         attention = [layer.attention for layer in model.config.layers]
         heads = "/".join(str(count) for count in dict.fromkeys(spec.num_heads for spec in attention))

@@ -15,8 +15,8 @@ from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.executor import SimExecutor, Tokens
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
 
@@ -54,7 +54,7 @@ class SimConfig:
     def has_prefix_cache(self) -> bool:
         return self.kv == "paged" and self.enable_prefix_caching is not False
 
-    def started(self) -> EngineStarted:
+    def engine_started(self) -> EngineStarted:
         """The first event of a run, at time 0."""
         limits, model = self.scheduler, self.model
         is_static = limits.batching == "static"
@@ -94,7 +94,7 @@ class SimResult:
     num_steps: int = 0
     seconds: float = 0.0
     wall_seconds: float = 0.0
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    rejected: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def steps_per_wall_second(self) -> float:
@@ -102,7 +102,7 @@ class SimResult:
 
 
 def simulate(
-    workload: Feed | Sequence[WorkloadRequest],
+    workload: RequestFeed | Sequence[WorkloadRequest],
     config: SimConfig,
     cost_model: CostModel,
     events: EventSink | None = None,
@@ -133,10 +133,10 @@ def simulate(
         arena=config.kv_arena,
     )
     if events is not None:
-        events.emit(config.started())
+        events.emit(config.engine_started())
     scheduler = make_scheduler(config.scheduler, manager, events)
     executor = SimExecutor(cost_model, clock, tokens)
-    feed = workload if isinstance(workload, Feed) else Feed(workload)
+    feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
     result = _Run(EngineCore(scheduler, executor, clock), clock, feed).to_end()
     result.num_steps = executor.num_steps
     return result
@@ -145,7 +145,7 @@ def simulate(
 class _Run:
     """One workload on its way through one engine."""
 
-    def __init__(self, core: EngineCore, clock: VirtualClock, feed: Feed) -> None:
+    def __init__(self, core: EngineCore, clock: VirtualClock, feed: RequestFeed) -> None:
         self._core = core
         self._clock = clock
         self._feed = feed
@@ -162,7 +162,7 @@ class _Run:
                 self._clock.advance(max(0.0, next_time - self._clock.now()))
             else:
                 break
-        assert self._feed.exhausted, "whoever waits for another one's end is due when nothing is out"
+        assert self._feed.is_exhausted, "whoever waits for another one's end is due when nothing is out"
         self._result.seconds = self._clock.now()
         self._result.wall_seconds = time.perf_counter() - started
         return self._result
@@ -172,7 +172,7 @@ class _Run:
         now = self._clock.now()
         next_time = self._feed.next_time()
         while next_time is not None and next_time <= now:
-            for item in self._feed.due(now):
+            for item in self._feed.pop_due(now):
                 self._add(item, now)
             next_time = self._feed.next_time()
 
@@ -182,8 +182,8 @@ class _Run:
         try:
             self._core.add(request)
         except RequestError as error:
-            self._result.refused.append((item.request_id, str(error)))
-            self._feed.done(item.request_id, (), now)
+            self._result.rejected.append((item.request_id, str(error)))
+            self._feed.finish(item.request_id, (), now)
         else:
             self._requests[item.request_id] = request
 
@@ -192,7 +192,7 @@ class _Run:
             if output.finish_reason is not None:
                 request = self._requests.pop(output.request_id)
                 tokens = request.token_ids[request.num_prompt_tokens :]
-                self._feed.done(output.request_id, tokens, self._clock.now())
+                self._feed.finish(output.request_id, tokens, self._clock.now())
 
 
 def forced_request(item: WorkloadRequest) -> Request:

@@ -49,7 +49,7 @@ def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int =
 
 
 @dataclass(frozen=True, slots=True)
-class AnyscaleOutputs:
+class AnyscaleLengths:
     """The output lengths of the throughput figure as a `LengthDistribution` that draws nothing: always the first ones,
     divided by `divisor` and rounded up, for machines and models that are as much smaller."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ConfigError
+from chairlift.lab.workload.request import WorkloadRequest
 
 
 class ArrivalProcess(Protocol):
@@ -21,7 +23,7 @@ class ArrivalProcess(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AllAtOnce:
+class BurstArrivals:
     """A burst: everything arrives at 0."""
 
     def times(self, rng: np.random.Generator, count: int) -> list[float]:
@@ -29,7 +31,7 @@ class AllAtOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantArrivals:
     """One request every 1 / rate seconds."""
 
     rate: float
@@ -42,7 +44,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Gamma:
+class GammaArrivals:
     """Independent gamma-distributed gaps of mean 1 / rate seconds and shape `burstiness`: 1 is a Poisson process, less
     is burstier (the gaps' coefficient of variation is 1 / sqrt(burstiness)), more is steadier."""
 
@@ -58,7 +60,7 @@ class Gamma:
 
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class PoissonArrivals:
     """A Poisson process: independent exponential gaps of mean 1 / rate seconds."""
 
     rate: float
@@ -75,7 +77,7 @@ def arrival_process(request_rate: float | None = None, burstiness: float = 1.0) 
 
     Args:
         request_rate: requests a second; None or infinite: all at once.
-        burstiness: shape of the gaps (see Gamma); infinite: constant gaps.
+        burstiness: shape of the gaps (see GammaArrivals); infinite: constant gaps.
 
     Raises:
         ConfigError: one is not positive, or there is a burstiness and no rate.
@@ -83,10 +85,19 @@ def arrival_process(request_rate: float | None = None, burstiness: float = 1.0) 
     if request_rate is None or request_rate == math.inf:
         if burstiness != 1.0:
             raise ConfigError(f"burstiness={burstiness:g} shapes the gaps between arrivals: give a request_rate too")
-        return AllAtOnce()
+        return BurstArrivals()
     if burstiness == math.inf:
-        return Constant(request_rate)
-    return Poisson(request_rate) if burstiness == 1.0 else Gamma(request_rate, burstiness)
+        return ConstantArrivals(request_rate)
+    return PoissonArrivals(request_rate) if burstiness == 1.0 else GammaArrivals(request_rate, burstiness)
+
+
+def with_arrivals(
+    requests: Sequence[WorkloadRequest], arrivals: ArrivalProcess, rng: np.random.Generator
+) -> list[WorkloadRequest]:
+    """The same requests in the same order at other times: for data sets that have none. Those that come after another
+    one keep the time between."""
+    times = iter(arrivals.times(rng, sum(request.after is None for request in requests)))
+    return [replace(request, arrival=next(times)) if request.after is None else request for request in requests]
 
 
 def _times(gaps: npt.NDArray[np.float64], count: int) -> list[float]:

@@ -11,22 +11,32 @@ anyscale:1536/4              the published output lengths at cap 1536, a quarter
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.anyscale import AnyscaleOutputs
-from chairlift.lab.workload.histograms import load_histogram
+from chairlift.lab.workload.anyscale import AnyscaleLengths
 
 LONGEST: Final = 1 << 30
 """The upper bound of a distribution that was given none."""
 
 MAX_REDRAWS: Final = 100
 """Rounds of rejection sampling before a range counts as out of reach."""
+
+
+PUBLISHED_HISTOGRAMS: Final = ("alpaca", "sharegpt")
+"""Prompt and output lengths of the two data sets of the vLLM paper (Kwon et al., SOSP'23), Figure 11; how they were
+read is in `data/`."""
+
+HISTOGRAM_SIDES: Final = ("input", "output")
 
 
 class LengthDistribution(Protocol):
@@ -78,7 +88,7 @@ class LengthRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedLength:
     """Always `length`."""
 
     syntax: ClassVar[str] = "fixed:LENGTH"
@@ -95,7 +105,7 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class UniformLengths:
     """Each of low..high alike, both included."""
 
     syntax: ClassVar[str] = "uniform:LOW..HIGH"
@@ -114,7 +124,7 @@ class Uniform:
 
 
 @dataclass(frozen=True, slots=True)
-class LogNormal:
+class LogNormalLengths:
     """Log-normal: the logarithm has mean ln(median) and standard deviation sigma."""
 
     syntax: ClassVar[str] = "lognormal:MEDIAN,SIGMA[,LOW..HIGH][,reject]"
@@ -134,7 +144,7 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Exponential:
+class ExponentialLengths:
     """Exponential with that mean, before the range is applied."""
 
     syntax: ClassVar[str] = "exp:MEAN[,LOW..HIGH][,reject]"
@@ -152,7 +162,7 @@ class Exponential:
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class HistogramLengths:
     """One of `counts`' bins with a chance in proportion to its count, and then any length within it alike; the bins
     are equally wide, from `start` to `end`. `name` is what `load_histogram` knows it by."""
 
@@ -164,7 +174,7 @@ class Histogram:
     within: LengthRange = LengthRange()
 
     @classmethod
-    def load(cls, name: str, within: LengthRange = LengthRange()) -> Histogram:
+    def load(cls, name: str, within: LengthRange = LengthRange()) -> HistogramLengths:
         """As `load_histogram`, errors included."""
         return cls(name, *load_histogram(name), within)
 
@@ -179,13 +189,61 @@ class Histogram:
         return f"hist:{self.name}{self.within.suffix()}"
 
 
+def load_histogram(name: str) -> tuple[float, float, tuple[int, ...]]:
+    """Where the first bin begins, where the last one ends, and the counts.
+
+    Args:
+        name: one of PUBLISHED_HISTOGRAMS or the path of a file, followed by -input or -output.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a histogram: says which field.
+    """
+    base, _, side = name.rpartition("-")
+    if side not in HISTOGRAM_SIDES or not base:
+        raise ConfigError(f"a histogram is NAME-input or NAME-output, got {name!r}; {_known_histograms()}")
+    text = _read_histogram(base)
+    try:
+        fields = json.loads(text)[side]
+        low, high, counts = float(fields["lo"]), float(fields["hi"]), tuple(fields["counts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"histogram {base}: not an object whose {side!r} holds lo, hi, bins and counts ({error!r})"
+        ) from None
+    _check_histogram(base, side, low, high, counts, fields.get("bins", len(counts)))
+    return low, high, counts
+
+
+def _read_histogram(base: str) -> str:
+    if base in PUBLISHED_HISTOGRAMS:
+        return files("chairlift.lab.workload").joinpath("data", f"{base}.json").read_text(encoding="utf-8")
+    try:
+        return Path(base).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"histogram {base}: cannot be read ({error}); {_known_histograms()}") from None
+
+
+def _check_histogram(base: str, side: str, low: float, high: float, counts: tuple[Any, ...], bins: Any) -> None:
+    if not (math.isfinite(low) and math.isfinite(high) and 0 <= low < high):
+        raise ConfigError(f"histogram {base}: {side}.lo and hi must satisfy 0 <= lo < hi, got {low:g} and {high:g}")
+    if bad := [count for count in counts if type(count) is not int or count < 0]:
+        raise ConfigError(f"histogram {base}: {side}.counts must be integers >= 0, got {bad[0]!r}")
+    if not sum(counts):
+        raise ConfigError(f"histogram {base}: {side}.counts must not all be 0")
+    if bins != len(counts):
+        raise ConfigError(f"histogram {base}: {side}.bins is {bins}, but there are {len(counts)} counts")
+
+
+def _known_histograms() -> str:
+    return f"known by name are {' and '.join(PUBLISHED_HISTOGRAMS)}, anything else is the path of a JSON file"
+
+
 SYNTAX: Final = {
-    "fixed": Fixed.syntax,
-    "uniform": Uniform.syntax,
-    "lognormal": LogNormal.syntax,
-    "exp": Exponential.syntax,
-    "hist": Histogram.syntax,
-    "anyscale": AnyscaleOutputs.syntax,
+    "fixed": FixedLength.syntax,
+    "uniform": UniformLengths.syntax,
+    "lognormal": LogNormalLengths.syntax,
+    "exp": ExponentialLengths.syntax,
+    "hist": HistogramLengths.syntax,
+    "anyscale": AnyscaleLengths.syntax,
 }
 
 
@@ -230,17 +288,17 @@ def paired_lengths(
 def _build(kind: str, arguments: _Arguments) -> LengthDistribution:
     distribution: LengthDistribution
     if kind == "fixed":
-        distribution = Fixed(arguments.integer("LENGTH"))
+        distribution = FixedLength(arguments.integer("LENGTH"))
     elif kind == "uniform":
-        distribution = Uniform(*arguments.bounds())
+        distribution = UniformLengths(*arguments.bounds())
     elif kind == "lognormal":
-        distribution = LogNormal(arguments.number("MEDIAN"), arguments.number("SIGMA"), arguments.length_range())
+        distribution = LogNormalLengths(arguments.number("MEDIAN"), arguments.number("SIGMA"), arguments.length_range())
     elif kind == "exp":
-        distribution = Exponential(arguments.number("MEAN"), arguments.length_range())
+        distribution = ExponentialLengths(arguments.number("MEAN"), arguments.length_range())
     elif kind == "anyscale":
-        distribution = AnyscaleOutputs(*arguments.ratio("CAP", "DIVISOR"))
+        distribution = AnyscaleLengths(*arguments.ratio("CAP", "DIVISOR"))
     else:
-        distribution = Histogram.load(arguments.text("NAME"), arguments.length_range())
+        distribution = HistogramLengths.load(arguments.text("NAME"), arguments.length_range())
     arguments.finish()
     return distribution
 

@@ -60,7 +60,7 @@ class WorkloadRequest:
         return ConfigError(f"workload request {self.request_id!r}: {problem}")
 
 
-def followers_by_id(requests: Sequence[WorkloadRequest]) -> dict[str, list[WorkloadRequest]]:
+def successors_by_id(requests: Sequence[WorkloadRequest]) -> dict[str, list[WorkloadRequest]]:
     """The requests that come `after` another one, by that one's id, in the order given."""
     followers: dict[str, list[WorkloadRequest]] = {}
     for request in requests:
@@ -69,7 +69,7 @@ def followers_by_id(requests: Sequence[WorkloadRequest]) -> dict[str, list[Workl
     return followers
 
 
-def in_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
+def dependency_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
     """The same requests, each behind the one it comes after, and before the next that comes after none.
 
     Raises:
@@ -81,7 +81,7 @@ def in_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
     for request in requests:
         if request.after is not None and request.after not in known:
             raise ConfigError(f"workload request {request.request_id!r}: `after` names no request: {request.after!r}")
-    followers = followers_by_id(requests)
+    followers = successors_by_id(requests)
     ordered: list[WorkloadRequest] = []
     reached = [request for request in reversed(requests) if request.after is None]
     while reached:
@@ -96,11 +96,11 @@ def full_prompt_lens(requests: Sequence[WorkloadRequest]) -> dict[str, int]:
     """Prompt tokens of each request as it will arrive, histories included, by id; for checks that all of them fit.
 
     Raises:
-        ConfigError: as `in_order`.
+        ConfigError: as `dependency_order`.
     """
     lens: dict[str, int] = {}
     output_lens = {request.request_id: request.output_len for request in requests}
-    for request in in_order(requests):
+    for request in dependency_order(requests):
         lens[request.request_id] = len(request.prompt_token_ids)
         if request.carries_history and request.after is not None:
             lens[request.request_id] += lens[request.after] + output_lens[request.after]

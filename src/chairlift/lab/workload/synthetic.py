@@ -1,6 +1,16 @@
-"""Synthetic workloads: random tokens, drawn lengths and arrivals, everything decided by one seed."""
+"""Synthetic workloads of random tokens: independent requests, shared prefixes and conversations.
+
+Lengths, arrival times and tokens are drawn from separate random streams of one seed, so changing one distribution
+leaves all other draws as they were. Every function raises ConfigError for a number below its limit, and as
+`LengthDistribution.sample` does.
+"""
 
 from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -8,8 +18,6 @@ from chairlift.errors import ConfigError
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import LengthDistribution, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
-
-__all__ = ["WorkloadRequest", "make_workload"]
 
 
 def make_workload(
@@ -24,27 +32,18 @@ def make_workload(
     max_tokens: LengthDistribution | None = None,
     max_model_len: int | None = None,
 ) -> list[WorkloadRequest]:
-    """`count` requests in order of arrival; the same arguments give the same requests.
-
-    Prompt lengths, output lengths, arrivals and tokens come from streams of their own, so changing one distribution
-    leaves the other draws as they were.
+    """Returns `count` independent requests in order of arrival.
 
     Args:
         vocab_size: prompt tokens are uniform over 0..vocab_size - 1.
-        token_round: draws other tokens for the same lengths and arrivals, so that a prefix cache warmed by one round
-            gives nothing to the next.
-        max_tokens: what users ask for at most; raised to the output length where it is less. None: the output length.
-        max_model_len: pairs of a prompt and an output with more tokens are drawn again (`paired_lengths`); both
+        token_round: another round has other tokens with the same lengths and arrivals, so blocks that one round left
+            in the prefix cache do not match the next.
+        max_tokens: the declared limits, raised to the output length where they are smaller. None: the output length.
+        max_model_len: a prompt and an output with more tokens together are drawn again (`paired_lengths`); both
             lengths then come from one stream.
-
-    Raises:
-        ConfigError: count or vocab_size is less than 1, seed less than 0, or as LengthDistribution.sample.
     """
-    for name, value, low in (("count", count, 1), ("vocab_size", vocab_size, 1), ("seed", seed, 0)):
-        if value < low:
-            raise ConfigError(f"workload: {name} must be at least {low}, got {value}")
-    assert token_round >= 0
-    prompt_rng, output_rng, arrival_rng, limit_rng = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(4))
+    _check_minima(count=(count, 1), vocab_size=(vocab_size, 1), seed=(seed, 0), token_round=(token_round, 0))
+    prompt_rng, output_rng, arrival_rng, limit_rng = _random_streams(seed, 4)
     token_rng = np.random.default_rng([seed, 1 + token_round])
     if max_model_len is None:
         pairs = list(zip(prompt.sample(prompt_rng, count), output.sample(output_rng, count), strict=True))
@@ -56,9 +55,151 @@ def make_workload(
         WorkloadRequest(
             f"r{token_round}-{i}",
             times[i],
-            token_rng.integers(vocab_size, size=prompt_len).tolist(),
+            _random_tokens(token_rng, prompt_len, vocab_size),
             output_len,
             max_tokens=None if max_tokens is None else max(output_len, limits[i]),
         )
         for i, (prompt_len, output_len) in enumerate(pairs)
     ]
+
+
+def shared_prefixes(
+    seed: int,
+    count: int,
+    num_prefixes: int,
+    prefix: LengthDistribution,
+    suffix: LengthDistribution,
+    output: LengthDistribution,
+    arrivals: ArrivalProcess,
+    vocab_size: int,
+    *,
+    zipf: float = 0.0,
+) -> list[WorkloadRequest]:
+    """Returns `count` requests whose prompts are one of `num_prefixes` prefixes and a suffix of their own.
+
+    Args:
+        zipf: the i-th prefix is chosen with a probability proportional to 1 / i**zipf; 0: all equally likely.
+    """
+    _check_minima(count=(count, 1), num_prefixes=(num_prefixes, 1), vocab_size=(vocab_size, 1), seed=(seed, 0))
+    if not (zipf >= 0 and math.isfinite(zipf)):
+        raise ConfigError(f"workload: zipf must be a number >= 0, got {zipf}")
+    prefix_rng, suffix_rng, output_rng, arrival_rng, choice_rng, token_rng = _random_streams(seed, 6)
+    prefixes = [_random_tokens(token_rng, n, vocab_size) for n in prefix.sample(prefix_rng, num_prefixes)]
+    weights = np.arange(1, num_prefixes + 1) ** -zipf
+    chosen = choice_rng.choice(num_prefixes, size=count, p=weights / weights.sum()).tolist()
+    suffix_lens = suffix.sample(suffix_rng, count)
+    output_lens = output.sample(output_rng, count)
+    times = arrivals.times(arrival_rng, count)
+    return [
+        WorkloadRequest(
+            f"r{i}",
+            times[i],
+            prefixes[chosen[i]] + _random_tokens(token_rng, suffix_lens[i], vocab_size),
+            output_lens[i],
+        )
+        for i in range(count)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTime:
+    """A gamma distribution of the seconds between an answer and the next message of a conversation.
+
+    Attributes:
+        mean: in seconds.
+        shape: 1 is the exponential distribution, larger values vary less, infinity is always the mean.
+
+    Raises:
+        ConfigError: the mean is negative or infinite, or the shape is not positive.
+    """
+
+    mean: float = 0.0
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.mean >= 0 and math.isfinite(self.mean)):
+            raise ConfigError(f"think time: mean must be a number of seconds >= 0, got {self.mean}")
+        if not self.shape > 0:
+            raise ConfigError(f"think time: shape must be positive, got {self.shape}")
+
+    def sample(self, rng: np.random.Generator, count: int) -> list[float]:
+        """Returns `count` independent times in seconds."""
+        if self.mean == 0 or self.shape == math.inf:
+            return [self.mean] * count
+        times: list[float] = rng.gamma(self.shape, self.mean / self.shape, count).tolist()
+        return times
+
+
+def conversations(
+    seed: int,
+    count: int,
+    turns: LengthDistribution,
+    message: LengthDistribution,
+    output: LengthDistribution,
+    arrivals: ArrivalProcess,
+    vocab_size: int,
+    *,
+    think_time: ThinkTime = ThinkTime(),
+    system_prompt_len: int = 0,
+) -> list[WorkloadRequest]:
+    """Returns the requests of `count` conversations, one for each turn; a prompt carries all earlier turns.
+
+    Args:
+        turns: the number of turns of a conversation.
+        message: the tokens of each message.
+        output: the tokens of each answer.
+        arrivals: of the first turns.
+        think_time: between the end of an answer and the next turn.
+        system_prompt_len: tokens before all conversations, equal for all.
+    """
+    _check_minima(
+        count=(count, 1), vocab_size=(vocab_size, 1), seed=(seed, 0), system_prompt_len=(system_prompt_len, 0)
+    )
+    turns_rng, message_rng, output_rng, arrival_rng, think_rng, token_rng = _random_streams(seed, 6)
+    num_turns = turns.sample(turns_rng, count)
+    message_lens = iter(message.sample(message_rng, sum(num_turns)))
+    output_lens = iter(output.sample(output_rng, sum(num_turns)))
+    think_times = iter(think_time.sample(think_rng, sum(num_turns)))
+    system_prompt = _random_tokens(token_rng, system_prompt_len, vocab_size)
+    requests: list[WorkloadRequest] = []
+    for i, start in enumerate(arrivals.times(arrival_rng, count)):
+        for turn in range(num_turns[i]):
+            own, pause = _random_tokens(token_rng, next(message_lens), vocab_size), next(think_times)
+            name, output_len = f"c{i}-t{turn}", next(output_lens)
+            if turn == 0:
+                requests.append(WorkloadRequest(name, start, system_prompt + own, output_len))
+            else:
+                before = f"c{i}-t{turn - 1}"
+                requests.append(WorkloadRequest(name, pause, own, output_len, after=before, carries_history=True))
+    return requests
+
+
+def synthetic_tokens(key: str, count: int, vocab_size: int = 256) -> bytes:
+    """Returns `count` token ids below min(vocab_size, 256) that depend on `key` only.
+
+    A longer result starts with the shorter one. Results for different keys differ from the first tokens on, so they
+    share no block of a prefix cache. One byte for each token keeps the trace of a whole day in memory.
+    """
+    tokens = hashlib.shake_128(key.encode()).digest(count)
+    return tokens if vocab_size >= 256 else tokens.translate(_remainders(vocab_size))
+
+
+@lru_cache(maxsize=8)
+def _remainders(vocab_size: int) -> bytes:
+    return bytes(value % vocab_size for value in range(256))
+
+
+def _random_tokens(rng: np.random.Generator, count: int, vocab_size: int) -> list[int]:
+    tokens: list[int] = rng.integers(vocab_size, size=count).tolist()
+    return tokens
+
+
+def _random_streams(seed: int, count: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def _check_minima(**minima: tuple[int, int]) -> None:
+    """Raises ConfigError if one of the values is less than its minimum; each keyword is (value, minimum)."""
+    for name, (value, low) in minima.items():
+        if value < low:
+            raise ConfigError(f"workload: {name} must be at least {low}, got {value}")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from chairlift.engine.detokenizer import Decoder
+from chairlift.engine.detokenizer import TokenDecoder
 from chairlift.outputs import Logprob, TokenLogprobs
 from chairlift.server.api.stream_chunks import encode
 
@@ -35,14 +35,14 @@ class TextOffsets:
         hidden: tokens that are omitted from the text.
     """
 
-    def __init__(self, decoder: Decoder, start: int = 0, hidden: Collection[int] = ()) -> None:
+    def __init__(self, decoder: TokenDecoder, start: int = 0, hidden: Collection[int] = ()) -> None:
         self._decoder = decoder
         self._hidden = hidden
         self._offset = start
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     @classmethod
-    def for_prompt(cls, decoder: Decoder, token_ids: Iterable[int], text: str) -> TextOffsets:
+    def for_prompt(cls, decoder: TokenDecoder, token_ids: Iterable[int], text: str) -> TextOffsets:
         """Offsets for a prompt, computed from the end of its text."""
         spelled = b"".join(map(decoder.token_bytes, token_ids))
         return cls(decoder, len(text) - len(spelled.decode(errors="replace")))
@@ -62,7 +62,7 @@ class LogprobWriter:
         as_token_ids: write tokens as `token_id:7` (`return_tokens_as_token_ids` of vLLM).
     """
 
-    def __init__(self, decoder: Decoder, as_token_ids: bool) -> None:
+    def __init__(self, decoder: TokenDecoder, as_token_ids: bool) -> None:
         self._decoder = decoder
         self._as_token_ids = as_token_ids
 

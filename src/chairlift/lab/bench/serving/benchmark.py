@@ -18,9 +18,9 @@ from chairlift.lab.bench.serving.goodput import Objectives
 from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, Call, open_http, served_models
 from chairlift.lab.bench.serving.load import send_load
 from chairlift.lab.bench.serving.metrics import LATENCIES, ServeMetrics
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.traces.reading import detect_format
+from chairlift.lab.workload.request_feed import RequestFeed
+from chairlift.lab.workload.traces.trace_loader import detect_trace_format
 from chairlift.server.batch.progress import progress_bar
 
 WARM_UP_ROUND, MEASURED_ROUND = 0, 1
@@ -184,7 +184,7 @@ class _Session:
     async def send(
         self, workload: Sequence[WorkloadRequest], prompt_format: str, on_end: Callable[[], None] = lambda: None
     ) -> list[Call]:
-        feed = Feed(workload, self._options.max_concurrency)
+        feed = RequestFeed(workload, self._options.max_concurrency)
         prompts = _prompts(prompt_format, workload)
         clock = MonotonicClock()
         start = clock.now()
@@ -209,7 +209,7 @@ class _Session:
 def _tokenize(options: ServeOptions) -> Tokenize | None:
     if options.tokenizer is None or options.trace is None:
         return None
-    if (found := detect_format(options.trace)) not in TEXT_FORMATS:
+    if (found := detect_trace_format(options.trace)) not in TEXT_FORMATS:
         raise ConfigError(
             f"tokenizer={options.tokenizer}: {options.trace} is a {found} trace, without texts: leave it out"
         )

@@ -9,13 +9,13 @@ from typing import Any
 
 from chairlift.lab.bench.prompts import Prompts
 from chairlift.lab.bench.serving.http_client import ApiClient, Call
-from chairlift.lab.workload.feed import Feed
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.lab.workload.request_feed import RequestFeed
 
 
 async def send_load(
     api: ApiClient,
-    feed: Feed,
+    feed: RequestFeed,
     prompts: Prompts,
     body: Callable[[WorkloadRequest], dict[str, Any]],
     on_end: Callable[[], None] = lambda: None,
@@ -33,13 +33,13 @@ async def send_load(
     async def send(request: WorkloadRequest, call: Call) -> None:
         await api.stream(body(request) | prompts.fields(request), call)
         prompts.answered(request.request_id, call.text)
-        feed.done(request.request_id, _stand_ins(request, call), api.now())
+        feed.finish(request.request_id, _stand_ins(request, call), api.now())
         ended.set()
         on_end()
 
     async with asyncio.TaskGroup() as group:
-        while not feed.exhausted:
-            for request in feed.due(api.now()):
+        while not feed.is_exhausted:
+            for request in feed.pop_due(api.now()):
                 call = Call(request.request_id, len(request.prompt_token_ids), request.output_len, due=request.arrival)
                 calls.append(call)
                 group.create_task(send(request, call))

@@ -9,11 +9,11 @@
 | custom | JSON lines | {"prompt": text, "output_tokens": n}, as vLLM's benchmarks read it |
 | chairlift | JSON lines | our own: see `own` |
 
-A trace has lengths, not tokens: where the text is missing, tokens are synthetic (`workload.tokens`), equal where the
+A trace has lengths, not tokens: where the text is missing, tokens are synthetic (`workload.synthetic`), equal where the
 trace says that they are equal, and different elsewhere.
 """
 
-from chairlift.lab.workload.traces.options import Trace, TraceOptions
-from chairlift.lab.workload.traces.reading import FORMATS, load_trace, read_trace
+from chairlift.lab.workload.traces.options import RecordedTrace, TraceOptions
+from chairlift.lab.workload.traces.trace_loader import FORMATS, load_trace, read_trace
 
-__all__ = ["FORMATS", "Trace", "TraceOptions", "load_trace", "read_trace"]
+__all__ = ["FORMATS", "RecordedTrace", "TraceOptions", "load_trace", "read_trace"]

@@ -47,7 +47,7 @@ class TraceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RecordedTrace:
     """A trace in memory.
 
     Attributes:

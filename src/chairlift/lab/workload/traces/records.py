@@ -15,7 +15,7 @@ from chairlift.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TraceRecord:
     """The fields of one row or object. `place` says where it stands, `is_text` that all values are strings (CSV)."""
 
     place: str
@@ -70,7 +70,7 @@ class Record:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[TextIO]:
+def open_text_file(path: Path) -> Iterator[TextIO]:
     """The file as text; a ConfigError if it cannot be opened, or turns out not to be UTF-8."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -81,9 +81,9 @@ def opened(path: Path) -> Iterator[TextIO]:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
 
-def csv_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
+def csv_records(path: Path, columns: tuple[str, ...]) -> Iterator[TraceRecord]:
     """The rows of a CSV file whose header has at least these columns."""
-    with opened(path) as file:
+    with open_text_file(path) as file:
         rows = csv.reader(file)
         header = [name.strip() for name in next(_rows(path, rows), [])]
         if missing := [name for name in columns if name not in header]:
@@ -92,7 +92,7 @@ def csv_records(path: Path, columns: tuple[str, ...]) -> Iterator[Record]:
             )
         for row in _rows(path, rows):
             if row:
-                yield Record(f"{path}: line {rows.line_num}", dict(zip(header, row, strict=False)), is_text=True)
+                yield TraceRecord(f"{path}: line {rows.line_num}", dict(zip(header, row, strict=False)), is_text=True)
 
 
 def _rows(path: Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -102,15 +102,15 @@ def _rows(path: Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
         raise ConfigError(f"{path}: not CSV ({error})") from None
 
 
-def json_records(path: Path) -> Iterator[Record]:
+def json_records(path: Path) -> Iterator[TraceRecord]:
     """The lines of a file of JSON objects; blank lines are passed over."""
-    with opened(path) as file:
+    with open_text_file(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 yield json_record(f"{path}: line {number}", line)
 
 
-def json_record(place: str, text: str) -> Record:
+def json_record(place: str, text: str) -> TraceRecord:
     """One JSON object; a field that is null is not there."""
     try:
         fields = json.loads(text)
@@ -118,4 +118,4 @@ def json_record(place: str, text: str) -> Record:
         raise ConfigError(f"{place}: not JSON ({error})") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"{place}: must be a JSON object, got {text.strip():.80}")
-    return Record(place, {name: value for name, value in fields.items() if value is not None})
+    return TraceRecord(place, {name: value for name, value in fields.items() if value is not None})

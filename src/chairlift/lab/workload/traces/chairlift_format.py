@@ -24,9 +24,9 @@ from typing import Any, Final
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.tokens import synthetic_tokens
+from chairlift.lab.workload.synthetic import synthetic_tokens
 from chairlift.lab.workload.traces.options import TraceOptions
-from chairlift.lab.workload.traces.records import Record, json_records
+from chairlift.lab.workload.traces.records import TraceRecord, json_records
 from chairlift.observability.trace_recorder import HASH_BLOCK_SIZE
 
 REQUIRED: Final = frozenset({"arrival", "output_len"})
@@ -45,7 +45,7 @@ OPTIONAL: Final = frozenset(
 )
 
 
-def read_own(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
+def read_chairlift(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
     """The requests of a file of ours. A prompt that `prompt_hashes` do not reach the end of ends with tokens of its
     own, so prompts share whole blocks only."""
     for index, record in enumerate(json_records(path)):
@@ -60,7 +60,7 @@ def read_own(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | No
         yield request
 
 
-def _check_fields(record: Record) -> None:
+def _check_fields(record: TraceRecord) -> None:
     names = record.fields.keys()
     if unknown := names - REQUIRED - PROMPTS - OPTIONAL:
         known = ", ".join(sorted(REQUIRED | PROMPTS | OPTIONAL))
@@ -72,7 +72,7 @@ def _check_fields(record: Record) -> None:
             raise record.error(name, f"is there without {partner}")
 
 
-def _prompt(record: Record, name: str, vocab_size: int) -> Sequence[int]:
+def _prompt(record: TraceRecord, name: str, vocab_size: int) -> Sequence[int]:
     if "prompt_token_ids" in record.fields:
         token_ids: list[int] = record.items("prompt_token_ids", int)
         if token_ids and min(token_ids) < 0:
@@ -88,7 +88,7 @@ def _prompt(record: Record, name: str, vocab_size: int) -> Sequence[int]:
     return shared + synthetic_tokens(f"request-{name}", prompt_len - len(shared), vocab_size)
 
 
-def _rest(record: Record) -> dict[str, Any]:
+def _rest(record: TraceRecord) -> dict[str, Any]:
     """What may be missing."""
     rest: dict[str, Any] = {}
     if "max_tokens" in record.fields:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from worker_fakes import new_request
 
 from chairlift.worker.input_batch import InputBatch, gather_input_batch
-from chairlift.worker.rows import RequestRows
+from chairlift.worker.request_rows import RequestRows
 
 MAX_SEQS = 4
 MAX_MODEL_LEN = 19

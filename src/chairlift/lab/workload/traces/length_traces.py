@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.tokens import synthetic_tokens
+from chairlift.lab.workload.synthetic import synthetic_tokens
 from chairlift.lab.workload.traces.options import TraceOptions
-from chairlift.lab.workload.traces.records import Record, csv_records, json_records
+from chairlift.lab.workload.traces.records import TraceRecord, csv_records, json_records
 
 AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT_COLUMNS: Final = ("Timestamp", "Request tokens", "Response tokens")
@@ -45,7 +45,7 @@ def read_mooncake(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest
         yield WorkloadRequest(f"mooncake-{index}", seconds, blocks[:prompt_len] + own, output_len)
 
 
-def _blocks(record: Record, prompt_len: int, options: TraceOptions) -> bytes:
+def _blocks(record: TraceRecord, prompt_len: int, options: TraceOptions) -> bytes:
     """The tokens of the hashed blocks; the last one may reach beyond the prompt."""
     size = options.hash_block_size or MOONCAKE_BLOCK_SIZE
     ids = record.items("hash_ids", int)
@@ -66,7 +66,7 @@ def _request(
     return WorkloadRequest(name, seconds, synthetic_tokens(name, prompt_len, options.vocab_size), output_len)
 
 
-def _seconds(record: Record, name: str) -> float:
+def _seconds(record: TraceRecord, name: str) -> float:
     """Seconds since 1970 of a date and time, in UTC unless it says otherwise."""
     text = record.get(name)
     try:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.feed import Feed
-from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens, in_order
+from chairlift.lab.workload.request import WorkloadRequest, dependency_order, full_prompt_lens
+from chairlift.lab.workload.request_feed import RequestFeed
 
 
 def request(request_id: str, arrival: float = 0.0, **changes: Any) -> WorkloadRequest:
@@ -23,42 +23,42 @@ def ids(requests: list[WorkloadRequest]) -> list[str]:
 
 
 def test_open_loop_in_arrival_order_with_the_intended_times() -> None:
-    feed = Feed([request("b", 2.0), request("a", 0.5), request("c", 2.0)])
+    feed = RequestFeed([request("b", 2.0), request("a", 0.5), request("c", 2.0)])
     assert feed.next_time() == 0.5
-    assert feed.due(0.4) == []
-    assert ids(feed.due(0.5)) == ["a"]
+    assert feed.pop_due(0.4) == []
+    assert ids(feed.pop_due(0.5)) == ["a"]
     assert feed.next_time() == 2.0
-    late = feed.due(7.0)
+    late = feed.pop_due(7.0)
     assert [(r.request_id, r.arrival) for r in late] == [("b", 2.0), ("c", 2.0)]
-    assert feed.exhausted
+    assert feed.is_exhausted
     assert feed.next_time() is None
-    assert feed.due(math.inf) == []
-    assert feed.num_out == 3
+    assert feed.pop_due(math.inf) == []
+    assert feed.num_unfinished == 3
 
 
 def test_closed_loop_arrives_when_a_place_became_free() -> None:
-    feed = Feed([request(name) for name in "abcd"], max_concurrency=2)
-    assert ids(feed.due(0.0)) == ["a", "b"]
+    feed = RequestFeed([request(name) for name in "abcd"], max_concurrency=2)
+    assert ids(feed.pop_due(0.0)) == ["a", "b"]
     assert feed.next_time() is None
-    assert feed.due(5.0) == []
-    feed.done("b", [], 3.0)
-    feed.done("a", [], 4.0)
+    assert feed.pop_due(5.0) == []
+    feed.finish("b", [], 3.0)
+    feed.finish("a", [], 4.0)
     assert feed.next_time() == 3.0
-    assert [(r.request_id, r.arrival) for r in feed.due(6.0)] == [("c", 3.0), ("d", 4.0)]
-    assert feed.exhausted
+    assert [(r.request_id, r.arrival) for r in feed.pop_due(6.0)] == [("c", 3.0), ("d", 4.0)]
+    assert feed.is_exhausted
 
 
 def test_a_place_does_not_make_a_request_earlier() -> None:
-    feed = Feed([request("a"), request("b", 9.0)], max_concurrency=1)
-    feed.due(0.0)
-    feed.done("a", [], 1.0)
+    feed = RequestFeed([request("a"), request("b", 9.0)], max_concurrency=1)
+    feed.pop_due(0.0)
+    feed.finish("a", [], 1.0)
     assert feed.next_time() == 9.0
-    assert feed.due(8.9) == []
-    assert feed.due(9.5)[0].arrival == 9.0
+    assert feed.pop_due(8.9) == []
+    assert feed.pop_due(9.5)[0].arrival == 9.0
 
 
 def test_a_conversation_carries_its_history() -> None:
-    feed = Feed(
+    feed = RequestFeed(
         [
             request("t1", 1.0, prompt_token_ids=b"\x05\x06", max_tokens=8, priority=3),
             request("t2", 0.5, prompt_token_ids=[7], after="t1", carries_history=True),
@@ -66,19 +66,19 @@ def test_a_conversation_carries_its_history() -> None:
             request("other", 2.0, prompt_token_ids=[9], after="t1"),
         ]
     )
-    (first,) = feed.due(1.0)
+    (first,) = feed.pop_due(1.0)
     assert first == request("t1", 1.0, prompt_token_ids=[5, 6], max_tokens=8, priority=3)
     assert feed.next_time() is None
-    assert not feed.exhausted
-    feed.done("t1", [50, 51], 4.0)
-    (second,) = feed.due(5.0)
+    assert not feed.is_exhausted
+    feed.finish("t1", [50, 51], 4.0)
+    (second,) = feed.pop_due(5.0)
     assert second == request("t2", 4.5, prompt_token_ids=[5, 6, 50, 51, 7])
-    feed.done("t2", [60], 6.0)
-    assert feed.due(6.0) == [
+    feed.finish("t2", [60], 6.0)
+    assert feed.pop_due(6.0) == [
         request("t3", 6.0, prompt_token_ids=[5, 6, 50, 51, 7, 60]),
         request("other", 6.0, prompt_token_ids=[9]),
     ]
-    assert feed.exhausted
+    assert feed.is_exhausted
 
 
 def test_lengths_with_histories() -> None:
@@ -89,7 +89,7 @@ def test_lengths_with_histories() -> None:
         request("x", after="t1"),
     ]
     assert full_prompt_lens(conversation) == {"t1": 10, "t2": 13, "x": 1, "t3": 21}
-    assert ids(in_order(conversation)) == ["t1", "t2", "t3", "x"]
+    assert ids(dependency_order(conversation)) == ["t1", "t2", "t3", "x"]
 
 
 @st.composite
@@ -109,21 +109,21 @@ def workloads(draw: st.DrawFn) -> list[WorkloadRequest]:
 def test_a_driver_that_looks_on_time_sees_each_request_once_and_exactly_when_due(
     workload: list[WorkloadRequest], limit: int | None, durations: list[int]
 ) -> None:
-    feed = Feed(workload, limit)
+    feed = RequestFeed(workload, limit)
     by_id = {r.request_id: r for r in workload}
     running: dict[str, float] = {}
     ended: dict[str, float] = {}
     prompts: dict[str, list[int]] = {}
     now = 0.0
-    while not feed.exhausted or running:
+    while not feed.is_exhausted or running:
         times = [*running.values(), *([] if (due := feed.next_time()) is None else [due])]
         assert times, "unfinished, and nothing will ever happen"
         now = min(times)
         for name in [name for name, end in running.items() if end == now]:
             del running[name]
             ended[name] = now
-            feed.done(name, [100, 101], now)
-        for item in feed.due(now):
+            feed.finish(name, [100, 101], now)
+        for item in feed.pop_due(now):
             original = by_id[item.request_id]
             assert item.request_id not in prompts
             assert item.arrival == now
@@ -136,22 +136,22 @@ def test_a_driver_that_looks_on_time_sees_each_request_once_and_exactly_when_due
             prompts[item.request_id] = list(item.prompt_token_ids)
             running[item.request_id] = now + durations[len(prompts) - 1]
         assert limit is None or len(running) <= limit
-        assert feed.num_out == len(running)
+        assert feed.num_unfinished == len(running)
     assert prompts.keys() == by_id.keys()
     assert {name: len(prompt) for name, prompt in prompts.items()} == full_prompt_lens(workload)
 
 
 @given(workloads(), st.integers(1, 3))
 def test_no_place_stays_empty_while_a_request_is_ready(workload: list[WorkloadRequest], limit: int) -> None:
-    feed = Feed(workload, limit)
+    feed = RequestFeed(workload, limit)
     now = 0.0
-    while not feed.exhausted:
+    while not feed.is_exhausted:
         now = max(now, feed.next_time() or 0.0)
-        out = [item.request_id for item in feed.due(now)]
-        assert feed.num_out == limit or (feed.next_time() or math.inf) > now
+        out = [item.request_id for item in feed.pop_due(now)]
+        assert feed.num_unfinished == limit or (feed.next_time() or math.inf) > now
         now += 1.0
         for name in out:
-            feed.done(name, [], now)
+            feed.finish(name, [], now)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,12 @@ def test_no_place_stays_empty_while_a_request_is_ready(workload: list[WorkloadRe
 )
 def test_workloads_that_cannot_be_played(workload: list[WorkloadRequest], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        Feed(workload)
+        RequestFeed(workload)
 
 
 def test_a_concurrency_limit_is_at_least_one() -> None:
     with pytest.raises(ConfigError, match=r"max_concurrency must be at least 1, .* got 0"):
-        Feed([request("a")], 0)
+        RequestFeed([request("a")], 0)
 
 
 @pytest.mark.parametrize(

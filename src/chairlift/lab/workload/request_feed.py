@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.request import WorkloadRequest, followers_by_id, in_order
+from chairlift.lab.workload.request import WorkloadRequest, dependency_order, successors_by_id
 
 
-class Feed:
+class RequestFeed:
     """Which requests are due: by arrival time, after their predecessor, within a concurrency limit.
 
     Keeps no clock: times are seconds after the start, and come from whoever drives. Without `max_concurrency` the load
@@ -32,21 +32,21 @@ class Feed:
         max_concurrency: requests that are out at once, at most; None: no limit.
 
     Raises:
-        ConfigError: as `in_order`, or max_concurrency is less than 1.
+        ConfigError: as `dependency_order`, or max_concurrency is less than 1.
     """
 
     def __init__(self, requests: Sequence[WorkloadRequest], max_concurrency: int | None = None) -> None:
         if max_concurrency is not None and max_concurrency < 1:
             raise ConfigError(f"max_concurrency must be at least 1, or None for no limit, got {max_concurrency}")
-        in_order(requests)
+        dependency_order(requests)
         self._index = {request.request_id: index for index, request in enumerate(requests)}
         self._ready = [(request.arrival, i, request) for i, request in enumerate(requests) if request.after is None]
         heapq.heapify(self._ready)
-        self._followers = followers_by_id(requests)
+        self._followers = successors_by_id(requests)
         self._places = None if max_concurrency is None else [0.0] * max_concurrency
         self._out: dict[str, list[int]] = {}
 
-    def due(self, now: float) -> list[WorkloadRequest]:
+    def pop_due(self, now: float) -> list[WorkloadRequest]:
         """The requests that are due at `now` seconds after the start and were not handed out before, by due time.
 
         They are as they arrive: `arrival` is when the request was due, however late this call is; `prompt_token_ids`
@@ -72,7 +72,7 @@ class Feed:
         ready = self._ready[0][0]
         return ready if self._places is None else max(ready, self._places[0])
 
-    def done(self, request_id: str, output_token_ids: Sequence[int], now: float) -> None:
+    def finish(self, request_id: str, output_token_ids: Sequence[int], now: float) -> None:
         """A request that was handed out ended (or failed, with what came of it) `now` seconds after the start."""
         assert request_id in self._out, f"{request_id!r} was not handed out, or has ended already"
         prompt = self._out.pop(request_id)
@@ -85,12 +85,12 @@ class Feed:
             heapq.heappush(self._ready, (now + follower.arrival, self._index[follower.request_id], entry))
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Every request was handed out."""
         return not self._ready and not self._followers
 
     @property
-    def num_out(self) -> int:
+    def num_unfinished(self) -> int:
         """Requests that were handed out and have not ended."""
         return len(self._out)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from chairlift.core.baselines.arena import BuddyArena, power_of_two_above
 from chairlift.errors import ConfigError
-from chairlift.worker import kv_cache
-from chairlift.worker.kv_cache import KVCachePlan, plan_kv_cache
+from chairlift.worker import kv_cache_plan
+from chairlift.worker.kv_cache_plan import KVCachePlan, plan_kv_cache
 
 CONTEXT = 512
 SLOT_BYTES = 3 * 2 * 2 * 8 * 4
@@ -85,6 +85,6 @@ def test_blocks_that_an_allocator_rounds_up_are_planned_as_it_takes_them() -> No
 
 
 def test_default_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "available_memory", lambda device: 1000)
-    assert kv_cache.default_memory_bytes(torch.device("cpu")) == 250
-    assert kv_cache.default_memory_bytes(torch.device("cuda")) == 900
+    monkeypatch.setattr(kv_cache_plan, "available_memory", lambda device: 1000)
+    assert kv_cache_plan.default_memory_bytes(torch.device("cpu")) == 250
+    assert kv_cache_plan.default_memory_bytes(torch.device("cuda")) == 900

@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from chairlift.errors import ConfigError
 from chairlift.events import Event, Step
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.sim.cost_model import StepShape, shape_of
-from chairlift.lab.sim.nnls import Array, non_negative_least_squares
+
+Array = npt.NDArray[np.float64]
 
 KNEES: Final = (2, 4, 8, 16, 32, 64, 128)
 FEATURES: Final = ("constant", *StepShape._fields, *(f"min(num_tokens, {knee})" for knee in KNEES))
@@ -44,7 +46,7 @@ class FitError:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedModel:
+class FittedCostModel:
     """A cost model.
 
     Attributes:
@@ -61,7 +63,7 @@ class FittedModel:
         features = dict(zip(FEATURES, _features(shape), strict=True))
         return sum(value * features[name] for name, value in self.coefficients.items())
 
-    def describe(self) -> list[tuple[str, str]]:
+    def constants(self) -> list[tuple[str, str]]:
         error = self.error
         residual = f"median {error.median:.1%}, p90 {error.p90:.1%} a step over {error.num_steps} steps"
         return [
@@ -75,7 +77,7 @@ class FittedModel:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> FittedModel:
+    def from_dict(cls, record: Mapping[str, Any]) -> FittedCostModel:
         """What `to_dict` gave; raises ConfigError saying what is missing or wrong."""
         try:
             coefficients = {str(name): float(value) for name, value in record["coefficients"].items()}
@@ -111,7 +113,7 @@ def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:
     return timed
 
 
-def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> FittedModel:
+def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> FittedCostModel:
     """Fit the coefficients to a run.
 
     Errors count relative to what is predicted, as for a quantity whose deviation grows with its mean, so that the sum
@@ -133,7 +135,7 @@ def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> F
         error = np.abs(seconds - predicted) / predicted
         solution = _weighted(features, seconds, 1 / predicted / np.sqrt(error.clip(min=1.0)))
     coefficients = {name: float(value) for name, value in zip(FEATURES, solution, strict=True) if value > 0}
-    return FittedModel(coefficients, source, _error(features @ solution, seconds))
+    return FittedCostModel(coefficients, source, _error(features @ solution, seconds))
 
 
 def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
@@ -145,7 +147,7 @@ def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
     return solution
 
 
-def evaluate(model: FittedModel, events: Iterable[Event]) -> FitError:
+def prediction_error(model: FittedCostModel, events: Iterable[Event]) -> FitError:
     """The model's error on a run, better one that it was not fitted to.
 
     Raises:
@@ -153,7 +155,7 @@ def evaluate(model: FittedModel, events: Iterable[Event]) -> FitError:
     """
     timed = step_seconds(events)
     if not timed:
-        raise ConfigError("there are no steps to evaluate a cost model on")
+        raise ConfigError("there are no steps to prediction_error a cost model on")
     predicted = np.array([model.seconds(shape) for shape, _ in timed])
     return _error(predicted, np.array([duration for _, duration in timed]))
 
@@ -167,3 +169,45 @@ def _error(predicted: Array, recorded: Array) -> FitError:
     errors = (np.abs(predicted - recorded) / recorded).tolist()
     total = float(predicted.sum() / recorded.sum() - 1)
     return FitError(len(errors), percentile(errors, 50), percentile(errors, 90), total)
+
+
+def non_negative_least_squares(matrix: Array, target: Array) -> Array:
+    """x >= 0 that minimizes |matrix x - target|, by the active set method of Lawson and Hanson, Solving Least Squares
+    Problems (1974), chapter 23.
+
+    Args:
+        matrix: [rows, columns], rows >= 1; target: [rows].
+
+    Returns:
+        [columns].
+    """
+    num_columns = matrix.shape[1]
+    gram, moment = matrix.T @ matrix, matrix.T @ target
+    tolerance = 1e-12 * max(1.0, float(np.abs(moment).max(initial=0.0)))
+    x = np.zeros(num_columns)
+    is_free = np.zeros(num_columns, dtype=bool)
+    for _ in range(3 * num_columns):
+        gain = np.where(is_free, -np.inf, moment - gram @ x)
+        best = int(np.argmax(gain))
+        if gain[best] <= tolerance:
+            break
+        is_free[best] = True
+        x = _descend(gram, moment, x, is_free)
+    return x
+
+
+def _descend(gram: Array, moment: Array, x: Array, is_free: npt.NDArray[np.bool_]) -> Array:
+    """Solve for the free coefficients; as long as that makes one negative, go there only as far as none is, and fix the
+    one at 0 that stopped it. Changes `is_free`."""
+    while True:
+        wanted = np.zeros_like(x)
+        free = np.flatnonzero(is_free)
+        wanted[free] = np.linalg.lstsq(gram[np.ix_(free, free)], moment[free], rcond=None)[0]
+        if not (wanted[free] <= 0).any():
+            return wanted
+        falling = free[wanted[free] <= 0]
+        steps = x[falling] / (x[falling] - wanted[falling]).clip(min=np.finfo(float).tiny)
+        x = x + float(steps.min()) * (wanted - x)
+        x[falling[steps == steps.min()]] = 0.0
+        is_free &= x > 0
+        x[~is_free] = 0.0

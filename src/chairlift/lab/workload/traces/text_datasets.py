@@ -11,7 +11,7 @@ from typing import Any, Final
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.traces.options import TraceOptions
-from chairlift.lab.workload.traces.records import Record, json_records, opened
+from chairlift.lab.workload.traces.records import TraceRecord, json_records, open_text_file
 
 USERS: Final = frozenset({"human", "user"})
 MODELS: Final = frozenset({"gpt", "chatgpt", "assistant"})
@@ -53,8 +53,8 @@ def read_custom(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest |
         yield WorkloadRequest(f"custom-{index}", 0.0, prompt, output_len) if prompt and output_len else None
 
 
-def _entries(path: Path) -> Iterator[Record]:
-    with opened(path) as file:
+def _entries(path: Path) -> Iterator[TraceRecord]:
+    with open_text_file(path) as file:
         try:
             entries = json.load(file)
         except json.JSONDecodeError as error:
@@ -64,10 +64,10 @@ def _entries(path: Path) -> Iterator[Record]:
     for index, fields in enumerate(entries):
         if not isinstance(fields, dict):
             raise ConfigError(f"{path}: entry {index}: must be an object with `conversations`, got {fields!r:.80}")
-        yield Record(f"{path}: entry {index}", fields)
+        yield TraceRecord(f"{path}: entry {index}", fields)
 
 
-def _turns(record: Record, tokenize: Callable[[str], Sequence[int]]) -> Iterator[Turn]:
+def _turns(record: TraceRecord, tokenize: Callable[[str], Sequence[int]]) -> Iterator[Turn]:
     """Each message of a user that a model's answer follows directly."""
     messages = [_message(record, i, item) for i, item in enumerate(record.items("conversations", dict))]
     for (speaker, text), (answerer, answer) in pairwise(messages):
@@ -75,8 +75,8 @@ def _turns(record: Record, tokenize: Callable[[str], Sequence[int]]) -> Iterator
             yield tokenize(text), len(tokenize(answer))
 
 
-def _message(record: Record, index: int, item: dict[str, Any]) -> tuple[str, str]:
-    message = Record(f"{record.place}: conversations[{index}]", item)
+def _message(record: TraceRecord, index: int, item: dict[str, Any]) -> tuple[str, str]:
+    message = TraceRecord(f"{record.place}: conversations[{index}]", item)
     return message.text("from"), message.text("value")
 
 

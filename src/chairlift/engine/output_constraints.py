@@ -11,7 +11,7 @@ from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.sampling_params import SamplingParams
 
 
-class Constraints:
+class OutputConstraints:
     """Structured outputs, bad words and allowed tokens of requests to one model.
 
     Args:

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Final
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.request import WorkloadRequest, in_order
-from chairlift.lab.workload.traces.lengths_only import (
+from chairlift.lab.workload.request import WorkloadRequest, dependency_order
+from chairlift.lab.workload.traces.chairlift_format import read_chairlift
+from chairlift.lab.workload.traces.length_traces import (
     AZURE_COLUMNS,
     BURSTGPT_COLUMNS,
     read_azure,
     read_burstgpt,
     read_mooncake,
 )
-from chairlift.lab.workload.traces.options import Reader, Trace, TraceOptions
-from chairlift.lab.workload.traces.own import read_own
-from chairlift.lab.workload.traces.records import opened
-from chairlift.lab.workload.traces.texts import read_custom, read_sharegpt
+from chairlift.lab.workload.traces.options import Reader, RecordedTrace, TraceOptions
+from chairlift.lab.workload.traces.records import open_text_file
+from chairlift.lab.workload.traces.text_datasets import read_custom, read_sharegpt
 
 logger = logging.getLogger("chairlift")
 
@@ -31,22 +31,22 @@ FORMATS: Final[dict[str, Reader]] = {
     "mooncake": read_mooncake,
     "sharegpt": read_sharegpt,
     "custom": read_custom,
-    "chairlift": read_own,
+    "chairlift": read_chairlift,
 }
 
-OPTIONS_OF: Final = {"output_len": "custom", "multi_turn": "sharegpt", "hash_block_size": "mooncake"}
+FORMAT_OPTIONS: Final = {"output_len": "custom", "multi_turn": "sharegpt", "hash_block_size": "mooncake"}
 """Options that mean something to one format only."""
 
-COLUMNS_OF: Final = {"azure": AZURE_COLUMNS, "burstgpt": BURSTGPT_COLUMNS}
-KEYS_OF: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
+CSV_COLUMNS: Final = {"azure": AZURE_COLUMNS, "burstgpt": BURSTGPT_COLUMNS}
+JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
 
-NOTHING_SPECIAL: Final = TraceOptions()
+DEFAULT_OPTIONS: Final = TraceOptions()
 
 
 def read_trace(
     path: Path | str,
     format: str = "auto",  # noqa: A002
-    options: TraceOptions = NOTHING_SPECIAL,
+    options: TraceOptions = DEFAULT_OPTIONS,
 ) -> list[WorkloadRequest]:
     """The requests of a trace, by arrival; how many were skipped is logged. Errors as `load_trace`."""
     trace = load_trace(path, format, options)
@@ -63,8 +63,8 @@ def read_trace(
 def load_trace(
     path: Path | str,
     format: str = "auto",  # noqa: A002
-    options: TraceOptions = NOTHING_SPECIAL,
-) -> Trace:
+    options: TraceOptions = DEFAULT_OPTIONS,
+) -> RecordedTrace:
     """A trace, in one of FORMATS.
 
     Args:
@@ -75,29 +75,29 @@ def load_trace(
             and value), no request that can be served, or an option is of no use to its format.
     """
     path = Path(path)
-    name = detect_format(path) if format == "auto" else format
+    name = detect_trace_format(path) if format == "auto" else format
     if name not in FORMATS:
         raise ConfigError(f"trace format {name!r} is not known; known are auto, {', '.join(FORMATS)}")
-    for option, owner in OPTIONS_OF.items():
-        if owner != name and getattr(options, option) != getattr(NOTHING_SPECIAL, option):
+    for option, owner in FORMAT_OPTIONS.items():
+        if owner != name and getattr(options, option) != getattr(DEFAULT_OPTIONS, option):
             raise ConfigError(f"{path}: {option} is for {owner} traces, and this one is read as {name}")
     requests, num_skipped = _collect(FORMATS[name](path, options), options.limit)
     if not requests:
         raise ConfigError(f"{path}: no request that can be served ({num_skipped} skipped), read as {name}")
     try:
-        requests = in_order(requests)
+        requests = dependency_order(requests)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return Trace(name, _from_zero(requests), num_skipped)
+    return RecordedTrace(name, _from_zero(requests), num_skipped)
 
 
-def detect_format(path: Path) -> str:
+def detect_trace_format(path: Path) -> str:
     """The format of a file, by its beginning.
 
     Raises:
         ConfigError: the file cannot be read, or is in none of the formats.
     """
-    with opened(path) as file:
+    with open_text_file(path) as file:
         head = file.read(4096).lstrip()
         if head.startswith("["):
             return "sharegpt"
@@ -107,10 +107,10 @@ def detect_format(path: Path) -> str:
             keys = set(json.loads(line))
         except ValueError as error:
             raise ConfigError(f"{path}: the first line is not a JSON object ({error})") from None
-        found = [name for name, needed in KEYS_OF.items() if needed <= keys]
+        found = [name for name, needed in JSON_KEYS.items() if needed <= keys]
     else:
         columns = {column.strip() for column in line.split(",")}
-        found = [name for name, header in COLUMNS_OF.items() if columns.issuperset(header)]
+        found = [name for name, header in CSV_COLUMNS.items() if columns.issuperset(header)]
     if not found:
         raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it begins with {line!r:.120}")
     return found[0]
