@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -113,7 +113,7 @@ class Health(BaseModel):
     """The state of the engine."""
 
     status: Literal["ok", "restarting", "cannot_restart", "dead"]
-    reason: str | None = Field(None, description="Why the engine died; null if `status` is `ok`.")
+    reason: Annotated[str | None, Field(description="Why the engine died; null if `status` is `ok`.")] = None
 
 
 class ErrorInfo(BaseModel):
