@@ -1,7 +1,7 @@
 """An engine process that breaks: `python faulty_engine.py FAULT STEP MARKER`.
 
 At step STEP it raises or hangs; FAULT `once-raise` and `once-hang` only if the file MARKER is not there yet. Every step
-takes 10 ms longer, so that a test gets to what runs.
+takes 10 ms longer, so that a test gets to what runs. No step is computed while there is a file `hold` beside MARKER.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from chairlift.outputs import SchedulerOutput
 
 FAULT, STEP, MARKER = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 STEP_SECONDS = 0.01
+HOLD = MARKER.with_name("hold")
 
 
 class FaultyExecutor(engine_process.AnnouncingExecutor):
     def submit(self, output: SchedulerOutput) -> Any:
+        while HOLD.exists():
+            time.sleep(STEP_SECONDS)
         handle = super().submit(output)
         time.sleep(STEP_SECONDS)
         if output.step == STEP and not (FAULT.startswith("once-") and MARKER.exists()):

@@ -211,13 +211,16 @@ class Request:
         """The last output of a request whose deadline has passed."""
         assert self.deadline is not None
         seconds = round(self.deadline - self.arrival_time, 3)
+        if seconds > 0:
+            problem = f"the timeout of {seconds:g} s passed when {self.num_output_tokens} output tokens were computed"
+        else:
+            problem = "the timeout passed before the request reached the engine"
         return EngineCoreOutput(
             self.request_id,
             [],
             finish_reason=FinishReason.TIMEOUT.value,
             num_preemptions=self.num_preemptions,
-            error=f"the timeout of {seconds:g} s passed when {self.num_output_tokens} output tokens were computed: "
-            f"allow more time, or ask for fewer tokens",
+            error=f"{problem}: allow more time, or ask for fewer tokens",
             error_param="timeout",
         )
 

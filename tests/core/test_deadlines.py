@@ -47,6 +47,19 @@ def test_waiting_and_parked_requests_expire_too() -> None:
     assert set(run_to_end(core)) == {"runs"}
 
 
+@pytest.mark.parametrize("deadline", [2.995, 3.0001])
+def test_a_deadline_that_passes_on_the_way_to_the_engine_is_reported_without_a_time(deadline: float) -> None:
+    core, _, _, _ = make_engine()
+    clock_of(core).advance(3.1)
+    request = make_request("late", [1], deadline=deadline)
+    request.arrival_time = 3.0
+    core.add(request)
+    (output,) = core.step()
+    assert output.error == (
+        "the timeout passed before the request reached the engine: allow more time, or ask for fewer tokens"
+    )
+
+
 def test_an_engine_whose_last_request_expires_is_idle() -> None:
     for batching in ("continuous", "static"):
         core, _, _, _ = make_engine(batching=batching)

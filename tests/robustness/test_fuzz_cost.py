@@ -9,6 +9,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cost_cases import BASES, NUMBER, Case, all_cases, items
@@ -29,6 +30,16 @@ SMALLEST = 4 << 10
 
 FEW_OPERATIONS = 2000
 """Counts below this are mostly what every request costs."""
+
+MAX_RETURNED = 4096
+"""Objects in the fields that are read after a request was prepared."""
+
+GENERATING = {"completions", "chat", "responses", "messages"}
+READ_BY_THE_ENGINE = {
+    *("stop_token_ids", "allowed_token_ids", "structured_outputs"),
+    *("response_format", "text", "output_config"),
+}
+"""Fields with limits of their own, which the sampling parameters contain."""
 
 TYPES = EndpointPlanners(
     conversations=None,  # type: ignore[arg-type]
@@ -115,3 +126,22 @@ def test_a_quadratic_check_is_found() -> None:
 
     counts = [count_operations(lambda size=size: check([f"n{i}" for i in range(size)])) for size in (100, 200, 400)]
     assert min(ratios(counts)) > MAX_RATIO
+
+
+def count_objects(value: Any) -> int:
+    """The values in JSON data, containers included."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(count_objects, children))
+
+
+def test_a_prepared_request_returns_few_objects(planners: EndpointPlanners) -> None:
+    """The event loop's process unpickles what a preparation worker returns."""
+    returned = {}
+    for case in CASES:
+        outcome = outcome_of(planners, case, 32 * SMALLEST)
+        exclude = READ_BY_THE_ENGINE if case.endpoint in GENERATING else None
+        if isinstance(outcome, Prepared):
+            num_objects = count_objects(outcome.body.model_dump(exclude=exclude))
+            if num_objects > MAX_RETURNED:
+                returned[f"{case.endpoint}: {case.field}"] = num_objects
+    assert returned == {}

@@ -103,10 +103,10 @@ def simulate(
 
 
 def _list_presets() -> None:
-    from chairlift.lab.presets import all_presets
+    from chairlift.lab.presets import PRESET_NAMES, load_preset
     from chairlift.lab.presets.printing import print_presets
 
-    print_presets(all_presets())
+    print_presets([load_preset(name) for name in PRESET_NAMES])
 
 
 def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None) -> None:

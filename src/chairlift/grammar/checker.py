@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import BinaryIO, Final
 
+from chairlift.system.cpu_account import charge_process
+
 HEADER: Final = struct.Struct("<I")
 DONE: Final = b"."
 MEMORY_BYTES: Final = 1 << 30
@@ -34,7 +36,8 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ends_in_time(self, grammar: str) -> bool:
-        """Whether compiling it ends, well or badly, in time and within MEMORY_BYTES; if not, the process is gone."""
+        """Whether compiling it ends, well or badly, in time and within MEMORY_BYTES; if not, the process is gone. Its
+        CPU time is charged to the account of this thread."""
         process = self._process
         self._process = None
         if process is None or process.poll() is not None:
@@ -42,7 +45,8 @@ class GrammarChecker:
         killer = threading.Timer(self._seconds, process.kill)
         killer.start()
         try:
-            answer = _ask(process, grammar)
+            with charge_process(process.pid):
+                answer = _ask(process, grammar)
         finally:
             killer.cancel()
         if answer != DONE:

@@ -19,6 +19,7 @@ from chairlift.grammar.source import grammar_text, refuse
 from chairlift.grammar.vocabulary import Vocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
+from chairlift.system.cpu_account import CpuCharge, charge_cpu_time_to, cpu_charge
 
 # A front end that serves no grammar loads neither.
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class GrammarCompiler:
         self._tokenizer_lock = threading.Lock()
 
     def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
-        """Begin to compile, unless it is known. The future's exception is a RequestError."""
+        """Begin to compile, unless it is known. The future's exception is a RequestError. The CPU time is charged to
+        the account of the thread that submits a grammar first."""
         return self._compilation(constraint).outcome
 
     def compile(self, constraint: StructuredOutputs) -> CompiledGrammar:
@@ -158,17 +160,19 @@ class GrammarCompiler:
             compilation = self._known.get(constraint)
             if compilation is None:
                 compilation = self._known[constraint] = _Compilation()
-                self._pool.submit(self._run, constraint, compilation)
+                self._pool.submit(self._run, constraint, compilation, cpu_charge())
                 while len(self._known) > MAX_CACHED:
                     self._known.popitem(last=False)
             self._known.move_to_end(constraint)
         return compilation
 
-    def _run(self, constraint: StructuredOutputs, compilation: _Compilation) -> None:
+    def _run(self, constraint: StructuredOutputs, compilation: _Compilation, charge: CpuCharge) -> None:
         try:
             tokenizer = self._llguidance_tokenizer()
             compilation.started.set()
-            compilation.outcome.set_result(self._compiled(tokenizer, constraint))
+            with charge_cpu_time_to(charge):
+                grammar = self._compiled(tokenizer, constraint)
+            compilation.outcome.set_result(grammar)
         except Exception as error:
             compilation.outcome.set_exception(error)
         except BaseException as panic:  # the library's own, which would end the thread of whoever waits

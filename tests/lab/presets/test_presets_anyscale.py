@@ -1,4 +1,4 @@
-"""Anyscale's benchmark: its iterations, its systems, and what is printed."""
+"""The preset anyscale: iterations, systems and printed output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from chairlift.lab.presets.anyscale import (
     RATES,
     STATIC,
     SYSTEMS,
-    System,
+    AnyscaleSystem,
     num_iterations,
     run_latency,
     run_throughput,
@@ -33,12 +33,12 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.anyscale import CAPS, STATIC_BATCH_SIZES, throughput_workload
 
 SMALL = 32
-Small = tuple[dict[str, dict[int, float]], dict[str, dict[int, int]], dict[int, tuple[int, int]]]
+SmallRun = tuple[dict[str, dict[int, float]], dict[str, dict[int, int]], dict[int, tuple[int, int]]]
 
 
 @pytest.fixture(scope="module")
-def small() -> Small:
-    """Throughputs and steps by system and cap, and iterations by arithmetic."""
+def small() -> SmallRun:
+    """Returns throughputs and steps by system and cap, and iterations by arithmetic."""
     metrics, iterations = run_throughput(SMALL)
     rates = {name: {cap: m.total_tokens_per_s for cap, m in by_cap.items()} for name, by_cap in metrics.items()}
     steps = {name: {cap: m.num_steps for cap, m in by_cap.items()} for name, by_cap in metrics.items()}
@@ -50,14 +50,14 @@ def test_iterations_of_the_published_workload() -> None:
     assert num_iterations(lens, STATIC_BATCH_SIZES[1536]) == (210_750, 66_942)
 
 
-def test_iterations_as_simulated(small: Small) -> None:
+def test_simulated_iterations_equal_the_computed_ones(small: SmallRun) -> None:
     _, steps, iterations = small
     for cap in CAPS:
         assert (steps[NAIVE.name][cap], steps[STATIC.name][cap]) == iterations[cap]
 
 
-def test_continuous_is_at_least_as_fast_as_static(small: Small) -> None:
-    """Max has seats for 7, fewer than the static batches of the shorter caps."""
+def test_continuous_is_at_least_as_fast_as_static(small: SmallRun) -> None:
+    """Max has memory for 7 requests, fewer than the static batches of the shorter caps."""
     rates, _, _ = small
     for cap in CAPS:
         assert rates[NAIVE.name][cap] <= rates[STATIC.name][cap]
@@ -67,33 +67,35 @@ def test_continuous_is_at_least_as_fast_as_static(small: Small) -> None:
         assert rates[MAX.name][cap] <= rates[PAGED.name][cap]
 
 
-def test_to_know_the_length_is_to_reserve_as_oracle_does(small: Small) -> None:
+def test_declared_length_reserves_as_much_as_oracle(small: SmallRun) -> None:
     rates, _, _ = small
     assert rates["continuous, exact, max_tokens = length"] == rates["continuous, oracle"]
 
 
-def test_memory() -> None:
+def test_pool_has_the_published_size() -> None:
     assert NUM_SLOTS == 15_728
     assert PAGED.config(1536).num_blocks * 16 == NUM_SLOTS
     assert EXACT_QUOTA.config(1536).num_blocks == 8100 // 16
 
 
 @pytest.mark.parametrize(("system", "size"), [(MAX, 7), (EXACT_CAP, 7), (STATIC, 4)])
-def test_batches_at_the_largest_cap(system: System, size: int) -> None:
-    """512 + 1536 slots of 15,728: seven reservations, whether by max_model_len or by max_tokens."""
+def test_peak_batches_at_the_largest_cap(system: AnyscaleSystem, size: int) -> None:
+    """15,728 slots hold seven reservations of 512 + 1536, the same by max_model_len and by max_tokens."""
     requests = system.requests(throughput_workload(1536, count=SMALL), 1536)
     assert measure(requests, system.config(1536), Roofline(MODEL, DEVICE)).peak_batch_size == size
 
 
 def test_latency_grows_with_the_rate_and_with_reservation() -> None:
     slow, fast = (run_latency(PAGED, rate, SMALL) for rate in (1, 8))
-    assert slow.at(50) < fast.at(50)
-    assert fast.at(50) <= run_latency(MAX, 8, SMALL).at(50) < run_latency(STATIC, 8, SMALL).at(50)
+    assert slow.percentile(50) < fast.percentile(50)
+    assert (
+        fast.percentile(50) <= run_latency(MAX, 8, SMALL).percentile(50) < run_latency(STATIC, 8, SMALL).percentile(50)
+    )
     cdf = list(fast.to_dict()["e2e_latency_cdf"].values())
     assert cdf == sorted(cdf)
 
 
-def test_it_is_printed() -> None:
+def test_output_has_published_and_simulated_numbers() -> None:
     preset = load_preset("anyscale")
     out = io.StringIO()
     print_preset(preset, run_preset(preset, PresetOptions(num_prompts=8)), out)
@@ -105,6 +107,6 @@ def test_it_is_printed() -> None:
     assert set(ours["saturation"]) == {system.name for system in LATENCY_SYSTEMS}
 
 
-def test_the_workload_has_no_seed() -> None:
-    with pytest.raises(ConfigError, match="workload_seed=1 is not for it; it takes num_prompts"):
+def test_workload_seed_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="workload_seed=1 does not apply; its options are: num_prompts"):
         run_preset(load_preset("anyscale"), PresetOptions(workload_seed=1))

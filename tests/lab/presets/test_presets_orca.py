@@ -1,4 +1,4 @@
-"""Orca's comparison: the baselines, the sweep, and what is printed."""
+"""The preset orca: baselines, rate sweep and printed output."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from chairlift.lab.presets.orca import (
     STATIC,
     SYSTEMS,
     TOKEN_BY_TOKEN,
-    Sweep,
-    alone,
-    serve,
+    RateSweep,
+    run_system,
+    single_request_latency,
     token_by_token,
     workload,
 )
@@ -30,7 +30,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=30), st.integers(1, 8))
-def test_prompts_beyond_the_shortest_become_steps(lens: list[tuple[int, int]], batch_size: int) -> None:
+def test_prompts_beyond_the_shortest_become_output_tokens(lens: list[tuple[int, int]], batch_size: int) -> None:
     before = [WorkloadRequest(f"r{i}", 0.0, list(range(p)), n) for i, (p, n) in enumerate(lens)]
     after = token_by_token(before, batch_size)
     assert [r.request_id for r in after] == [r.request_id for r in before]
@@ -42,7 +42,7 @@ def test_prompts_beyond_the_shortest_become_steps(lens: list[tuple[int, int]], b
         assert {len(r.prompt_token_ids) for r in after[start : start + batch_size]} == {shortest}
 
 
-def test_workload() -> None:
+def test_workload_has_the_published_ranges() -> None:
     requests = workload(0, 200)
     prompts = [len(r.prompt_token_ids) for r in requests]
     outputs = [r.output_len for r in requests]
@@ -50,30 +50,30 @@ def test_workload() -> None:
     assert all(r.max_output_len == r.output_len for r in requests), "Orca reserves what will be written"
 
 
-def test_a_full_queue() -> None:
+def test_throughput_with_a_full_queue() -> None:
     burst = [replace(r, arrival=0.0) for r in workload(0, 32)]
-    rates = {system.name: serve(system, burst).requests_per_s for system in QUEUED}
+    rates = {system.name: run_system(system, burst).requests_per_s for system in QUEUED}
     assert rates[ORCA.name] > rates[STATIC.name] > rates[TOKEN_BY_TOKEN.name]
     assert rates[STATIC.name] > rates[SINGLE.name]
 
 
-def test_latency_is_by_the_tokens_that_were_asked_for() -> None:
-    """Two alike have no rest of a prompt, so the baseline is the static batch; and alone it is Orca."""
+def test_latency_is_per_original_output_token() -> None:
+    """Equal prompts are computed in one step, so the baseline equals the static batch; a single request equals Orca."""
     alike = [WorkloadRequest(f"r{i}", 0.0, [i] * 64, 16) for i in range(2)]
-    assert serve(TOKEN_BY_TOKEN, alike) == serve(STATIC, alike)
-    assert serve(SINGLE, alike[:1]) == serve(ORCA, alike[:1])
-    assert 0.02 < alone() < LATENCY / 2, "the roofline is faster than the paper's engine, which took 95 ms"
+    assert run_system(TOKEN_BY_TOKEN, alike) == run_system(STATIC, alike)
+    assert run_system(SINGLE, alike[:1]) == run_system(ORCA, alike[:1])
+    assert 0.02 < single_request_latency() < LATENCY / 2, "faster than the 95 ms of the paper's engine"
 
 
 def test_more_latency_allows_more_throughput() -> None:
-    sweep = Sweep(ORCA, workload(0, 24))
-    low, high = sweep.throughput_at(2 * alone()), sweep.throughput_at(8 * alone())
+    sweep = RateSweep(ORCA, workload(0, 24))
+    low, high = sweep.throughput_at(2 * single_request_latency()), sweep.throughput_at(8 * single_request_latency())
     assert 0 < low <= high
     assert sweep.point(1.0) is sweep.point(1.0)
-    assert Sweep(ORCA, workload(0, 2)).throughput_at(1e-6) == 0.0
+    assert RateSweep(ORCA, workload(0, 2)).throughput_at(1e-6) == 0.0
 
 
-def test_it_is_printed() -> None:
+def test_output_has_published_and_simulated_numbers() -> None:
     preset = load_preset("orca")
     out = io.StringIO()
     print_preset(preset, run_preset(preset, PresetOptions(workload_seed=1, num_prompts=12)), out)

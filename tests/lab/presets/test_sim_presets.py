@@ -1,4 +1,4 @@
-"""The frame that presets run in, and the presets that are quick enough to be tested here."""
+"""Options and output of presets, and vllm-fig3."""
 
 from __future__ import annotations
 
@@ -9,35 +9,33 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import (
-    MODULES,
+    PRESET_NAMES,
     Preset,
     PresetOptions,
     PresetResult,
     Table,
-    all_presets,
     load_preset,
     run_preset,
 )
 from chairlift.lab.presets.printing import print_preset, print_presets
 
 
-def test_every_preset_is_there_and_says_where_it_is_from() -> None:
-    presets = all_presets()
-    assert [preset.name for preset in presets] == list(MODULES)
+def test_every_preset_is_listed_with_its_source() -> None:
+    presets = [load_preset(name) for name in PRESET_NAMES]
     assert all(preset.title and preset.source for preset in presets)
     out = io.StringIO()
     print_presets(presets, out)
-    assert all(name in out.getvalue() for name in MODULES)
+    assert all(name in out.getvalue() for name in PRESET_NAMES)
 
 
-def test_figure_3() -> None:
+def test_vllm_fig3_equals_the_published_numbers() -> None:
     """Kwon et al., SOSP'23, Figure 3: 2038 and 507 slots are never used."""
     result = run_preset(load_preset("vllm-fig3"), PresetOptions())
     assert {name: ours["never_used"] for name, ours in result.ours.items()} == {"A": 2038, "B": 507}
     assert all(result.ours[name][key] == value for name, row in result.published.items() for key, value in row.items())
 
 
-def heeding(options: PresetOptions) -> PresetResult:
+def run_demo(options: PresetOptions) -> PresetResult:
     table = Table("T", ["what", "published", "ours"], [["speed [x]", "1", str(options.num_prompts)]])
     return PresetResult(
         [("efficiency", "0.6")],
@@ -48,30 +46,30 @@ def heeding(options: PresetOptions) -> PresetResult:
     )
 
 
-HEEDING = Preset("demo", "A title", "A source", heeding, takes=frozenset({"num_prompts"}))
+DEMO = Preset("demo", "A title", "A source", run_demo, options=("num_prompts",))
 
 
-def test_it_is_printed_in_this_order() -> None:
+def test_output_has_constants_tables_notes_and_json() -> None:
     out = io.StringIO()
-    print_preset(HEEDING, run_preset(HEEDING, PresetOptions(num_prompts=3)), out)
+    print_preset(DEMO, run_preset(DEMO, PresetOptions(num_prompts=3)), out)
     text = out.getvalue()
     places = [text.index(part) for part in ("A title", "efficiency", "published", "speed [x]", "because of [this]")]
     assert places == sorted(places)
     assert json.loads(text.splitlines()[-1]) == {"preset": "demo", "published": {"speed": 1}, "ours": {"speed": 3}}
 
 
-def test_an_option_that_is_not_heeded_is_refused() -> None:
-    with pytest.raises(ConfigError, match="workload_seed=5 is not for it; it takes num_prompts"):
-        run_preset(HEEDING, PresetOptions(workload_seed=5))
+def test_unsupported_option_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="workload_seed=5 does not apply; its options are: num_prompts"):
+        run_preset(DEMO, PresetOptions(workload_seed=5))
     with pytest.raises(ConfigError, match="num_prompts must be at least 1"):
         PresetOptions(num_prompts=0)
 
 
-def test_a_name_that_nobody_knows() -> None:
-    with pytest.raises(ConfigError, match="there is none; known are "):
+def test_unknown_preset_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="is unknown; use one of "):
         load_preset("fig4")
 
 
-def test_a_row_has_all_its_columns() -> None:
+def test_rows_must_have_all_columns() -> None:
     with pytest.raises(AssertionError):
         Table("T", ["a", "b"], [["1"]])

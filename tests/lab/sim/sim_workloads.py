@@ -1,4 +1,4 @@
-"""Small random workloads and engines, for simulations that end in milliseconds."""
+"""Small random workloads and engine configurations, whose simulations take milliseconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_MODEL_LEN = 64
 
 
 class ConstantCost:
-    """Every step takes as long; keeps the shapes that it was asked for."""
+    """A cost model with equal steps, which records their shapes."""
 
     def __init__(self, seconds: float = 1.0) -> None:
         self._seconds = seconds
@@ -31,13 +31,13 @@ class ConstantCost:
 def request(
     request_id: str, arrival: float, prompt: int, output: int, max_tokens: int | None = None, first: int = 0
 ) -> WorkloadRequest:
-    """`first` is the prompt's first token: equal ones share a prefix."""
+    """Returns a request; those with the same `first` prompt token share a prefix."""
     return WorkloadRequest(request_id, arrival, [first, *range(1, prompt)], output, max_tokens)
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[WorkloadRequest]:
-    """Up to 12 requests with common prefixes, arriving within a few steps."""
+    """Draws up to 12 requests with common prefixes that arrive within a few steps."""
     requests: list[WorkloadRequest] = []
     for index in range(draw(st.integers(1, 12))):
         output = draw(st.integers(1, 20))
@@ -50,7 +50,7 @@ def workloads(draw: st.DrawFn) -> list[WorkloadRequest]:
 
 @st.composite
 def configs(draw: st.DrawFn) -> SimConfig:
-    """Every way of batching over every policy, with pools that are often too small."""
+    """Draws a batching and a KV policy, with a pool that is often too small."""
     kv = draw(st.sampled_from(["paged", "paged", "exact", "max", "pow2", "oracle"]))
     batching = draw(st.sampled_from(["continuous", "static"]))
     seats = draw(st.integers(1, 6))
@@ -69,7 +69,7 @@ def configs(draw: st.DrawFn) -> SimConfig:
 
 
 def small_config(**scheduler: int) -> SimConfig:
-    """Continuous batching over 64 blocks of 4."""
+    """Returns continuous batching with 64 blocks of 4 slots."""
     return SimConfig(SchedulerConfig(MAX_MODEL_LEN, **{"max_num_seqs": 8, **scheduler}), num_blocks=64, block_size=4)
 
 

@@ -1,8 +1,8 @@
-"""Engine and simulator take the same decisions: under every combination of the two switches the real model and the cost
-model are given the identical sequence of `SchedulerOutput`s.
+"""Engine and simulator schedule identically: for every batching and KV policy, both executors receive the same sequence
+of `SchedulerOutput`s.
 
-Arrivals are indexed by step, so time plays no part; lengths are forced, and the engine's tokens are replayed in the
-simulator, because they enter the block hashes.
+Arrivals are indexed by step, so time has no influence. Lengths are forced, and the simulator replays the tokens of the
+engine, because they enter the block hashes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sim_workloads import ConstantCost
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
@@ -24,7 +25,6 @@ from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup.factory import build_engine
 from chairlift.events import EventList, RequestWaiting, Step
-from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.executor import SimExecutor
 from chairlift.outputs import ModelRunnerOutput, SchedulerOutput
 from chairlift.request import Request
@@ -36,9 +36,9 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = {"paged": 48, "exact": 128, "max": 128, "pow2": 128, "oracle": 128}
 MAX_MODEL_LEN = 120
 
-HAPPENS = {
-    # (batching, kv): who preempts, and who finds prefixes. Reservations hold all they will ever need and share nothing;
-    # a static batch is closed only if its worst cases fit. So only paging preempts, and only continuously.
+EXPECTED_COUNTS = {
+    # Combinations with preemptions or prefix hits. A reservation has all slots that it can need and shares none, and a
+    # static batch has only members whose maximum lengths fit. So only continuous batching over paging preempts.
     ("continuous", "paged"): {"preemptions", "prefix hits"},
     ("static", "paged"): {"prefix hits"},
 }
@@ -46,7 +46,7 @@ HAPPENS = {
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes when `step` steps have been planned."""
+    """A request that arrives when `step` steps have been scheduled."""
 
     step: int
     request_id: str
@@ -60,7 +60,7 @@ class Arrival:
 
 
 def workload() -> list[Arrival]:
-    """Short and long prompts, a third of them with a common beginning, in bursts."""
+    """Returns bursts of short and long prompts, a third of them with a common prefix."""
     rng = random.Random(11)
     common = [rng.randrange(3, 256) for _ in range(24)]
     arrivals, step = [], 0
@@ -74,15 +74,15 @@ def workload() -> list[Arrival]:
 
 
 class Recorder:
-    """An executor's outputs as they were given to it, and its answers."""
+    """Records the scheduler outputs that an executor receives and the tokens that it returns."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self.given: list[SchedulerOutput] = []
+        self.outputs: list[SchedulerOutput] = []
         self.tokens: dict[str, list[int]] = {}
 
     def submit(self, output: SchedulerOutput) -> Any:
-        self.given.append(output)
+        self.outputs.append(output)
         return self._executor.submit(output)
 
     def result(self, handle: Any) -> ModelRunnerOutput:
@@ -99,29 +99,29 @@ def run(scheduler: Scheduler, executor: Executor) -> Recorder:
     while arrivals or core.has_work:
         if not core.has_work:
             core.add(arrivals.pop(0).request())
-        while arrivals and arrivals[0].step <= len(recorder.given):
+        while arrivals and arrivals[0].step <= len(recorder.outputs):
             core.add(arrivals.pop(0).request())
         core.step()
     return recorder
 
 
 @dataclass
-class Happenings:
-    """What a run went through."""
+class EventCounts:
+    """Counts waits, preemptions, prefix hits and chunked prefills of a run."""
 
     counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, events: EventList) -> Happenings:
-        happened = cls()
+    def from_events(cls, events: EventList) -> EventCounts:
+        counted = cls()
         for event in events.events:
             if isinstance(event, RequestWaiting):
-                happened.counts["waits"] += 1
+                counted.counts["waits"] += 1
             elif isinstance(event, Step):
-                happened._take(event)
-        return happened
+                counted._add_step(event)
+        return counted
 
-    def _take(self, step: Step) -> None:
+    def _add_step(self, step: Step) -> None:
         self.counts["preemptions"] += len(step.preempted)
         for request_id, count, computed in zip(step.request_ids, step.num_scheduled, step.num_computed, strict=True):
             is_admitted = request_id in step.admitted
@@ -129,18 +129,8 @@ class Happenings:
             self.counts["chunked prefills"] += not is_admitted and count > 1 and computed > 0
 
 
-class OneSecond:
-    """A cost model to which all steps are alike: decisions do not depend on time."""
-
-    def seconds(self, shape: StepShape) -> float:
-        return 1.0
-
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
-
 @pytest.mark.parametrize(("batching", "kv"), COMBINATIONS, ids=["-".join(names) for names in COMBINATIONS])
-def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_model_dir: Callable[..., Path]) -> None:
+def test_simulator_schedules_like_the_engine(batching: str, kv: str, tiny_model_dir: Callable[..., Path]) -> None:
     batching, _, run_to = batching.partition("-")
     options = {"static_batch_size": 8, "static_run_to": run_to or None} if batching == "static" else {}
     config = EngineConfig(
@@ -162,18 +152,18 @@ def test_the_simulator_takes_the_engines_decisions(batching: str, kv: str, tiny_
 
     manager = make_kv_cache_manager(kv, num_blocks=NUM_BLOCKS[kv], block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
     scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
-    executor = SimExecutor(OneSecond(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
+    executor = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
     simulated = run(scheduler, executor)
 
-    assert len(real.given) > NUM_REQUESTS
-    for ours, theirs in zip(simulated.given, real.given, strict=True):
+    assert len(real.outputs) > NUM_REQUESTS
+    for ours, theirs in zip(simulated.outputs, real.outputs, strict=True):
         assert ours == theirs
     assert simulated.tokens == real.tokens
     assert {name: len(tokens) for name, tokens in real.tokens.items()} == {
         arrival.request_id: arrival.output_len for arrival in workload()
     }
-    counts = Happenings.of(events).counts
-    for what in ("waits", "chunked prefills", *HAPPENS.get((batching, kv), ())):
+    counts = EventCounts.from_events(events).counts
+    for what in ("waits", "chunked prefills", *EXPECTED_COUNTS.get((batching, kv), ())):
         assert counts[what] > 15, (what, counts)
-    for what in {"preemptions", "prefix hits"} - HAPPENS.get((batching, kv), set()):
+    for what in {"preemptions", "prefix hits"} - EXPECTED_COUNTS.get((batching, kv), set()):
         assert counts[what] == 0, (what, counts)

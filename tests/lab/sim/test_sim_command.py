@@ -1,4 +1,4 @@
-"""`chairlift simulate` as it is typed."""
+"""The command `chairlift simulate`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", 
 
 
 def run(*arguments: str) -> str:
-    """What is printed; an error of the user's is raised."""
+    """Runs the command and returns its output; raises its error."""
     result = CliRunner().invoke(app, ["simulate", *arguments])
     if result.exception is not None:
         raise result.exception
@@ -38,7 +38,7 @@ def last_line(text: str) -> dict[str, Any]:
     return record
 
 
-def test_constants_then_a_table_then_json(tmp_path: Path) -> None:
+def test_output_has_constants_a_table_and_json(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     text = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--event-log", str(log))
     places = [text.index(part) for part in ("flops_efficiency", "300 blocks", "output tokens", '{"benchmark"')]
@@ -54,7 +54,7 @@ def test_constants_then_a_table_then_json(tmp_path: Path) -> None:
     assert last_line(other)["results"] != record["results"]
 
 
-def test_the_switches() -> None:
+def test_engine_options() -> None:
     switches = ["--batching", "static", "--static-batch-size", "2", "--kv", "max", "--max-model-len", "128"]
     record = last_line(run(*SMALL, *switches, "--num-kv-blocks", "64", "--kv-arena", "first-fit"))
     engine = record["engine"]
@@ -65,7 +65,7 @@ def test_the_switches() -> None:
     assert record["results"]["itl"] is None
 
 
-def test_the_pool_is_what_the_planner_gives() -> None:
+def test_pool_size_is_that_of_the_planner() -> None:
     engine = last_line(run(*SMALL, "--device", "A100-40GB"))["engine"]
     config = EngineConfig(device="cuda", dtype="float16", max_num_seqs=engine["max_num_seqs"])
     model_config = MODEL_SHAPES["opt-13b"].config
@@ -76,7 +76,7 @@ def test_the_pool_is_what_the_planner_gives() -> None:
     assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"
 
 
-def test_a_model_and_a_trace_of_ones_own(tmp_path: Path) -> None:
+def test_model_and_trace_from_files(tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 128,
@@ -98,8 +98,8 @@ def test_a_model_and_a_trace_of_ones_own(tmp_path: Path) -> None:
     assert "1 requests can never fit" in text
 
 
-def test_steps_as_they_were_recorded(tmp_path: Path) -> None:
-    """A simulated run stands in for a recorded one; simulated again with what was fitted to it, it takes as long."""
+def test_fitted_cost_model_reproduces_the_recorded_time(tmp_path: Path) -> None:
+    """The recorded run is a simulated one here."""
     log = tmp_path / "events.jsonl"
     original = last_line(run(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--event-log", str(log)))
     fitted = run(*SMALL, "--request-rate", "2", "--num-kv-blocks", "300", "--fitted-to", str(log))
@@ -107,7 +107,7 @@ def test_steps_as_they_were_recorded(tmp_path: Path) -> None:
     assert last_line(fitted)["simulated_seconds"] == pytest.approx(original["simulated_seconds"], rel=0.02)
 
 
-def test_a_fit_simulates_the_engine_that_was_recorded(tmp_path: Path) -> None:
+def test_fitted_cost_model_uses_the_recorded_engine(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     run(*SMALL, "--request-rate", "1", "--num-kv-blocks", "70", "--block-size", "8", "--event-log", str(log))
     text = run(*SMALL, "--fitted-to", str(log), "--kv", "max", "--max-model-len", "64")
@@ -120,7 +120,7 @@ def test_a_fit_simulates_the_engine_that_was_recorded(tmp_path: Path) -> None:
     assert (smaller["num_blocks"], smaller["block_size"], smaller["max_model_len"]) == (40, 16, 560)
 
 
-def test_presets() -> None:
+def test_presets_are_listed_and_run() -> None:
     assert "vllm-fig3" in run("--list")
     assert last_line(run("--preset", "vllm-fig3"))["preset"] == "vllm-fig3"
 
@@ -130,12 +130,12 @@ def test_presets() -> None:
     [
         (["--list", "--kv", "max"], "--kv cannot be combined with --list"),
         (["--preset", "vllm-fig3", "--model", "opt-13b"], "--model cannot be combined with --preset"),
-        (["--preset", "vllm-fig3", "--num-prompts", "3"], "num_prompts=3 is not for it"),
+        (["--preset", "vllm-fig3", "--num-prompts", "3"], "num_prompts=3 does not apply"),
         (["--preset", "vllm-fig3", "--list"], "--preset cannot be combined with --list"),
         (["--calibrate", "x", "--device", "H200"], "--device cannot be combined with --calibrate"),
         (["--num-threads", "3"], "--num-threads goes with --calibrate"),
         (["--model", "opt-175b"], "leaves nothing for K and V"),
-        (["--model", "nobody/nothing at all"], "or a shape: opt-13b"),
+        (["--model", "unknown/not a model"], "or a shape: opt-13b"),
         (["--device", "abacus"], "no such device or file"),
         (["--max-model-len", "4096"], "max_model_len=4096 exceeds the model's context of 2048"),
         (["--kv-cache-memory", "1KB"], "holds 0 blocks"),
@@ -144,13 +144,13 @@ def test_presets() -> None:
         (["--event-log", "nowhere/at/all"], "event_log=nowhere/at/all: No such file"),
     ],
 )
-def test_what_cannot_be_done(arguments: list[str], message: str) -> None:
+def test_invalid_options_are_rejected(arguments: list[str], message: str) -> None:
     with pytest.raises(ChairliftError, match=re.escape(message)):
         run(*arguments)
 
 
 def test_calibration(tmp_path: Path) -> None:
-    """Tiny matrices: that something was measured, and that it can be read back and used."""
+    """Calibrates with tiny matrices, reads the device file and simulates with it."""
     path = tmp_path / "cpu.json"
     calibration = calibrate(1, rows=8, shapes=((64, 64),), weight_bytes=1 << 20, depths=(1, 3), num_steps=12, repeats=2)
     calibration.save(path)
@@ -163,7 +163,7 @@ def test_calibration(tmp_path: Path) -> None:
     assert record["engine"]["weight_bytes"] == 4 * 134_479_872
 
 
-def test_tenants_take_turns_in_the_simulation() -> None:
+def test_fair_policy_shares_the_engine_between_tenants() -> None:
     ttfts = {}
     load = ["--num-prompts", "210", "--prompt-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
     for policy in ("fcfs", "fair"):

@@ -1,4 +1,4 @@
-"""The simulated executor against what the events say, and against an executor that really keeps tokens."""
+"""SimExecutor compared with the recorded events, and with an executor that stores tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.events import EventList, Step
-from chairlift.lab.sim.cost_model import StepShape, num_causal_pairs, num_padding_pairs, shape_of
+from chairlift.lab.sim.cost_model import StepShape, num_causal_pairs, num_padding_pairs, recorded_shape
 from chairlift.lab.sim.executor import SimExecutor
 from chairlift.lab.sim.simulator import SimConfig, forced_request, simulate
 from chairlift.lab.workload.request import WorkloadRequest
@@ -24,14 +24,14 @@ from fakes import CheckingExecutor
 
 @settings(max_examples=150, deadline=None)
 @given(workloads(), configs())
-def test_the_running_sums_are_those_of_the_events(workload: list[WorkloadRequest], config: SimConfig) -> None:
+def test_shapes_equal_those_of_the_events(workload: list[WorkloadRequest], config: SimConfig) -> None:
     events, cost = EventList(), ConstantCost()
     simulate(workload, config, cost, events)
-    assert cost.shapes == [shape_of(event) for event in events.events if isinstance(event, Step)]
+    assert cost.shapes == [recorded_shape(event) for event in events.events if isinstance(event, Step)]
 
 
 class Recorder:
-    """Passes everything on, and keeps what was scheduled."""
+    """Forwards all calls to an executor and records the scheduler outputs."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -48,7 +48,7 @@ class Recorder:
 def run_by_steps(
     workload: list[WorkloadRequest], config: SchedulerConfig, executor: Executor, num_blocks: int
 ) -> tuple[list[str], dict[str, list[int]]]:
-    """What was scheduled, and the answers; arrivals count steps, and the last request is aborted in the fifth."""
+    """Returns scheduler outputs and output tokens; arrivals are in steps, and step 5 aborts the last request."""
     manager = make_kv_cache_manager("paged", num_blocks=num_blocks, block_size=4, max_model_len=MAX_MODEL_LEN)
     recorder = Recorder(executor)
     core = EngineCore(make_scheduler(config, manager), recorder, VirtualClock())
@@ -63,15 +63,15 @@ def run_by_steps(
             answers.setdefault(output.request_id, []).extend(output.new_token_ids)
         if number > 100 and not core.has_work:
             return recorder.outputs, answers
-    raise AssertionError("no end")
+    raise AssertionError("the workload does not end")
 
 
 @settings(max_examples=80, deadline=None)
 @given(workloads(), st.integers(1, 6), st.integers(6, 40), st.sampled_from([16, 64]))
-def test_a_replayed_recording_is_scheduled_like_the_original(
+def test_replayed_recording_is_scheduled_like_the_original(
     workload: list[WorkloadRequest], seats: int, budget: int, num_blocks: int
 ) -> None:
-    """The same scheduler outputs, block ids and all: preemptions, prefix hits and an abort included."""
+    """The scheduler outputs are equal, block ids included, with preemptions, prefix hits and an abort."""
     config = SchedulerConfig(MAX_MODEL_LEN, max_num_seqs=seats, max_num_batched_tokens=budget)
     original, answers = run_by_steps(workload, config, CheckingExecutor(4, num_blocks, budget, seats), num_blocks)
     replay = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: answers[request_id][index])
@@ -82,7 +82,7 @@ def new_request(request_id: str, tokens: int, computed: int = 0) -> NewRequest:
     return NewRequest(request_id, [7] * tokens, tokens, computed, [], SamplingParams(), 0, [])
 
 
-def test_shapes_by_hand() -> None:
+def test_shapes_of_known_steps() -> None:
     cost = ConstantCost()
     executor = SimExecutor(cost, VirtualClock())
     executor.submit(SchedulerOutput(0, {"a": 3, "b": 5}, [new_request("a", 3), new_request("b", 9, computed=2)]))
@@ -99,7 +99,7 @@ def test_shapes_by_hand() -> None:
     ]
 
 
-def test_steps_ahead_queue_behind_one_another() -> None:
+def test_steps_ahead_run_one_after_another() -> None:
     clock = VirtualClock()
     executor = SimExecutor(ConstantCost(2.0), clock)
     first = executor.submit(SchedulerOutput(0, {"a": 1}, [new_request("a", 1)]))
@@ -116,6 +116,6 @@ def test_steps_ahead_queue_behind_one_another() -> None:
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_pairs_are_what_queries_see(length: int, count: int) -> None:
+def test_pairs_are_counted_per_query(length: int, count: int) -> None:
     assert num_causal_pairs(length, count) == sum(length + query + 1 for query in range(count))
     assert num_padding_pairs(length, count) == sum(max(0, length - query) for query in range(count))

@@ -1,4 +1,4 @@
-"""Fair sharing in virtual time: what the paper proves of VTC, at every step of random loads."""
+"""Fair queueing in virtual time: the bound that the VTC paper proves, at every step of random loads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sim_workloads import ConstantCost
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.fair_queue import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
-from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -25,22 +25,12 @@ MAX_NUM_SEQS = 6
 TENANTS = "abc"
 
 
-class OneSecondAStep:
-    """A cost model for which all steps are alike."""
-
-    def seconds(self, shape: StepShape) -> float:
-        return 1.0
-
-    def constants(self) -> list[tuple[str, str]]:
-        return []
-
-
 @dataclass(slots=True)
 class ServiceLog:
-    """What every tenant received over its weight, told from the events alone, and how far apart two of them ever got
-    while both had requests in the queue.
+    """Computes the weighted service of every tenant from the events, and the largest difference between two of them.
 
-    A prompt counts when its request is admitted for the first time, an output token when it is sampled.
+    Differences count while both tenants have requests in the queue. A prompt counts when its request is first admitted,
+    an output token when it is sampled.
     """
 
     weights: dict[str, float] = field(default_factory=dict)
@@ -62,10 +52,10 @@ class ServiceLog:
             self.waiting[self.tenant_of[event.request_id]].discard(event.request_id)
         elif isinstance(event, Step):
             self._compare()
-            self._take_in(event)
+            self._add_step(event)
             self._compare()
 
-    def _take_in(self, step: Step) -> None:
+    def _add_step(self, step: Step) -> None:
         self.num_preempted += len(step.preempted)
         for name in step.preempted:
             self.waiting[self.tenant_of[name]].add(name)
@@ -80,7 +70,7 @@ class ServiceLog:
         self.service[tenant] += cost / self.weights.get(tenant, 1.0)
 
     def _compare(self) -> None:
-        """Theorem 4.4 speaks of every interval in which both wait: of the range of the difference."""
+        """Updates the ranges: theorem 4.4 bounds the difference over every interval in which both tenants wait."""
         for pair in combinations(sorted(self.service), 2):
             if not all(self.waiting[tenant] for tenant in pair):
                 self.ranges.pop(pair, None)
@@ -92,7 +82,7 @@ class ServiceLog:
 
 
 def bound(requests: list[WorkloadRequest], weights: dict[str, float]) -> float:
-    """2 * max(w_p * L_input, w_q * M) of theorem 4.4; M is bounded by pool and seats."""
+    """Returns 2 * max(w_p * L_input, w_q * M) of theorem 4.4; pool and seats bound M."""
     longest_prompt = max(len(item.prompt_token_ids) for item in requests)
     longest = max(len(item.prompt_token_ids) + item.output_len for item in requests)
     most_tokens = min(NUM_BLOCKS * BLOCK_SIZE, MAX_NUM_SEQS * longest)
@@ -101,7 +91,7 @@ def bound(requests: list[WorkloadRequest], weights: dict[str, float]) -> float:
 
 
 def load(seed: int, sizes: dict[str, tuple[int, int, int]], gap: float) -> list[WorkloadRequest]:
-    """For each tenant so many requests, with prompts and outputs of so many tokens at most."""
+    """Returns requests of each tenant; `sizes` has their number, maximum prompt length and maximum output length."""
     rng = random.Random(seed)
     requests = []
     for tenant, (count, longest_prompt, longest_output) in sizes.items():
@@ -145,7 +135,7 @@ def run(
     )
     log = ServiceLog(weights or {})
     config = SimConfig(limits, NUM_BLOCKS, BLOCK_SIZE, kv=kv)
-    result = simulate(requests, config, OneSecondAStep(), log if listen is None else Listener(listen))
+    result = simulate(requests, config, ConstantCost(), log if listen is None else Listener(listen))
     assert not result.rejected
     return log
 
@@ -165,7 +155,7 @@ WEIGHTS = st.fixed_dictionaries({}, optional={tenant: st.sampled_from([0.5, 2.0,
     batching=st.sampled_from(["continuous", "static"]),
 )
 @settings(max_examples=120, deadline=None)
-def test_two_who_wait_are_never_further_apart_than_the_published_bound(
+def test_service_of_waiting_tenants_stays_within_the_published_bound(
     seed: int,
     sizes: dict[str, tuple[int, int, int]],
     gap: float,
@@ -178,21 +168,21 @@ def test_two_who_wait_are_never_further_apart_than_the_published_bound(
     assert log.worst <= bound(requests, weights)
 
 
-def test_first_come_first_served_keeps_no_bound() -> None:
+def test_first_come_first_served_exceeds_the_bound() -> None:
     requests = load(3, {"a": (200, 24, 24), "b": (1, 24, 24)}, 0.0)
     requests += [WorkloadRequest(f"late{index}", 0.5, [index] * 9, 9, tenant="b") for index in range(100)]
     assert run(requests, "fcfs").worst > bound(requests, {})
     assert run(requests, "fair").worst <= bound(requests, {})
 
 
-def test_preemption_strikes_and_the_bound_holds() -> None:
+def test_the_bound_holds_with_preemptions() -> None:
     requests = load(5, {"a": (120, 2, 46), "b": (120, 2, 46)}, 0.0)
     log = run(requests)
     assert log.num_preempted > 20
     assert log.worst <= bound(requests, {})
 
 
-def test_a_tenant_of_twice_the_weight_gets_twice_the_service() -> None:
+def test_service_is_proportional_to_the_weight() -> None:
     requests = load(7, {"a": (150, 12, 12), "b": (150, 12, 12)}, 0.0)
     weights = {"a": 2.0}
     log = ServiceLog(weights)

@@ -1,4 +1,4 @@
-"""Sizes of models, limits of devices, and the roofline over both, against arithmetic by hand."""
+"""Shapes of models, limits of devices, and the roofline of both, compared with arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ SHAPES = st.builds(StepShape, *[st.integers(0, 10**6)] * 5)
         ("smollm2-135m", 0.1345, 23_040),
     ],
 )
-def test_published_sizes(name: str, billions: float, kv_bytes: int) -> None:
-    """Weights that a step reads: the published count without the embedding, where that is not tied."""
+def test_shapes_have_the_published_sizes(name: str, billions: float, kv_bytes: int) -> None:
+    """The weights that a step reads are the published number, without an untied embedding."""
     shape = model_shape(name)
     assert shape.weight_bytes / 2e9 == pytest.approx(billions, rel=0.01)
     assert shape.kv_bytes_per_slot == kv_bytes
 
 
-def test_every_shape_was_checked() -> None:
-    (parameters,) = [mark for mark in test_published_sizes.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
+def test_every_shape_is_checked() -> None:
+    (parameters,) = [mark for mark in test_shapes_have_the_published_sizes.pytestmark if mark.name == "parametrize"]  # type: ignore[attr-defined]
     assert {row[0] for row in parameters.args[1]} == set(MODEL_SHAPES)
 
 
-def test_800_kib_a_token_and_15728_slots() -> None:
+def test_opt_13b_has_the_published_kv_size() -> None:
     """Kwon et al., SOSP'23, section 3: 800 KiB a token; 12 GiB hold 15,728."""
     assert model_shape("opt-13b").kv_bytes_per_slot == 800 * 1024
     assert (12 << 30) // model_shape("opt-13b").kv_bytes_per_slot == 15_728
 
 
-def test_a_shape_from_a_file() -> None:
+def test_shape_from_a_config() -> None:
     config = {
         "architectures": ["OPTForCausalLM"], "vocab_size": 50272, "hidden_size": 5120, "ffn_dim": 20480,
         "num_hidden_layers": 40, "num_attention_heads": 40, "max_position_embeddings": 2048, "dtype": "float16",
@@ -86,7 +86,7 @@ def test_a_shape_from_a_file() -> None:
     assert ModelShape.from_config(read, "x", bytes_per_value=4).kv_bytes_per_slot == 2 * 819_200
 
 
-def test_a_step_by_hand() -> None:
+def test_seconds_of_known_steps() -> None:
     """A second of compute is 500 FLOPs, and of memory 100 bytes."""
     cost = Roofline(TINY, PLAIN)
     decode = StepShape(num_tokens=1, num_seqs=1, num_sampled=1, num_context=5, num_pairs=5)
@@ -98,7 +98,7 @@ def test_a_step_by_hand() -> None:
     assert cost.seconds(prefill) == pytest.approx(2 * (40 * 2 * 576 / 500 + 4 * 820 * 8 / 500 + 1) + 3)
 
 
-def test_two_devices_share_the_work_and_exchange() -> None:
+def test_tensor_parallelism_divides_work_and_adds_all_reduces() -> None:
     shape = StepShape(40, 1, 1, 40, 820)
     exchange = 2 * (0.25 + 2 * (1 / 2) * 40 * 8 * 2 / 50)
     layer = (40 * 2 * 576 / 500 + 4 * 820 * 8 / 500) / 2 + 1 + exchange
@@ -109,27 +109,27 @@ def test_two_devices_share_the_work_and_exchange() -> None:
 
 
 @given(SHAPES, st.integers(0, 4), st.integers(0, 10**5))
-def test_more_never_takes_less(shape: StepShape, field: int, more: int) -> None:
+def test_more_work_never_takes_less_time(shape: StepShape, field: int, more: int) -> None:
     larger = shape._replace(**{shape._fields[field]: shape[field] + more})
     for cost in (Roofline(TINY, PLAIN), Roofline(TINY, PLAIN, 2)):
         assert cost.seconds(larger) >= cost.seconds(shape) >= PLAIN.step_overhead
 
 
-def test_what_cannot_be_split() -> None:
+def test_invalid_tensor_parallel_sizes_are_rejected() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size=3 must divide the 4 heads"):
         Roofline(TINY, PLAIN, 3)
     with pytest.raises(ConfigError, match="has no link"):
         Roofline(TINY, replace(PLAIN, link_bandwidth=0.0), 2)
 
 
-def test_the_constants_are_told() -> None:
-    told = dict(Roofline(TINY, PLAIN, 2).constants())
-    assert told["flops_efficiency"] == "0.5"
-    assert told["tensor_parallel_size"] == "2"
-    assert "made up" in told["device"]
+def test_constants_name_device_and_efficiency() -> None:
+    constants = dict(Roofline(TINY, PLAIN, 2).constants())
+    assert constants["flops_efficiency"] == "0.5"
+    assert constants["tensor_parallel_size"] == "2"
+    assert "made up" in constants["device"]
 
 
-def test_devices_by_name_and_file(tmp_path: Path) -> None:
+def test_devices_by_name_and_from_a_file(tmp_path: Path) -> None:
     assert find_device("H200").bandwidth == 4.8e12
     assert DEVICES["A100-40GB"].peak_flops == 312e12
     path = tmp_path / "device.json"
@@ -151,7 +151,7 @@ def test_devices_by_name_and_file(tmp_path: Path) -> None:
         ({"colour": "red"}, "unknown fields colour"),
     ],
 )
-def test_device_files_that_are_wrong(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_wrong_fields_of_device_files_are_rejected(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "device.json"
     path.write_text(json.dumps({**PLAIN.to_dict(), **change}))
     with pytest.raises(ConfigError, match=message):
@@ -161,15 +161,15 @@ def test_device_files_that_are_wrong(tmp_path: Path, change: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("text", "message"), [("[1]", "JSON object"), ("{", "Expecting"), ('{"name": "x"}', "missing")]
 )
-def test_device_files_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_device_files_are_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "device.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         find_device(str(path))
 
 
-def test_names_that_nobody_knows() -> None:
-    with pytest.raises(ConfigError, match="known devices are A100-40GB"):
+def test_unknown_names_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="the devices are A100-40GB"):
         find_device("TPU")
-    with pytest.raises(ConfigError, match="known are opt-13b"):
+    with pytest.raises(ConfigError, match="use one of opt-13b"):
         model_shape("gpt-9")

@@ -1,4 +1,4 @@
-"""Whole runs in virtual time."""
+"""Simulated runs of small workloads."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from chairlift.lab.workload.request_feed import RequestFeed
 
 @settings(max_examples=100, deadline=None)
 @given(workloads(), configs())
-def test_everybody_gets_the_forced_length_or_is_refused(workload: list[WorkloadRequest], config: SimConfig) -> None:
+def test_every_request_has_its_forced_length_or_is_rejected(workload: list[WorkloadRequest], config: SimConfig) -> None:
     events, tally = EventList(), RunTally()
     result = simulate(workload, config, ConstantCost(), events)
     done = {event.request_id: event.num_output_tokens for event in simulated(events, RequestFinished)}
-    refused = {request_id for request_id, _ in result.rejected}
-    assert done == {item.request_id: item.output_len for item in workload if item.request_id not in refused}
-    assert refused == {event.request_id for event in simulated(events, RequestRejected)}
+    rejected = {request_id for request_id, _ in result.rejected}
+    assert done == {item.request_id: item.output_len for item in workload if item.request_id not in rejected}
+    assert rejected == {event.request_id for event in simulated(events, RequestRejected)}
     steps = simulated(events, Step)
     assert (result.num_requests, result.num_steps) == (len(workload), len(steps))
     assert math.isclose(result.seconds, max([0.0, *(step.time for step in steps), *(i.arrival for i in workload)]))
     assert all(step.time - step.scheduled_time == pytest.approx(1.0) for step in steps)
     simulate(workload, config, ConstantCost(), tally)
-    assert tally.result() == summarize(events.events), "the same run again, and nothing kept"
+    assert tally.result() == summarize(events.events), "a tally of the same run has equal metrics"
 
 
-def test_the_clock_jumps_over_idle_time() -> None:
+def test_clock_jumps_over_idle_time() -> None:
     events = EventList()
     result = simulate([request("a", 0.0, 3, 2), request("b", 1e6, 3, 1)], small_config(), ConstantCost(0.5), events)
     assert [(step.scheduled_time, step.time) for step in simulated(events, Step)] == [
@@ -49,17 +49,17 @@ def test_the_clock_jumps_over_idle_time() -> None:
     assert result.steps_per_wall_second > 0
 
 
-def test_an_arrival_during_a_step_counts_from_when_it_was_due() -> None:
+def test_arrival_during_a_step_has_its_due_time() -> None:
     events = EventList()
     simulate([request("a", 0.0, 3, 3), request("b", 0.25, 3, 1)], small_config(), ConstantCost(), events)
     assert [event.time for event in simulated(events, RequestArrived)] == [0.0, 0.25]
     metrics = summarize(events.events)
     assert metrics.ttft is not None
-    assert metrics.ttft.max == 1.75, "it waits for the step that was running, and has its own"
+    assert metrics.ttft.max == 1.75, "it waits for the running step and for its own"
 
 
-def test_a_closed_loop() -> None:
-    """Two places, four requests of three steps each, all there from the start."""
+def test_closed_loop() -> None:
+    """Two seats and four requests of three steps each, all with arrival time 0."""
     events = EventList()
     feed = RequestFeed([request(f"r{i}", 0.0, 2, 3) for i in range(4)], max_concurrency=2)
     result = simulate(feed, small_config(), ConstantCost(), events)
@@ -67,8 +67,8 @@ def test_a_closed_loop() -> None:
     assert result.seconds == 6.0
 
 
-def test_a_conversation_carries_its_history() -> None:
-    """5 + 4 tokens of the first turn, then 3 of its own; two full blocks of the history are still there."""
+def test_conversation_carries_its_history() -> None:
+    """The prompt has 5 + 4 tokens of the first turn and 3 of its own; two full blocks of the history are cached."""
     turns = [
         request("t0", 0.0, 5, 4),
         WorkloadRequest("t1", 10.0, [9, 9, 9], 2, after="t0", carries_history=True),
@@ -80,8 +80,8 @@ def test_a_conversation_carries_its_history() -> None:
     assert second.arrival_time == first.time + 10.0
 
 
-def test_zeros_are_shared_by_equal_prompts_only() -> None:
-    """Both answers are zeros; the prompts differ in their first token, or not at all."""
+def test_outputs_share_blocks_only_after_equal_prompts() -> None:
+    """All outputs are zeros; the prompts differ in their first token or are equal."""
     for first, cached in ((1, 0), (0, 4)):
         events = EventList()
         pair = [request("a", 0.0, 5, 9), request("b", 50.0, 5, 9, first=first)]
@@ -89,7 +89,7 @@ def test_zeros_are_shared_by_equal_prompts_only() -> None:
         assert [event.num_cached_tokens for event in simulated(events, RequestFinished)] == [0, cached]
 
 
-def test_who_can_never_fit_is_refused_and_holds_nobody_up() -> None:
+def test_request_that_can_never_fit_is_rejected_and_blocks_no_other() -> None:
     events = EventList()
     chain = [
         request("big", 0.0, 60, 30),
@@ -102,11 +102,11 @@ def test_who_can_never_fit_is_refused_and_holds_nobody_up() -> None:
     assert {event.request_id for event in simulated(events, RequestFinished)} == {"next", "small"}
 
 
-def test_nothing_to_do() -> None:
+def test_empty_workload() -> None:
     assert simulate([], small_config(), ConstantCost()).num_steps == 0
 
 
-def test_the_first_event_says_what_is_simulated() -> None:
+def test_first_event_describes_the_engine() -> None:
     model = model_shape("opt-13b")
     scheduler = SchedulerConfig(2048, batching="static", static_batch_size=4)
     events = EventList()
@@ -129,12 +129,12 @@ def test_the_first_event_says_what_is_simulated() -> None:
         ({"num_blocks": 0}, "num_kv_blocks must be at least 1"),
     ],
 )
-def test_configurations_that_no_engine_takes(fields: dict[str, object], message: str) -> None:
+def test_invalid_configurations_are_rejected(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SimConfig(**{"scheduler": SchedulerConfig(64), "num_blocks": 16, **fields})  # type: ignore[arg-type]
 
 
-def test_a_pool_that_is_too_small_for_its_policy() -> None:
+def test_too_small_a_pool_is_rejected() -> None:
     with pytest.raises(ConfigError, match="reserves max_model_len=64"):
         simulate([], SimConfig(SchedulerConfig(64), num_blocks=3, kv="max"), ConstantCost())
 

@@ -1,4 +1,4 @@
-"""benchmarks/simulator_speed.py on a few seconds of arrivals: that every way of listening simulates the same."""
+"""benchmarks/simulator_speed.py with a few seconds of arrivals: every event sink gives the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Anyscale workload is theirs, to the token."""
+"""The Anyscale workload equals the published one in every token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_output_lengths_have_the_known_sums(cap: int) -> None:
     assert min(r.output_len for r in workload) == 1
 
 
-def test_the_longest_and_what_running_to_it_costs() -> None:
+def test_static_batches_need_the_published_iterations() -> None:
     lens = [r.output_len for r in throughput_workload(1536)]
     assert max(lens) == 843
     batches = [lens[i : i + STATIC_BATCH_SIZES[1536]] for i in range(0, len(lens), STATIC_BATCH_SIZES[1536])]
@@ -39,7 +39,7 @@ def test_the_longest_and_what_running_to_it_costs() -> None:
     assert sum(map(max, batches)) == 66_942
 
 
-def test_tables_name_each_cap() -> None:
+def test_tables_have_every_cap() -> None:
     assert STATIC_BATCH_SIZES.keys() == TOKEN_BUDGETS.keys() == set(CAPS)
 
 
@@ -66,7 +66,7 @@ def test_latency_workload() -> None:
     assert max(narrow) <= 384
 
 
-def test_bad_numbers() -> None:
+def test_invalid_numbers_are_rejected() -> None:
     with pytest.raises(ConfigError, match="cap must be at least 1, got 0"):
         throughput_workload(0)
     with pytest.raises(ConfigError, match="count must be at least 1, got 0"):
@@ -81,7 +81,7 @@ def draw(text: str, count: int) -> list[int]:
     return parse_lengths(text).sample(np.random.default_rng(0), count)
 
 
-def test_the_output_lengths_as_a_distribution() -> None:
+def test_anyscale_distribution_returns_the_published_lengths() -> None:
     published = [request.output_len for request in throughput_workload(1536)]
     assert draw("anyscale:1536", 1000) == published
     assert draw("anyscale:1536/4", 128) == [math.ceil(length / 4) for length in published[:128]]
@@ -97,14 +97,14 @@ def test_the_output_lengths_as_a_distribution() -> None:
         ("anyscale:32/", "DIVISOR must be an integer, got ''"),
         ("anyscale:32/0", "DIVISOR must be at least 1, got 0"),
         ("anyscale:0", "CAP must be at least 1, got 0"),
-        ("anyscale:32,8..16", "'8..16' is one too many"),
+        ("anyscale:32,8..16", "'8..16' is one argument too many"),
     ],
 )
-def test_a_distribution_that_is_not_one(text: str, problem: str) -> None:
+def test_invalid_distribution_text_is_rejected(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_lengths(text)
 
 
-def test_more_requests_than_were_published() -> None:
-    with pytest.raises(ConfigError, match="has 1000 requests, and 1001 are wanted"):
+def test_more_requests_than_published_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="count must be at most 1000, the published number, got 1001"):
         draw("anyscale:32", 1001)

@@ -1,4 +1,4 @@
-"""Arrival processes: rates, burstiness, and what the options of a load generator mean."""
+"""Arrival processes: rates, burstiness, and the process that the options select."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_rate_and_variation(process: ArrivalProcess, variation: float) -> None:
     assert between.std() / between.mean() == pytest.approx(variation, rel=0.05, abs=1e-9)
 
 
-def test_all_at_once() -> None:
+def test_burst_arrivals() -> None:
     assert BurstArrivals().times(np.random.default_rng(0), 3) == [0.0, 0.0, 0.0]
 
 
@@ -55,13 +55,13 @@ def test_all_at_once() -> None:
     "process", [BurstArrivals(), PoissonArrivals(2.0), GammaArrivals(2.0, 3.0), ConstantArrivals(2.0)]
 )
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_any_count_and_the_same_again(process: ArrivalProcess, count: int) -> None:
+def test_times_depend_on_the_seed_only(process: ArrivalProcess, count: int) -> None:
     times = process.times(np.random.default_rng(3), count)
     assert len(times) == count
     assert times == process.times(np.random.default_rng(3), count)
 
 
-def test_options() -> None:
+def test_options_select_the_process() -> None:
     assert arrival_process() == BurstArrivals()
     assert arrival_process(math.inf) == BurstArrivals()
     assert arrival_process(2.0) == PoissonArrivals(2.0)
@@ -75,10 +75,10 @@ def test_options() -> None:
         (0.0, 1.0, "request_rate must be a positive number, got 0.0"),
         (math.nan, 1.0, "request_rate must be a positive number, got nan"),
         (1.0, -1.0, "burstiness must be a positive number, got -1.0"),
-        (None, 2.0, "burstiness=2 .* give a request_rate"),
+        (None, 2.0, "burstiness=2 .* set a request_rate"),
     ],
 )
-def test_bad_options(rate: float | None, burstiness: float, problem: str) -> None:
+def test_invalid_options_are_rejected(rate: float | None, burstiness: float, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         arrival_process(rate, burstiness)
 

@@ -1,4 +1,4 @@
-"""Lengths out of histograms: the published ones, a user's own, and pairs that fit a model."""
+"""Lengths from histograms: the published ones, those of a file, and pairs within a limit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_means_of_the_published_histograms(name: str, printed_mean: float) -> No
     assert np.mean(lengths) == pytest.approx(printed_mean, rel=0.02)
 
 
-def test_share_of_a_bin() -> None:
+def test_share_of_a_bin_is_its_count() -> None:
     histogram = HistogramLengths.load("sharegpt-output")
     lengths = np.array(histogram.sample(rng(), 50_000))
     width = (histogram.end - histogram.start) / len(histogram.counts)
@@ -51,7 +51,7 @@ def test_share_of_a_bin() -> None:
     st.integers(1, 100),
     st.integers(0, 99),
 )
-def test_only_bins_that_have_a_count(counts: list[int], start: int, width: int, seed: int) -> None:
+def test_empty_bins_are_never_drawn(counts: list[int], start: int, width: int, seed: int) -> None:
     histogram = HistogramLengths("own-input", start, start + width * len(counts), tuple(counts))
     for length in histogram.sample(rng(seed), 20):
         assert length >= 1
@@ -59,7 +59,7 @@ def test_only_bins_that_have_a_count(counts: list[int], start: int, width: int, 
         assert any(counts[low : high + 1])
 
 
-def test_text_with_a_range() -> None:
+def test_text_may_have_a_range() -> None:
     histogram = parse_lengths("hist:alpaca-output,8..64,reject")
     assert histogram == HistogramLengths.load("alpaca-output", LengthRange(8, 64, reject=True))
     assert str(histogram) == "hist:alpaca-output,8..64,reject"
@@ -75,7 +75,7 @@ def write(folder: Path, content: Any) -> str:
     return str(path)
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_histogram_of_a_file(tmp_path: Path) -> None:
     name = write(tmp_path, {"source": "mine", "input": {"lo": 10, "hi": 30, "bins": 2, "counts": [0, 3]}})
     assert load_histogram(f"{name}-input") == (10.0, 30.0, (0, 3))
     lengths = parse_lengths(f"hist:{name}-input").sample(rng(), 500)
@@ -85,8 +85,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("{", r"not an object whose 'input' holds lo, hi, bins and counts"),
-        ({"output": {}}, r"not an object whose 'input'"),
+        ("{", r"'input' must be an object with lo, hi, bins and counts"),
+        ({"output": {}}, r"'input' must be an object"),
         ({"input": {"lo": 1, "hi": 9}}, r"KeyError\('counts'\)"),
         ({"input": {"lo": 9, "hi": 9, "counts": [1]}}, r"0 <= lo < hi, got 9 and 9"),
         ({"input": {"lo": 1, "hi": 9, "counts": [1, -2]}}, r"input.counts must be integers >= 0, got -2"),
@@ -94,7 +94,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ({"input": {"lo": 1, "hi": 9, "bins": 3, "counts": [1, 2]}}, r"input.bins is 3, but there are 2 counts"),
     ],
 )
-def test_files_that_are_no_histogram(tmp_path: Path, content: Any, problem: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, content: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         load_histogram(write(tmp_path, content) + "-input")
 
@@ -104,17 +104,17 @@ def test_files_that_are_no_histogram(tmp_path: Path, content: Any, problem: str)
     [
         ("hist:sharegpt", "NAME-input or NAME-output, got 'sharegpt'"),
         ("hist:-input", "NAME-input or NAME-output, got '-input'"),
-        ("hist:nowhere.json-input", r"nowhere.json: cannot be read .* known by name are alpaca and sharegpt"),
+        ("hist:nowhere.json-input", r"nowhere.json: cannot be read .* NAME is alpaca or sharegpt"),
         ("hist", "NAME is missing"),
-        ("hist:sharegpt-input,9", "'9' is one too many"),
+        ("hist:sharegpt-input,9", "'9' is one argument too many"),
     ],
 )
-def test_texts_that_name_no_histogram(text: str, problem: str) -> None:
+def test_unknown_names_are_rejected(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_lengths(text)
 
 
-def test_pairs_fit_and_are_otherwise_independent() -> None:
+def test_pairs_fit_and_are_independent() -> None:
     prompt, output = parse_lengths("hist:sharegpt-input"), parse_lengths("hist:sharegpt-output")
     pairs = paired_lengths(prompt, output, 2048, rng(), 20_000)
     assert len(pairs) == 20_000
@@ -130,6 +130,6 @@ def test_pairs_within_any_limit(limit: int, count: int) -> None:
     assert all(sum(pair) <= limit for pair in pairs)
 
 
-def test_pairs_that_never_fit() -> None:
+def test_pairs_that_never_fit_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"0 of 100000 pairs of fixed:5 prompt and fixed:6 output tokens fit into 10"):
         paired_lengths(FixedLength(5), FixedLength(6), 10, rng(), 1)

@@ -1,4 +1,4 @@
-"""Length distributions: bounds, moments, and the text they are written in."""
+"""Length distributions: bounds, moments, and their text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def distributions() -> st.SearchStrategy[LengthDistribution]:
 
 
 @given(distributions())
-def test_the_text_of_a_distribution_parses_to_the_same(distribution: LengthDistribution) -> None:
+def test_text_of_a_distribution_parses_to_an_equal_one(distribution: LengthDistribution) -> None:
     assert parse_lengths(str(distribution)) == distribution
 
 
@@ -64,7 +64,7 @@ def test_samples_are_seeded_integers_within_bounds(distribution: LengthDistribut
     assert distribution.sample(np.random.default_rng(seed), count) == lengths
 
 
-def test_known_texts() -> None:
+def test_texts_of_all_distributions() -> None:
     assert parse_lengths("fixed:128") == FixedLength(128)
     assert parse_lengths(" uniform: 32..512 ") == UniformLengths(32, 512)
     assert parse_lengths("lognormal:96,1.0,16..512") == LogNormalLengths(96, 1.0, LengthRange(16, 512))
@@ -73,7 +73,7 @@ def test_known_texts() -> None:
     assert parse_lengths("exp:128") == ExponentialLengths(128)
 
 
-def test_fixed_and_uniform() -> None:
+def test_fixed_and_uniform_lengths() -> None:
     assert draw("fixed:7", 3) == [7, 7, 7]
     lengths = draw("uniform:3..6")
     assert set(lengths) == {3, 4, 5, 6}
@@ -86,29 +86,29 @@ def test_lognormal_has_its_median_and_sigma() -> None:
     assert np.std(np.log(lengths)) == pytest.approx(0.5, rel=0.02)
 
 
-def test_exponential_moved_to_the_bounds() -> None:
+def test_exponential_is_clipped_to_the_bounds() -> None:
     lengths = draw("exp:96,8..384")
     expected = 8 + 96 * (math.exp(-8 / 96) - math.exp(-384 / 96))
     assert np.mean(lengths) == pytest.approx(expected, rel=0.02)
     assert lengths.count(384) == pytest.approx(MANY * math.exp(-384 / 96), rel=0.1)
 
 
-def test_exponential_drawn_again() -> None:
+def test_exponential_is_drawn_again_with_reject() -> None:
     lengths = draw("exp:128,1..32,reject")
     expected = stats.truncexpon(b=32 / 128, loc=0.5, scale=128).mean()
     assert np.mean(lengths) == pytest.approx(expected, rel=0.02)
     assert lengths.count(32) < MANY / 16
 
 
-def test_a_range_out_of_reach_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"0 of 100000 draws fell into 100000\.\.100001.*leave out `reject`"):
+def test_unreachable_range_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"0 of 100000 draws fell into 100000\.\.100001.*omit `reject`"):
         draw("exp:2,100000..100001,reject", 1)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("normal:96", r"unknown distribution 'normal'; known are fixed:LENGTH, uniform"),
+        ("normal:96", r"unknown distribution 'normal'; use one of fixed:LENGTH, uniform"),
         ("", r"unknown distribution ''"),
         ("fixed", r"LENGTH is missing; write fixed:LENGTH"),
         ("fixed:1.5", r"LENGTH must be an integer, got '1.5'"),
@@ -120,10 +120,10 @@ def test_a_range_out_of_reach_is_an_error() -> None:
         ("lognormal:96,-1", r"sigma must be in 0\.\.10, got -1"),
         ("exp:nan", r"mean must be in .*, got nan"),
         ("exp:x,1..2", r"MEAN must be a number, got 'x'"),
-        ("exp:96,8..384,redraw", r"'redraw' is one too many"),
+        ("exp:96,8..384,redraw", r"'redraw' is one argument too many"),
         ("exp:96,8..", r"HIGH must be an integer, got ''"),
     ],
 )
-def test_a_bad_text_is_refused_with_what_would_work(text: str, problem: str) -> None:
+def test_invalid_text_is_rejected_with_the_syntax(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_lengths(text)

@@ -1,4 +1,4 @@
-"""Prompts with a beginning in common: how many, how often, and what a conversation says again."""
+"""Workloads with shared prefixes, and conversations that carry their history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prefixed(**changes: Any) -> list[WorkloadRequest]:
 
 
 def uses(workload: list[WorkloadRequest]) -> list[int]:
-    """How often each prefix occurs, most often first."""
+    """Returns the number of uses of each prefix, in descending order."""
     return [n for _, n in Counter(tuple(r.prompt_token_ids[:20]) for r in workload).most_common()]
 
 
@@ -48,13 +48,13 @@ def test_prefixes_are_shared_and_suffixes_are_not() -> None:
     assert workload != prefixed(seed=2)
 
 
-def test_zipf_prefers_the_first() -> None:
+def test_zipf_prefers_the_first_prefix() -> None:
     counts = uses(prefixed(count=4000, zipf=1.0))
     shares = 1 / np.arange(1, 5) / sum(1 / np.arange(1, 5))
     assert np.array(counts) / 4000 == pytest.approx(shares, rel=0.15)
 
 
-def talks(**changes: Any) -> list[WorkloadRequest]:
+def make_conversations(**changes: Any) -> list[WorkloadRequest]:
     arguments: dict[str, Any] = {
         "seed": 1,
         "count": 30,
@@ -67,8 +67,8 @@ def talks(**changes: Any) -> list[WorkloadRequest]:
     return conversations(**{**arguments, **changes})
 
 
-def test_turns_follow_each_other() -> None:
-    workload = talks(think_time=ThinkTime(5.0, math.inf))
+def test_each_turn_follows_the_one_before() -> None:
+    workload = make_conversations(think_time=ThinkTime(5.0, math.inf))
     first = [r for r in workload if r.after is None]
     later = [r for r in workload if r.after is not None]
     assert [r.arrival for r in first] == [i / 2 for i in range(30)]
@@ -78,8 +78,8 @@ def test_turns_follow_each_other() -> None:
     assert len({r.request_id for r in workload}) == len(workload)
 
 
-def test_a_conversation_played() -> None:
-    workload = talks(count=1, turns=FixedLength(3), system_prompt_len=7, arrivals=BurstArrivals())
+def test_prompts_carry_the_history_when_released() -> None:
+    workload = make_conversations(count=1, turns=FixedLength(3), system_prompt_len=7, arrivals=BurstArrivals())
     lens = full_prompt_lens(workload)
     feed = RequestFeed(workload)
     spoken: list[int] = []
@@ -93,10 +93,10 @@ def test_a_conversation_played() -> None:
     assert feed.is_exhausted
 
 
-def test_the_system_prompt_is_the_same_for_all() -> None:
-    workload = talks(system_prompt_len=8)
+def test_system_prompt_is_shared_by_all_conversations() -> None:
+    workload = make_conversations(system_prompt_len=8)
     assert len({tuple(r.prompt_token_ids[:8]) for r in workload if r.after is None}) == 1
-    assert len({tuple(r.prompt_token_ids[:8]) for r in talks() if r.after is None}) > 20
+    assert len({tuple(r.prompt_token_ids[:8]) for r in make_conversations() if r.after is None}) > 20
 
 
 @pytest.mark.parametrize(("shape", "variation"), [(1.0, 1.0), (4.0, 0.5), (math.inf, 0.0)])
@@ -106,7 +106,7 @@ def test_think_times(shape: float, variation: float) -> None:
     assert times.std() / times.mean() == pytest.approx(variation, rel=0.05)
 
 
-def test_no_think_time() -> None:
+def test_zero_think_time() -> None:
     assert ThinkTime().sample(np.random.default_rng(0), 2) == [0.0, 0.0]
 
 
@@ -118,14 +118,14 @@ def test_no_think_time() -> None:
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
-def test_bad_numbers(changes: dict[str, Any], problem: str) -> None:
+def test_invalid_numbers_are_rejected(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         prefixed(**changes)
 
 
-def test_bad_conversations() -> None:
+def test_invalid_conversations_are_rejected() -> None:
     with pytest.raises(ConfigError, match="system_prompt_len must be at least 0, got -1"):
-        talks(system_prompt_len=-1)
+        make_conversations(system_prompt_len=-1)
     with pytest.raises(ConfigError, match="mean must be a number of seconds >= 0, got -1"):
         ThinkTime(-1)
     with pytest.raises(ConfigError, match="shape must be positive, got 0"):

@@ -1,4 +1,4 @@
-"""The feed: nothing early, nothing twice, nothing forgotten, and the time at which each was due."""
+"""RequestFeed releases every request once, at the time at which it is due."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_open_loop_in_arrival_order_with_the_intended_times() -> None:
     assert feed.num_unfinished == 3
 
 
-def test_closed_loop_arrives_when_a_place_became_free() -> None:
+def test_closed_loop_arrives_when_a_seat_becomes_free() -> None:
     feed = RequestFeed([request(name) for name in "abcd"], max_concurrency=2)
     assert ids(feed.pop_due(0.0)) == ["a", "b"]
     assert feed.next_time() is None
@@ -48,7 +48,7 @@ def test_closed_loop_arrives_when_a_place_became_free() -> None:
     assert feed.is_exhausted
 
 
-def test_a_place_does_not_make_a_request_earlier() -> None:
+def test_free_seat_does_not_make_a_request_earlier() -> None:
     feed = RequestFeed([request("a"), request("b", 9.0)], max_concurrency=1)
     feed.pop_due(0.0)
     feed.finish("a", [], 1.0)
@@ -57,7 +57,7 @@ def test_a_place_does_not_make_a_request_earlier() -> None:
     assert feed.pop_due(9.5)[0].arrival == 9.0
 
 
-def test_a_conversation_carries_its_history() -> None:
+def test_conversation_carries_its_history() -> None:
     feed = RequestFeed(
         [
             request("t1", 1.0, prompt_token_ids=b"\x05\x06", max_tokens=8, priority=3),
@@ -81,7 +81,7 @@ def test_a_conversation_carries_its_history() -> None:
     assert feed.is_exhausted
 
 
-def test_lengths_with_histories() -> None:
+def test_full_prompt_lens_include_histories() -> None:
     conversation = [
         request("t3", after="t2", carries_history=True, prompt_token_ids=[1, 2, 3]),
         request("t1", prompt_token_ids=[1] * 10),
@@ -106,7 +106,7 @@ def workloads(draw: st.DrawFn) -> list[WorkloadRequest]:
 
 
 @given(workloads(), st.none() | st.integers(1, 3), st.lists(st.integers(0, 5), min_size=12, max_size=12))
-def test_a_driver_that_looks_on_time_sees_each_request_once_and_exactly_when_due(
+def test_each_request_is_released_once_and_exactly_when_due(
     workload: list[WorkloadRequest], limit: int | None, durations: list[int]
 ) -> None:
     feed = RequestFeed(workload, limit)
@@ -142,7 +142,7 @@ def test_a_driver_that_looks_on_time_sees_each_request_once_and_exactly_when_due
 
 
 @given(workloads(), st.integers(1, 3))
-def test_no_place_stays_empty_while_a_request_is_ready(workload: list[WorkloadRequest], limit: int) -> None:
+def test_no_seat_is_free_while_a_request_is_ready(workload: list[WorkloadRequest], limit: int) -> None:
     feed = RequestFeed(workload, limit)
     now = 0.0
     while not feed.is_exhausted:
@@ -159,16 +159,16 @@ def test_no_place_stays_empty_while_a_request_is_ready(workload: list[WorkloadRe
     [
         ([request("a"), request("b"), request("a")], "request id 'a' occurs more than once"),
         ([request("a", after="z")], "request 'a': `after` names no request: 'z'"),
-        ([request("a"), request("b", after="c"), request("c", after="b")], "'[bc]' can never arrive: .* circle"),
+        ([request("a"), request("b", after="c"), request("c", after="b")], "'[bc]' can never arrive: .* cycle"),
         ([request("a", after="a")], "'a' can never arrive"),
     ],
 )
-def test_workloads_that_cannot_be_played(workload: list[WorkloadRequest], problem: str) -> None:
+def test_inconsistent_workloads_are_rejected(workload: list[WorkloadRequest], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         RequestFeed(workload)
 
 
-def test_a_concurrency_limit_is_at_least_one() -> None:
+def test_max_concurrency_must_be_positive() -> None:
     with pytest.raises(ConfigError, match=r"max_concurrency must be at least 1, .* got 0"):
         RequestFeed([request("a")], 0)
 
@@ -184,11 +184,11 @@ def test_a_concurrency_limit_is_at_least_one() -> None:
         ({"prompt_token_ids": []}, "prompt_token_ids must hold at least one token"),
     ],
 )
-def test_requests_that_make_no_sense(changes: dict[str, Any], problem: str) -> None:
+def test_invalid_requests_are_rejected(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=f"workload request 'a': {problem}"):
         request("a", **changes)
 
 
-def test_what_is_asked_for_at_most() -> None:
+def test_max_output_len_is_the_declared_limit() -> None:
     assert request("a").max_output_len == 2
     assert request("a", max_tokens=9).max_output_len == 9

@@ -1,4 +1,4 @@
-"""Synthetic workloads: decided by the seed, one stream a thing."""
+"""Synthetic workloads: reproducible from the seed, with separate random streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompts(workload: list[WorkloadRequest]) -> list[list[int]]:
     return [request.prompt_token_ids for request in workload]
 
 
-def test_shape() -> None:
+def test_requests_have_the_drawn_lengths() -> None:
     workload = make()
     assert len({request.request_id for request in workload}) == 40
     assert all(4 <= len(request.prompt_token_ids) <= 30 and request.output_len >= 1 for request in workload)
@@ -37,12 +37,12 @@ def test_shape() -> None:
     assert [request.arrival for request in workload] == sorted(request.arrival for request in workload)
 
 
-def test_the_seed_decides() -> None:
+def test_requests_depend_on_the_seed_only() -> None:
     assert make() == make()
     assert prompts(make()) != prompts(make(seed=6))
 
 
-def test_changing_one_distribution_leaves_the_rest() -> None:
+def test_changing_one_distribution_keeps_the_other_draws() -> None:
     assert prompts(make(output=FixedLength(3), arrivals=BurstArrivals())) == prompts(make())
     shorter = make(prompt=FixedLength(2))
     assert [(r.arrival, r.output_len) for r in shorter] == [(r.arrival, r.output_len) for r in make()]
@@ -58,12 +58,12 @@ def test_another_round_has_other_tokens_and_the_same_lengths() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("count", 0), ("vocab_size", 0), ("seed", -1)])
-def test_bad_numbers(name: str, value: int) -> None:
+def test_invalid_numbers_are_rejected(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be at least .*, got {value}"):
         make(**{name: value})
 
 
-def test_what_users_ask_for_is_never_less_than_what_comes() -> None:
+def test_max_tokens_is_at_least_the_output_length() -> None:
     workload = make(max_tokens=UniformLengths(10, 40))
     assert [r.output_len for r in workload] == [r.output_len for r in make()]
     limits = [r.max_output_len for r in workload]
@@ -72,7 +72,7 @@ def test_what_users_ask_for_is_never_less_than_what_comes() -> None:
     assert {r.max_tokens for r in make()} == {None}
 
 
-def test_pairs_fit_the_model() -> None:
+def test_pairs_fit_max_model_len() -> None:
     workload = make(count=300, max_model_len=35)
     assert max(len(r.prompt_token_ids) + r.output_len for r in workload) <= 35
     assert max(len(r.prompt_token_ids) + r.output_len for r in make(count=300)) > 35

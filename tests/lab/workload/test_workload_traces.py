@@ -1,4 +1,4 @@
-"""Readers of traces: what each format says, what is skipped, and which line is to blame."""
+"""Readers of traces: the requests of each format, skipped requests, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ MOONCAKE = """{"timestamp": 27482, "input_length": 1300, "output_length": 52, "h
 
 
 def words(text: str) -> list[int]:
-    """A tokenizer: one token a word, its length."""
+    """Tokenizes a text into one token for each word, the length of the word."""
     return [len(word) for word in text.split()]
 
 
-def said(number: int) -> str:
+def text_of(number: int) -> str:
     return " ".join(["word"] * number)
 
 
 def conversation(*turns: tuple[str, int]) -> dict[str, Any]:
-    return {"id": "x", "conversations": [{"from": who, "value": said(number)} for who, number in turns]}
+    return {"id": "x", "conversations": [{"from": role, "value": text_of(number)} for role, number in turns]}
 
 
 SHAREGPT = [
@@ -81,8 +81,8 @@ def test_azure(tmp_path: Path) -> None:
     assert [r.request_id for r in trace.requests] == ["azure-0", "azure-3", "azure-1"]
 
 
-def test_azure_with_a_zone_and_fewer_digits(tmp_path: Path) -> None:
-    """As the traces of 2024 write it."""
+def test_azure_accepts_time_zones_and_fewer_digits(tmp_path: Path) -> None:
+    """The format of the traces of 2024."""
     text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01,2,5\n"
     assert lens(load(tmp_path, text)) == [(0.0, 2162, 5), (0.99007, 2, 5)]
 
@@ -94,7 +94,7 @@ def test_burstgpt(tmp_path: Path) -> None:
     assert trace.num_skipped == 1
 
 
-def test_mooncake_shares_what_has_the_same_ids(tmp_path: Path) -> None:
+def test_mooncake_prompts_share_blocks_with_equal_ids(tmp_path: Path) -> None:
     trace = load(tmp_path, MOONCAKE)
     assert trace.format == "mooncake"
     assert lens(trace) == [(0.0, 1300, 52), (0.0, 1100, 26), (3.053, 700, 1), (3.118, 700, 9)]
@@ -107,7 +107,7 @@ def test_mooncake_shares_what_has_the_same_ids(tmp_path: Path) -> None:
     assert d[512:528] != a[512:528]
 
 
-def test_mooncake_with_blocks_of_another_size(tmp_path: Path) -> None:
+def test_mooncake_accepts_another_block_size(tmp_path: Path) -> None:
     line = json.dumps({"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]})
     assert lens(load(tmp_path, line, hash_block_size=16)) == [(0.0, 40, 5)]
     with pytest.raises(ConfigError, match=r"line 1: hash_ids has 3 blocks of 512 tokens for an input_length of 40"):
@@ -141,22 +141,22 @@ def test_sharegpt_all_turns(tmp_path: Path) -> None:
 
 
 def test_custom(tmp_path: Path) -> None:
-    lines = [{"prompt": said(3), "output_tokens": 7}, {"prompt": said(2)}, {"prompt": "", "output_tokens": 3}]
+    lines = [{"prompt": text_of(3), "output_tokens": 7}, {"prompt": text_of(2)}, {"prompt": "", "output_tokens": 3}]
     text = "\n".join(map(json.dumps, lines))
     trace = load(tmp_path, text, tokenize=words, output_len=5)
     assert trace.format == "custom"
     assert lens(trace) == [(0.0, 3, 7), (0.0, 2, 5)]
     assert trace.num_skipped == 1
-    with pytest.raises(ConfigError, match="line 2: output_tokens is missing: write it, or give an output_len for all"):
+    with pytest.raises(ConfigError, match="line 2: output_tokens is missing: add it, or set output_len"):
         load(tmp_path, text, tokenize=words)
 
 
-def own(*lines: dict[str, Any]) -> str:
+def rows(*lines: dict[str, Any]) -> str:
     return "\n".join(json.dumps({"arrival": 0, "prompt_len": 3, "output_len": 2} | line) for line in lines)
 
 
-def test_our_own(tmp_path: Path) -> None:
-    text = own(
+def test_chairlift_format(tmp_path: Path) -> None:
+    text = rows(
         {"arrival": 3.5, "request_id": "b", "max_tokens": 9, "priority": -1},
         {"arrival": 1.25, "request_id": "a", "prompt_len": None, "prompt_token_ids": [700, 3], "e2e_latency": 1.0},
         {"arrival": 0.5, "request_id": "c", "after": "a", "carries_history": True},
@@ -169,8 +169,8 @@ def test_our_own(tmp_path: Path) -> None:
     assert (b.arrival, b.max_tokens, b.priority, len(b.prompt_token_ids)) == (2.25, 9, -1, 3)
 
 
-def test_our_own_shares_hashed_blocks(tmp_path: Path) -> None:
-    text = own(
+def test_chairlift_format_shares_hashed_blocks(tmp_path: Path) -> None:
+    text = rows(
         {"prompt_len": 40, "prompt_hashes": ["x", "y"]},
         {"prompt_len": 40, "prompt_hashes": ["x", "y"]},
         {"prompt_len": 32, "prompt_hashes": ["x", "z"]},
@@ -189,15 +189,15 @@ LINES = {
     "burstgpt": BURSTGPT,
     "mooncake": MOONCAKE,
     "sharegpt": json.dumps(SHAREGPT),
-    "custom": json.dumps({"prompt": said(3), "output_tokens": 7})
+    "custom": json.dumps({"prompt": text_of(3), "output_tokens": 7})
     + "\n"
     + json.dumps({"prompt": "a", "output_tokens": 1}),
-    "chairlift": own({}, {}),
+    "chairlift": rows({}, {}),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_recognized_limited_and_kept_in_the_vocabulary(tmp_path: Path, name: str) -> None:
+def test_every_format_is_detected_limited_and_within_the_vocabulary(tmp_path: Path, name: str) -> None:
     trace = load(tmp_path, "\ufeff" + LINES[name], tokenize=words, vocab_size=10)
     assert trace.format == name
     assert load(tmp_path, LINES[name], name, tokenize=words, vocab_size=10) == trace
@@ -205,25 +205,25 @@ def test_every_format_is_recognized_limited_and_kept_in_the_vocabulary(tmp_path:
     assert max(max(r.prompt_token_ids) for r in trace.requests) < 10
 
 
-def test_a_limit_keeps_no_one_whose_predecessor_is_behind_it(tmp_path: Path) -> None:
-    text = own(
+def test_limit_drops_requests_without_their_predecessor(tmp_path: Path) -> None:
+    text = rows(
         {"request_id": "a"}, {"request_id": "c", "after": "b"}, {"request_id": "d", "after": "c"}, {"request_id": "b"}
     )
     assert [r.request_id for r in load(tmp_path, text, limit=3).requests] == ["a"]
     assert [r.request_id for r in load(tmp_path, text).requests] == ["a", "b", "c", "d"]
 
 
-def test_what_was_skipped_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_number_of_skipped_requests_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "trace"
     path.write_text(AZURE)
     with caplog.at_level(logging.WARNING, "chairlift"):
         assert len(read_trace(path)) == 3
-    assert "2 of 5 requests skipped" in caplog.text
+    assert "skipped 2 of 5 requests" in caplog.text
 
 
-def test_a_long_trace_is_small_and_no_two_requests_begin_alike(tmp_path: Path) -> None:
-    rows = [f"{i},GPT-4,{500 + i % 1000},5,0,API log" for i in range(3000)]
-    trace = load(tmp_path, "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "\n".join(rows))
+def test_long_trace_has_compact_and_distinct_prompts(tmp_path: Path) -> None:
+    lines = [f"{i},GPT-4,{500 + i % 1000},5,0,API log" for i in range(3000)]
+    trace = load(tmp_path, "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "\n".join(lines))
     assert all(type(r.prompt_token_ids) is bytes for r in trace.requests)
     assert len({bytes(r.prompt_token_ids[:16]) for r in trace.requests}) == 3000
 
@@ -241,8 +241,8 @@ def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", r"trace: not a trace in a known format \(azure, burstgpt, .*it begins with ''"),
-        ("a,b\n1,2", r"it begins with 'a,b'"),
+        ("", r"trace: not a trace in a known format \(azure, burstgpt, .*it starts with ''"),
+        ("a,b\n1,2", r"it starts with 'a,b'"),
         ('{"x": 1}', r"not a trace in a known format"),
         ('{"x": 1', r"the first line is not a JSON object"),
         (AZURE.replace("396", "many"), r"trace: line 3: ContextTokens must be an integer, got 'many'"),
@@ -250,51 +250,69 @@ def test_synthetic_tokens(key: str, other: str, count: int, vocab_size: int) -> 
         (AZURE.replace("396,109", "396"), r"line 3: GeneratedTokens is missing"),
         (
             AZURE.replace("2023-11-16 18:15:47", "noon"),
-            r"line 5: TIMESTAMP must be a date and time, .* got 'noon.0000000'",
+            r"line 5: TIMESTAMP must be a date and time such as .* got 'noon.0000000'",
         ),
         (AZURE.replace("2023", "1923"), r"line 2: TIMESTAMP must not be before 1970"),
         (BURSTGPT.replace("45.5", "nan"), r"line 3: Timestamp must be a number >= 0, got nan"),
         (BURSTGPT.replace("45.5", "x"), r"line 3: Timestamp must be a number, got 'x'"),
         (
             "Timestamp,Request tokens,Response tokens\n",
-            r"no request that can be served \(0 skipped\), read as burstgpt",
+            r"no request can be served \(0 skipped\) when read as burstgpt",
         ),
         (MOONCAKE.replace("1100", '"1100"'), r"line 2: input_length must be an integer >= 0, got '1100'"),
         (MOONCAKE.replace("[46, 47, 2354]", '["46"]'), r"line 2: hash_ids must be a list of int"),
-        (MOONCAKE + "nonsense", r"line 7: not JSON"),
+        (MOONCAKE + "nonsense", r"line 7: not valid JSON"),
         (MOONCAKE + "[]", r"line 7: must be a JSON object, got \[\]"),
-        ("[", r"trace: line 1: not JSON"),
+        ("[", r"trace: line 1: not valid JSON"),
         ("[1]", r"entry 0: must be an object with `conversations`, got 1"),
         ('[{"id": 1}]', r"entry 0: conversations is missing"),
         ('[{"conversations": [{"from": "human"}]}]', r"entry 0: conversations\[0\]: value is missing"),
         ('{"prompt": 3, "output_tokens": 1}', r"line 1: prompt must be a string, got 3"),
-        (own({}, {"max_token": 3}), r"line 2: max_token is not a field of this format; its fields are after, arrival"),
-        (own({}, {"output_len": 0}), r"line 2: output_len must be an integer >= 1, got 0"),
-        (own({"max_tokens": 1}), r"line 1: workload request 'chairlift-0': max_tokens must be at least output_len=2"),
-        (own({"prompt_len": None}), r"line 1: prompt_len or prompt_token_ids must be there, and not both"),
-        (own({"prompt_token_ids": [1]}), r"line 1: prompt_len or prompt_token_ids must be there, and not both"),
-        (own({"prompt_len": 0}), r"line 1: workload request .* at least one token"),
-        (own({"prompt_len": None, "prompt_token_ids": [-1]}), r"prompt_token_ids must not be negative, got -1"),
-        (own({"prompt_hashes": ["a"]}), r"prompt_hashes must have one for each full block of 16 tokens: 0, got 1"),
-        (own({"hash_block_size": 4}), r"hash_block_size is there without prompt_hashes"),
-        (own({"carries_history": 1}), r"carries_history must be true or false, got 1"),
-        (own({"priority": 1.5}), r"priority must be an integer, got 1.5"),
-        (own({"after": "z"}, {}), r"trace: workload request 'chairlift-0': `after` names no request: 'z'"),
-        (own({"request_id": "a"}, {"request_id": "a"}), r"request id 'a' occurs more than once"),
-        (own({"after": "chairlift-0"}), r"trace: .* 'chairlift-0' can never arrive: its `after` leads in a circle"),
+        (
+            rows({}, {"max_token": 3}),
+            r"line 2: max_token is not a field of this format; its fields are after, arrival",
+        ),
+        (rows({}, {"output_len": 0}), r"line 2: output_len must be an integer >= 1, got 0"),
+        (
+            rows({"max_tokens": 1}),
+            r"line 1: workload request 'chairlift-0': max_tokens must be at least output_len=2",
+        ),
+        (rows({"prompt_len": None}), r"line 1: prompt_len or prompt_token_ids must be given, and not both"),
+        (
+            rows({"prompt_token_ids": [1]}),
+            r"line 1: prompt_len or prompt_token_ids must be given, and not both",
+        ),
+        (rows({"prompt_len": 0}), r"line 1: workload request .* at least one token"),
+        (
+            rows({"prompt_len": None, "prompt_token_ids": [-1]}),
+            r"prompt_token_ids must not be negative, got -1",
+        ),
+        (
+            rows({"prompt_hashes": ["a"]}),
+            r"prompt_hashes must have one item for each full block of 16 tokens: 0, got 1",
+        ),
+        (rows({"hash_block_size": 4}), r"hash_block_size requires prompt_hashes"),
+        (rows({"carries_history": 1}), r"carries_history must be true or false, got 1"),
+        (rows({"priority": 1.5}), r"priority must be an integer, got 1.5"),
+        (rows({"after": "z"}, {}), r"trace: workload request 'chairlift-0': `after` names no request: 'z'"),
+        (rows({"request_id": "a"}, {"request_id": "a"}), r"request id 'a' occurs more than once"),
+        (
+            rows({"after": "chairlift-0"}),
+            r"trace: .* 'chairlift-0' can never arrive: its `after` forms a cycle",
+        ),
     ],
 )
-def test_files_that_make_no_sense(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_files_are_rejected_with_their_place(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         load(tmp_path, text, tokenize=words)
 
 
-def test_columns_that_are_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="line 1: no column 'TIMESTAMP'; its columns are Timestamp, Model"):
+def test_missing_columns_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: column 'TIMESTAMP' is missing; the columns are Timestamp, Model"):
         load(tmp_path, BURSTGPT, "azure")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: cannot be read \(No such file"):
         read_trace(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
@@ -302,12 +320,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_trace(tmp_path / "binary")
 
 
-def test_options_of_no_use(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="multi_turn is for sharegpt traces, and this one is read as azure"):
+def test_options_that_do_not_apply_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="multi_turn applies to sharegpt traces only, and this one is read as azure"):
         load(tmp_path, AZURE, multi_turn=True)
-    with pytest.raises(ConfigError, match="format 'csv' is not known; known are auto, azure"):
+    with pytest.raises(ConfigError, match="format 'csv' is unknown; use one of auto, azure"):
         load(tmp_path, AZURE, "csv")
     with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
         TraceOptions(limit=0)
-    with pytest.raises(ConfigError, match="this trace holds text, and its lengths depend on the tokenizer"):
+    with pytest.raises(ConfigError, match="this trace contains text, so a tokenizer is required"):
         load(tmp_path, json.dumps(SHAREGPT))

@@ -65,6 +65,7 @@ def test_a_foreign_name_is_refused_and_the_error_names_it(server: RunningServer,
     assert status == 421
     assert body["error"]["code"] == "host_not_allowed"
     assert repr(host_name(host)) in body["error"]["message"]
+    assert "only for localhost, 127.0.0.1, [::1], *.localhost: use one of these" in body["error"]["message"]
     assert "--allowed-hosts" in body["error"]["message"]
 
 
@@ -136,7 +137,7 @@ def test_which_hosts_are_allowed(options: dict[str, Any], host: str, allowed: li
 
 
 def test_patterns_have_one_spelling() -> None:
-    hosts = AllowedHosts(parse_hosts("Example.COM., ::1 ,[0:0::2],*.Local"))
+    hosts = AllowedHosts(parse_hosts("Example.COM., ::1 ,[0:0::2],*.Local,example.com,[::1]"))
     assert hosts.patterns == ("example.com", "[::1]", "[::2]", "*.local")
 
 

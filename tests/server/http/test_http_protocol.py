@@ -182,6 +182,20 @@ def test_trailers_are_limited_and_are_not_headers(server: RunningServer) -> None
             assert statuses(connection.recv(65536)) == [200]
 
 
+# -- many small parts in one packet --------------------------------------------------------------------------------
+
+
+def test_pipelined_requests_and_chunks_of_one_byte_in_one_packet_are_all_answered(server: RunningServer) -> None:
+    head, _, content = request({}).partition(b"Content-Length")
+    content = content.partition(b"\r\n\r\n")[2] + b" " * 30_000
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    received = exchange(server, GET * 200 + chunked + GET * 200 + last)
+    assert statuses(received) == [200] * 402
+    assert received.count(b"completion_tokens") == 1
+
+
 # -- versions and upgrades ---------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,9 @@ from running_server import RunningServer, run_server
 
 NUM_STREAMS = 32
 NUM_SEATS = 12
-NUM_TOKENS = 30
+NUM_TOKENS = 60
+LAST_STEP = 50
+"""The step in which the engine hangs until it is killed; no stream is complete by then."""
 
 
 def stream(server: RunningServer, prompt: list[int], begun: threading.Event | None = None) -> list[dict[str, Any]]:
@@ -47,7 +49,9 @@ def test_the_engine_is_killed_under_32_streams(
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
     config = tiny_config(tiny_model_dir("llama"), num_kv_blocks=1000, max_num_seqs=NUM_SEATS)
-    client = started(config, faulty("none", 0, tmp_path))
+    client = started(config, faulty("once-hang", LAST_STEP, tmp_path))
+    hold = tmp_path / "hold"
+    hold.touch()
     with run_server(AsyncLLM(client=client), "tiny") as server:
         ended: list[list[dict[str, Any]]] = []
         begun = [threading.Event() for _ in range(NUM_STREAMS)]
@@ -58,7 +62,11 @@ def test_the_engine_is_killed_under_32_streams(
         threads = [threading.Thread(target=run, args=(number,)) for number in range(NUM_STREAMS)]
         for thread in threads:
             thread.start()
-        wait_for(lambda: server.llm.num_unfinished == NUM_STREAMS and sum(e.is_set() for e in begun) == NUM_SEATS)
+        wait_for(lambda: server.llm.num_unfinished == NUM_STREAMS)
+        hold.unlink()
+        wait_for((tmp_path / "broken-once").exists)  # The engine hangs: from here on nothing changes any more.
+        wait_for(lambda: sum(event.is_set() for event in begun) == NUM_SEATS)
+        assert server.llm.num_unfinished == NUM_STREAMS
         os.kill(client.engine_pid, signal.SIGKILL)
         wait_for(lambda: server.llm.status().state == "restarting" or server.llm.status().restarts > 0)
         for thread in threads:

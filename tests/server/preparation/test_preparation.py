@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from api_model import with_api_tokenizer
 from hypothesis import given
@@ -24,10 +25,19 @@ from chairlift import AsyncLLM
 from chairlift.engine.process.wire import EngineFacts
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
+from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.api.api_options import ApiOptions
+from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.preparation.preparation import PreparationJob, PreparationWorkers, TenantQueues
+from chairlift.server.preparation.preparation import (
+    NUM_THREADS,
+    Preparation,
+    PreparationJob,
+    PreparationWorkers,
+    TenantQueues,
+)
 from chairlift.server.preparation.process import Prepared, WorkerFailure, WorkerSetup, tokenizer_fingerprint
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
@@ -353,6 +363,84 @@ def test_cpu_time_of_a_call_that_is_cancelled_is_accounted_for(setup: Any) -> No
 
     run_alone(setup[1], scenario)
     assert sum(seconds for tenant, seconds in charged if tenant == "b") > 0.01
+
+
+TEMPLATE_LOOP = "{% for a in range(40) %}{% for b in range(99999) %}{% endfor %}{% endfor %}prompt"
+ENDLESS_TEMPLATE = TEMPLATE_LOOP.replace("40", "99999")
+
+
+def with_template(template: str) -> bytes:
+    return json.dumps({"messages": MESSAGES, "max_tokens": 1, "chat_template": template}).encode()
+
+
+def test_cpu_time_of_a_chat_template_is_that_of_the_request(setup: Any) -> None:
+    charged: list[float] = []
+
+    class Planner(DetokenizePlanner):
+        def plan(self, body: DetokenizeRequest) -> bytes:
+            return ChatTemplate(TEMPLATE_LOOP, {}, from_request=True).render([]).encode()
+
+    async def on_a_thread() -> None:
+        preparation = Preparation(lambda _tenant, seconds: charged.append(seconds))
+        await preparation.plan("a", Planner(setup[0].engine), DetokenizeRequest(tokens=[]))
+        await asyncio.sleep(0)  # the charge is made by the event loop
+        preparation.close()
+
+    async def in_a_worker(workers: PreparationWorkers) -> float:
+        reply = await workers.run("a", "chat", with_template("prompt"))
+        assert isinstance(reply.outcome, Prepared), reply.outcome
+        return (await workers.run("a", "chat", with_template(TEMPLATE_LOOP))).cpu_seconds
+
+    asyncio.run(on_a_thread())
+    assert sum(charged) > 0.05
+    trusting = replace(setup[1], api=ApiOptions(trust_request_chat_template=True))
+    assert run_alone(trusting, in_a_worker) > 0.05
+
+
+def test_a_template_ends_with_the_call_that_is_cancelled_and_its_cpu_time_is_accounted_for(setup: Any) -> None:
+    charged: list[float] = []
+
+    async def scenario(workers: PreparationWorkers) -> None:
+        await workers.run("a", "chat", with_template("prompt"))
+        workers.on_cpu_seconds = lambda _tenant, seconds: charged.append(seconds)
+        call = asyncio.ensure_future(workers.run("b", "chat", with_template(ENDLESS_TEMPLATE)))
+        pid = workers.processes[0].pid
+        assert pid is not None
+        (template_process,) = psutil.Process(pid).children()
+        before = template_process.cpu_times().user
+        while template_process.cpu_times().user < before + 0.1:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        template_process.wait(1.5)  # less than the template may compute
+
+    run_alone(replace(setup[1], api=ApiOptions(trust_request_chat_template=True)), scenario)
+    assert sum(charged) > 0.05
+
+
+def test_templates_of_requests_do_not_take_the_threads_of_other_requests(setup: Any) -> None:
+    may_end = threading.Event()
+
+    class Planner(TokenizePlanner):
+        def plan(self, body: TokenizeRequest) -> bytes:
+            if body.chat_template is not None:
+                assert may_end.wait(20), "the other requests wait for this one"
+            return b"planned"
+
+    async def scenario() -> None:
+        preparation = Preparation(lambda _tenant, _seconds: None)
+        planner = Planner.__new__(Planner)
+        with_templates = TokenizeRequest(messages=MESSAGES, chat_template="{{ messages }}")
+        plans = [asyncio.ensure_future(preparation.plan("a", planner, with_templates)) for _ in range(NUM_THREADS + 1)]
+        await asyncio.sleep(0)
+        assert await preparation.plan("b", planner, TokenizeRequest(prompt="x")) == b"planned"
+        assert await preparation.run_and_wait("b", lambda: b"compiled") == b"compiled"
+        may_end.set()
+        assert await asyncio.gather(*plans) == [b"planned"] * len(plans)
+        preparation.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_worker_that_does_not_read_is_ended_after_the_limit(setup: Any) -> None:

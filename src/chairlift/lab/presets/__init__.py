@@ -1,38 +1,38 @@
-"""Published results, simulated again: one module a preset, imported when it is asked for.
+"""Published results as simulations: one module for each preset, which is imported when it is used.
 
-A preset's module has a `PRESET`. What was published is data with its source; what is ours is computed in `run`.
+Each module has a `PRESET`. Published numbers are data with their source, and simulated ones are computed by `run`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, Final
 
 from chairlift.errors import ConfigError
 
-MODULES: Final = {
-    "anyscale": "anyscale",
-    "orca": "orca",
-    "sarathi": "sarathi",
-    "vllm-fig2": "vllm_fig2",
-    "vllm-fig3": "vllm_fig3",
-    "vllm-fig12": "vllm_fig12",
-    "vllm-fig13": "vllm_fig13",
-    "vllm-fig15": "vllm_fig15",
-    "vllm-fig16": "vllm_fig16",
-    "vllm-fig18b": "vllm_fig18b",
-}
-"""Name of a preset -> its module in this package."""
+PRESET_NAMES: Final = (
+    "anyscale",
+    "orca",
+    "sarathi",
+    "vllm-fig2",
+    "vllm-fig3",
+    "vllm-fig12",
+    "vllm-fig13",
+    "vllm-fig15",
+    "vllm-fig16",
+    "vllm-fig18b",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PresetOptions:
-    """What a user may change; None leaves it to the preset.
+    """The options of a preset; None selects the preset's value.
 
     Attributes:
-        workload_seed: of lengths, tokens and arrivals; num_prompts: requests in each run.
+        workload_seed: the seed of lengths, tokens and arrivals.
+        num_prompts: number of requests in each run.
     """
 
     workload_seed: int | None = None
@@ -47,8 +47,7 @@ class PresetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Text in columns; the first is on the left, the others on the right. A published number and ours stand side by
-    side, and their columns say which is which."""
+    """A table of text; column names say whether a number is published or simulated ("ours")."""
 
     title: str
     columns: list[str]
@@ -60,11 +59,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
-    """What came out.
+    """The result of a preset.
 
     Attributes:
-        constants: (name, value) of everything that was chosen, cost model included.
-        notes: where ours differs from the published, and why.
+        constants: (name, value) of everything that was chosen, the cost model included.
+        tables: published and simulated numbers.
+        notes: the differences between them, with their reasons.
         published, ours: the numbers of the tables, ready for JSON.
     """
 
@@ -80,39 +80,42 @@ class PresetResult:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published table or figure, and how to compute it.
+    """A published table or figure, and the function that simulates it.
 
     Attributes:
         source: paper, section, table or figure.
-        takes: the options that `run` heeds; giving another one is an error.
+        options: the fields of PresetOptions that `run` supports; any other one is an error.
     """
 
     name: str
     title: str
     source: str
     run: Callable[[PresetOptions], PresetResult]
-    takes: frozenset[str] = field(default_factory=frozenset)
+    options: tuple[str, ...] = ("num_prompts", "workload_seed")
 
 
 def load_preset(name: str) -> Preset:
-    """The preset of that name; raises ConfigError naming those that there are."""
-    if name not in MODULES:
-        raise ConfigError(f"preset {name!r}: there is none; known are {', '.join(MODULES)}")
-    preset = import_module(f"{__name__}.{MODULES[name]}").PRESET
+    """Returns a preset by name; raises ConfigError if it is unknown."""
+    if name not in PRESET_NAMES:
+        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(PRESET_NAMES)}")
+    preset = import_module(f"{__name__}.{name.replace('-', '_')}").PRESET
     assert isinstance(preset, Preset)
     assert preset.name == name
     return preset
 
 
-def all_presets() -> list[Preset]:
-    return [load_preset(name) for name in MODULES]
-
-
 def run_preset(preset: Preset, options: PresetOptions) -> PresetResult:
-    """Run it; raises ConfigError for an option that the preset does not take."""
+    """Runs a preset; raises ConfigError for an option that it does not support."""
     for option in fields(options):
         value = getattr(options, option.name)
-        if value is not None and option.name not in preset.takes:
-            takes = ", ".join(sorted(preset.takes)) or "none"
-            raise ConfigError(f"preset {preset.name}: {option.name}={value} is not for it; it takes {takes}")
+        if value is not None and option.name not in preset.options:
+            supported = ", ".join(preset.options) or "none"
+            raise ConfigError(
+                f"preset {preset.name}: {option.name}={value} does not apply; its options are: {supported}"
+            )
     return preset.run(options)
+
+
+def format_number(value: float | None, digits: int, unit: str = "") -> str:
+    """Formats the cell of a table; None is a dash."""
+    return "-" if value is None else f"{value:.{digits}f}{unit}"

@@ -10,7 +10,7 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.requests import RequestMetrics
 from chairlift.lab.metrics.run import RunMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets.capacity import measure
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
@@ -28,12 +28,12 @@ from chairlift.lab.workload.request import WorkloadRequest
 MODEL: Final = model_shape("opt-13b")
 DEVICE: Final = DEVICES["A100-40GB"]
 NUM_SLOTS: Final = 12 * 2**30 // (800 * 2**10)
-"""12 GiB of K and V at 800 KiB a token (Kwon et al., SOSP'23, section 6.1, Table 1, and Figure 1)."""
+"""12 GiB of K and V at 800 KiB per token (Kwon et al., SOSP'23, section 6.1, Table 1, and Figure 1)."""
 
 MAX_MODEL_LEN: Final = 2048
 MAX_NUM_SEQS: Final = 256
 STATIC_TOKEN_BUDGET: Final = MAX_NUM_SEQS * 512
-"""A static batch computes its prompts in one step, however many they are."""
+"""A static batch computes all its prompts in one step."""
 
 RATES: Final = (1, 4, 8)
 SATURATION_RATE: Final = 8
@@ -43,14 +43,14 @@ LARGEST_CAP: Final = max(CAPS)
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """A way to batch and to reserve.
+class AnyscaleSystem:
+    """A compared system: a batching policy, a KV policy and the declared limits of requests.
 
     Attributes:
-        kv, static_run_to: as in the engine; no static_run_to: continuous.
-        is_filled: a static batch has as many members as fit the KV memory with their worst cases, instead of the
-            published number.
-        declares_length: users ask for exactly the tokens they will get; otherwise for the cap.
+        kv, static_run_to: as in the engine; static_run_to None: continuous batching.
+        is_filled: a static batch has as many members as fit into the KV memory with their maximum lengths, instead of
+            the published number.
+        declares_length: requests declare their true output length as max_tokens; otherwise the cap.
         has_quota: the KV memory is as small as the published token budget.
     """
 
@@ -84,24 +84,24 @@ class System:
         return [replace(r, max_tokens=r.output_len if self.declares_length else cap) for r in workload]
 
 
-NAIVE: Final = System("static, to the longest of all", "paged", static_run_to="global")
-STATIC: Final = System("static, to the batch's longest", "paged", static_run_to="batch")
-MAX: Final = System("continuous, max", "max")
-EXACT_CAP: Final = System("continuous, exact, max_tokens = cap", "exact")
-EXACT_QUOTA: Final = System(
+NAIVE: Final = AnyscaleSystem("static, to the longest of all", "paged", static_run_to="global")
+STATIC: Final = AnyscaleSystem("static, to the batch's longest", "paged", static_run_to="batch")
+MAX: Final = AnyscaleSystem("continuous, max", "max")
+EXACT_CAP: Final = AnyscaleSystem("continuous, exact, max_tokens = cap", "exact")
+EXACT_QUOTA: Final = AnyscaleSystem(
     "continuous, exact, max_tokens = length, in the quota", "exact", declares_length=True, has_quota=True
 )
-PAGED: Final = System("continuous, paged", "paged")
+PAGED: Final = AnyscaleSystem("continuous, paged", "paged")
 SYSTEMS: Final = (
     NAIVE,
     STATIC,
-    System("static, to the batch's longest, memory full", "exact", static_run_to="batch", is_filled=True),
+    AnyscaleSystem("static, to the batch's longest, memory full", "exact", static_run_to="batch", is_filled=True),
     MAX,
     EXACT_CAP,
     EXACT_QUOTA,
-    System("continuous, exact, max_tokens = length", "exact", declares_length=True),
-    System("continuous, pow2", "pow2"),
-    System("continuous, oracle", "oracle"),
+    AnyscaleSystem("continuous, exact, max_tokens = length", "exact", declares_length=True),
+    AnyscaleSystem("continuous, pow2", "pow2"),
+    AnyscaleSystem("continuous, oracle", "oracle"),
     PAGED,
 )
 LATENCY_SYSTEMS: Final = (STATIC, MAX, EXACT_CAP, EXACT_QUOTA, PAGED)
@@ -111,36 +111,36 @@ PUBLISHED_TOKENS_PER_S: Final = {
     PAGED.name: {32: 6121, 128: 3592, 512: 2029, 1536: 1898},
 }
 PUBLISHED_MULTIPLES: Final = {NAIVE.name: "1", EXACT_QUOTA.name: "about 8", PAGED.name: "23.4"}
-"""Of the naive system's throughput at the largest cap. FasterTransformer, static as well, is published as about 4."""
+"""Throughput as a multiple of the naive system's, at the largest cap. FasterTransformer is published as about 4."""
 
 PUBLISHED_P50: Final = {1: 3.6, 4: 4.6}
-"""Seconds of E2E latency of the paged system, by rate."""
+"""Median E2E latency of the paged system in seconds, by rate."""
 
 SATURATED: Final = "about 1900"
-"""Prompt and output tokens a second at which the paged system saturates, near 8 requests a second."""
+"""Prompt and output tokens per second at which the paged system saturates, near 8 requests per second."""
 
 NOTES: Final = (
     "The first system is the published baseline: every static batch is decoded to the longest output of all 1000 "
-    "requests. The second stops each batch at its own longest, as any static server would. The difference is an "
-    "artefact of the baseline and belongs to no policy, so the last column of the multiples leaves it out.",
-    "Ours is faster than published, the more so the longer the outputs: a decode step of the roofline reads weights, K "
-    "and V at a fixed efficiency, while the real one also paid for Python between two steps, for copies, and for "
-    "kernels below that efficiency, the Hugging Face pipeline most of all. Nothing was tuned to make up for that, so "
-    "the part of the published 23.4 that was overhead of the baseline is missing from our multiple.",
-    "exact with max_tokens = cap is a user who asks for all there may be. exact with max_tokens = length is what the "
-    "published clients sent; it reserves what oracle does. The quota belongs to the reserving systems that were "
-    "measured (TGI, Ray Serve): to them the token budgets were a limit on all reserved tokens "
-    "(max_batch_total_tokens), to vLLM a limit on the tokens of a step. Under it about half of the KV memory stays "
-    "unused, and that is a good part of the published distance between reservation and paging.",
+    "requests. The second stops each batch at its own longest output, as any static server would. The difference is an "
+    "artefact of the baseline and not of a policy, so the last column of the multiples excludes it.",
+    "Ours is faster than published, especially with long outputs: a decode step of the roofline reads weights, K and V "
+    "at a fixed efficiency. The real one also needed time for Python between steps, for copies, and for kernels below "
+    "that efficiency, most of all in the Hugging Face pipeline. Nothing was tuned to compensate, so our multiple lacks "
+    "the part of the published 23.4 that was overhead of the baseline.",
+    "exact with max_tokens = cap reserves the cap. exact with max_tokens = length is what the published clients sent; "
+    "it reserves as much as oracle. The quota applies to the measured systems with reservations (TGI, Ray Serve), "
+    "where the token budgets limited all reserved tokens (max_batch_total_tokens); in vLLM they limited the tokens of "
+    "a step. With the quota about half of the KV memory stays unused, which explains much of the published difference "
+    "between reservation and paging.",
     "FasterTransformer is published as about 4 times the naive system. It is one of the first two systems with faster "
-    "kernels, and all kernels are alike in this simulation, so it has no line of its own.",
-    "What was published as an image only is shown as a dash. The latencies are those of 100 requests, so p99 is nearly "
-    "the slowest of them; saturation is measured over a longer run.",
+    "kernels, and all kernels are equal in this simulation, so it has no row.",
+    "Results that were published only as an image are shown as a dash. The latencies are those of 100 requests, so p99 "
+    "is nearly the slowest of them; saturation is measured over a longer run.",
 )
 
 
 def num_iterations(lens: Sequence[int], batch_size: int) -> tuple[int, int]:
-    """Steps of static batches in order of arrival, each up to the longest of all, and each up to its own longest."""
+    """Returns the steps of static batches up to the longest output of all, and up to the longest of each batch."""
     longest = [max(lens[start : start + batch_size]) for start in range(0, len(lens), batch_size)]
     return len(longest) * max(lens), sum(longest)
 
@@ -149,7 +149,7 @@ Throughput = dict[str, dict[int, RunMetrics]]
 
 
 def run_throughput(count: int) -> tuple[Throughput, dict[int, tuple[int, int]]]:
-    """Metrics by system and cap; iterations by arithmetic, by cap."""
+    """Returns the metrics by system and cap, and the iterations by arithmetic, by cap."""
     cost_model = Roofline(MODEL, DEVICE)
     metrics: Throughput = {system.name: {} for system in SYSTEMS}
     iterations = {}
@@ -162,31 +162,36 @@ def run_throughput(count: int) -> tuple[Throughput, dict[int, tuple[int, int]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Latencies:
-    """Of one run under Poisson arrivals: E2E latencies in seconds, ascending, and prompt and output tokens a second."""
+class LatencyRun:
+    """The result of a run with Poisson arrivals.
+
+    Attributes:
+        e2e: E2E latencies in seconds, ascending.
+        tokens_per_s: prompt and output tokens per second.
+    """
 
     e2e: list[float]
     tokens_per_s: float
 
-    def at(self, percent: float) -> float:
+    def percentile(self, percent: float) -> float:
         return percentile(self.e2e, percent)
 
     def to_dict(self) -> dict[str, Any]:
-        points = {f"p{percent}": round(self.at(percent), 4) for percent in (*range(0, 100, 5), 99, 100)}
+        points = {f"p{percent}": round(self.percentile(percent), 4) for percent in (*range(0, 100, 5), 99, 100)}
         return {"e2e_latency_cdf": points, "total_tokens_per_s": round(self.tokens_per_s, 1)}
 
 
-def run_latency(system: System, rate: float, count: int) -> Latencies:
-    answered: list[RequestMetrics] = []
+def run_latency(system: AnyscaleSystem, rate: float, count: int) -> LatencyRun:
+    finished: list[RequestMetrics] = []
     requests = system.requests(latency_workload(rate, count=count), LARGEST_CAP)
-    metrics = measure(requests, system.config(LARGEST_CAP), Roofline(MODEL, DEVICE), answered)
-    e2e = sorted(r.e2e_latency for r in answered if r.e2e_latency is not None)
-    assert len(e2e) == count, "every request is answered"
-    return Latencies(e2e, metrics.total_tokens_per_s)
+    metrics = measure(requests, system.config(LARGEST_CAP), Roofline(MODEL, DEVICE), finished)
+    e2e = sorted(r.e2e_latency for r in finished if r.e2e_latency is not None)
+    assert len(e2e) == count, "every request has finished"
+    return LatencyRun(e2e, metrics.total_tokens_per_s)
 
 
 def run(options: PresetOptions) -> PresetResult:
-    """The throughput of ten systems at four caps, then the latency of five at three rates."""
+    """Simulates the throughput of ten systems at four caps, then the latency of five at three rates."""
     metrics, iterations = run_throughput(options.num_prompts or 1000)
     count = options.num_prompts or 100
     latencies = {rate: {s.name: run_latency(s, rate, count) for s in LATENCY_SYSTEMS} for rate in RATES}
@@ -235,7 +240,7 @@ def _constants() -> list[tuple[str, str]]:
 
 
 def _throughput_table(metrics: Throughput) -> Table:
-    columns = ["system", *(f"<={cap} {whose}" for cap in CAPS for whose in ("publ.", "ours"))]
+    columns = ["system", *(f"<={cap} {origin}" for cap in CAPS for origin in ("publ.", "ours"))]
     rows = []
     for system in SYSTEMS:
         published = PUBLISHED_TOKENS_PER_S.get(system.name, {})
@@ -244,11 +249,11 @@ def _throughput_table(metrics: Throughput) -> Table:
             cells += [f"{published[cap]:,}" if cap in published else "-"]
             cells += [f"{metrics[system.name][cap].total_tokens_per_s:,.0f}"]
         rows.append(cells)
-    return Table("Throughput by longest output: prompt and output tokens a second", columns, rows)
+    return Table("Throughput by maximum output length: prompt and output tokens per second", columns, rows)
 
 
 def _multiples_table(metrics: Throughput) -> Table:
-    """How many times the naive system, and at the largest cap how many times the one without its artefact."""
+    """Returns multiples of the naive system, and at the largest cap of the system without its artefact."""
     rows = []
     for system in SYSTEMS:
         rates = {cap: m.total_tokens_per_s for cap, m in metrics[system.name].items()}
@@ -270,38 +275,44 @@ def _iterations_table(metrics: Throughput, iterations: dict[int, tuple[int, int]
     return Table("Iterations of static batches, by arithmetic and as simulated", columns, rows)
 
 
-def _latency_table(latencies: dict[int, dict[str, Latencies]]) -> Table:
+def _latency_table(latencies: dict[int, dict[str, LatencyRun]]) -> Table:
     rows = []
     for rate, by_name in latencies.items():
         for name, found in by_name.items():
             published = PUBLISHED_P50.get(rate) if name == PAGED.name else None
-            cells = [f"{found.at(percent):.2f}" for percent in PERCENTS]
-            rows.append([f"{rate}/s {name}", "-" if published is None else str(published), *cells])
+            cells = [f"{found.percentile(percent):.2f}" for percent in PERCENTS]
+            rows.append([f"{rate}/s {name}", format_number(published, 1), *cells])
     columns = ["rate, system", "p50 publ.", *(f"p{percent} ours" for percent in PERCENTS)]
     return Table(f"E2E latency in seconds, outputs up to {LARGEST_CAP}, Poisson arrivals", columns, rows)
 
 
-def _claims_table(latencies: dict[int, dict[str, Latencies]], saturated: dict[str, Latencies]) -> Table:
-    """What the text says about the figures, and whether it is so here."""
+def _claims_table(latencies: dict[int, dict[str, LatencyRun]], saturated: dict[str, LatencyRun]) -> Table:
+    """Returns the statements of the text about the figures, with the simulated results."""
     others = [s.name for s in LATENCY_SYSTEMS if s is not STATIC]
 
     def always_below(rate: int) -> str:
-        slow = latencies[rate][STATIC.name]
-        return "yes" if all(latencies[rate][n].at(p) < slow.at(p) for n in others for p in range(1, 100)) else "no"
+        static = latencies[rate][STATIC.name]
+        is_below = (latencies[rate][n].percentile(p) < static.percentile(p) for n in others for p in range(1, 100))
+        return "yes" if all(is_below) else "no"
 
-    def spread(rate: int, names: Sequence[str]) -> str:
-        return ", ".join(f"{latencies[rate][n].at(50) / latencies[rate][PAGED.name].at(50):.2f}" for n in names)
+    def median_ratios(rate: int, names: Sequence[str]) -> str:
+        medians = {name: latencies[rate][name].percentile(50) for name in [*names, PAGED.name]}
+        return ", ".join(f"{medians[name] / medians[PAGED.name]:.2f}" for name in names)
 
     reserving = [name for name in others if name != PAGED.name]
     offered = f"tokens/s under {SATURATION_RATE} requests/s"
     rows = [
         ["at 1/s every continuous system is below static at every percentile", "yes", always_below(1)],
-        ["at 1/s p50 of max, exact, exact in the quota, over paged's", "alike", spread(1, reserving)],
-        ["at 4/s p50 of the same over paged's", "they fall behind", spread(4, reserving)],
+        [
+            "at 1/s p50 of max, exact, exact in the quota, divided by that of paged",
+            "about equal",
+            median_ratios(1, reserving),
+        ],
+        ["at 4/s p50 of the same, over that of paged", "higher", median_ratios(4, reserving)],
     ]
     for name, found in saturated.items():
         rows.append([f"{offered}, {name}", SATURATED if name == PAGED.name else "-", f"{found.tokens_per_s:,.0f}"])
-    return Table("What was said of the latencies", ["statement", "published", "ours"], rows)
+    return Table("Published statements about the latencies", ["statement", "published", "ours"], rows)
 
 
 PRESET: Final = Preset(
@@ -309,5 +320,5 @@ PRESET: Final = Preset(
     title="Continuous batching against static: 23 times the throughput",
     source='Daniel et al., "How continuous batching enables 23x throughput in LLM inference", Anyscale, 2023',
     run=run,
-    takes=frozenset({"num_prompts"}),
+    options=("num_prompts",),
 )

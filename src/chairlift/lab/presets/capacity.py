@@ -1,4 +1,4 @@
-"""How much load an engine takes: what presets that sweep request rates share."""
+"""Measures simulated runs, and searches the highest request rate at which an engine meets a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.events import Event
+from chairlift.events import EventBroadcaster
 from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel
@@ -17,70 +17,60 @@ from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
 MEMORY_SHARE: Final = 0.9
-"""Of the devices' memory, for weights, K and V: vLLM's default `gpu_memory_utilization`."""
+"""The share of device memory for weights, K and V: the default of vLLM's `gpu_memory_utilization`."""
 
 
 def num_kv_slots(model: ModelShape, device: Device, num_devices: int) -> int:
-    """Slots that fit beside the weights on devices that share a model."""
+    """Returns the number of KV slots beside the weights on `num_devices` devices that share a model."""
     num_bytes = MEMORY_SHARE * num_devices * device.memory_bytes - model.weight_bytes
-    assert num_bytes > 0, f"{model.name} does not fit {num_devices} of {device.name}"
+    assert num_bytes > 0, f"{model.name} does not fit into {num_devices} of {device.name}"
     return int(num_bytes // model.kv_bytes_per_slot)
-
-
-class _Both:
-    """Hands every event to the tally of the run and to that of its requests."""
-
-    def __init__(self, requests: list[RequestMetrics]) -> None:
-        self.run = RunTally()
-        self._requests = RequestTally(lambda _, metrics: requests.append(metrics))
-
-    def emit(self, event: Event) -> None:
-        self.run.emit(event)
-        self._requests.emit(event)
 
 
 def measure(
     requests: Sequence[WorkloadRequest],
     config: SimConfig,
     cost_model: CostModel,
-    answered: list[RequestMetrics] | None = None,
+    finished: list[RequestMetrics] | None = None,
 ) -> RunMetrics:
-    """Simulate to the end; every request must fit.
+    """Simulates a workload to its end, and returns its metrics. Every request must fit.
 
     Args:
-        answered: gets the metrics of each request, in the order in which they ended.
+        finished: the metrics of each request are appended to it, in the order in which they finish.
     """
-    tally = RunTally() if answered is None else _Both(answered)
-    result = simulate(requests, config, cost_model, tally)
+    tally = RunTally()
+    sinks = [] if finished is None else [RequestTally(lambda _, metrics: finished.append(metrics))]
+    result = simulate(requests, config, cost_model, EventBroadcaster(tally, *sinks))
     assert not result.rejected, result.rejected[0]
-    return tally.result() if isinstance(tally, RunTally) else tally.run.result()
+    return tally.result()
 
 
-def highest_rate(holds: Callable[[float], bool], start: float, tolerance: float = 0.02) -> float:
-    """The highest request rate at which something holds, given that it does not hold at any higher one.
+def highest_rate(is_met: Callable[[float], bool], start: float, tolerance: float = 0.02) -> float:
+    """Returns the highest request rate at which a condition is met, if it is met at no higher one.
 
-    Doubles or halves `start` until the rate is enclosed, then halves the range on a logarithmic scale.
+    The search doubles or halves `start` until the rate is enclosed, then halves the range on a logarithmic scale.
 
     Args:
-        tolerance: a rate higher by this share does not hold.
+        is_met: whether the condition is met at a rate in requests per second.
+        tolerance: the condition is not met at a rate that is higher by this share.
 
     Returns:
-        0.0 if it does not hold even at a thousandth of `start`, infinity if it still does at a thousand times that.
+        0.0 if it is not met at a thousandth of `start`, infinity if it is met at a thousand times `start`.
     """
     low = high = start
-    if holds(start):
-        while holds(high := low * 2):
+    if is_met(start):
+        while is_met(high := low * 2):
             low = high
             if low > 1000 * start:
                 return math.inf
     else:
-        while not holds(low := high / 2):
+        while not is_met(low := high / 2):
             high = low
             if high < start / 1000:
                 return 0.0
     while high > low * (1 + tolerance):
         rate = math.sqrt(low * high)
-        if holds(rate):
+        if is_met(rate):
             low = rate
         else:
             high = rate
@@ -88,5 +78,5 @@ def highest_rate(holds: Callable[[float], bool], start: float, tolerance: float 
 
 
 def at_rate(requests: Sequence[WorkloadRequest], rate: float) -> list[WorkloadRequest]:
-    """Requests that arrive once a second on average, `rate` times as fast: the same draws at every rate."""
+    """Returns requests that arrive once per second on average at `rate` per second instead; infinite: all at once."""
     return [replace(request, arrival=request.arrival / rate) for request in requests]

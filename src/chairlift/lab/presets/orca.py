@@ -1,4 +1,4 @@
-"""Orca against FasterTransformer: requests a second at the same latency per token."""
+"""Orca compared with FasterTransformer: requests per second at the same latency per token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from chairlift.config import SchedulerConfig
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.requests import RequestMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets.capacity import at_rate, highest_rate, measure, num_kv_slots
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
@@ -24,7 +24,7 @@ MODEL: Final = model_shape("gpt3-175b")
 DEVICE: Final = DEVICES["A100-40GB"]
 NUM_DEVICES: Final = 16
 TENSOR_PARALLEL_SIZE: Final = 8
-"""Two stages of eight devices. A step passes through both, one after the other: all 96 layers on eight devices."""
+"""There are two stages of eight devices. A step passes through both in order, as 96 layers on eight devices."""
 
 PROMPT: Final = UniformLengths(32, 512)
 OUTPUT: Final = UniformLengths(1, 128)
@@ -34,48 +34,48 @@ MAX_MODEL_LEN: Final = 2048
 RATES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 LATENCY: Final = 0.190
-"""Seconds a token: twice the execution time of Orca's engine, a token, with 128 prompt and 32 output tokens."""
+"""Seconds per token: twice the execution time of Orca's engine per token, with 128 prompt and 32 output tokens."""
 
 PUBLISHED_ORCA: Final = 6.81
 PUBLISHED_FASTERTRANSFORMER: Final = 0.185
 PUBLISHED_MULTIPLE: Final = 36.9
 
-Change = Callable[[Sequence[WorkloadRequest]], list[WorkloadRequest]]
+RequestTransform = Callable[[Sequence[WorkloadRequest]], list[WorkloadRequest]]
 
 
 def token_by_token(requests: Sequence[WorkloadRequest], batch_size: int = 8) -> list[WorkloadRequest]:
-    """What FasterTransformer makes of a batch of different prompts (Yu et al., section 6.2): its first step takes all
-    for as long as the shortest, and the rest of each prompt goes through the model one token a step.
+    """Returns requests with the steps of FasterTransformer for prompts of different lengths (Yu et al., section 6.2).
 
-    Batches are those of a full queue: consecutive requests.
+    Its first step computes all prompts of a batch up to the length of the shortest, and the rest of each prompt one
+    token per step. Batches consist of consecutive requests, as with a full queue.
     """
-    changed = []
+    transformed = []
     for start in range(0, len(requests), batch_size):
         batch = requests[start : start + batch_size]
         shortest = min(len(r.prompt_token_ids) for r in batch)
         for r in batch:
             rest = len(r.prompt_token_ids) - shortest
             prompt = r.prompt_token_ids[:shortest]
-            changed.append(replace(r, prompt_token_ids=prompt, output_len=r.output_len + rest))
-    return changed
+            transformed.append(replace(r, prompt_token_ids=prompt, output_len=r.output_len + rest))
+    return transformed
 
 
 @dataclass(frozen=True, slots=True)
-class System:
-    """A way to batch; static with `max` memory, as FasterTransformer reserves, or continuous with `exact`.
+class OrcaSystem:
+    """A compared system: static batching with `--kv max`, as in FasterTransformer, or continuous with `--kv exact`.
 
     Attributes:
-        batch_size: requests in a batch at most.
-        change: of the requests, before they are served.
+        batch_size: maximum number of requests in a batch.
+        transform: applied to the requests before the simulation.
     """
 
     name: str
     is_static: bool
     batch_size: int
-    change: Change = list
+    transform: RequestTransform = list
 
     def config(self) -> SimConfig:
-        """Prompts are never cut: a step may have as many tokens as a full batch of the longest."""
+        """Returns an engine without chunked prefill: the token budget is a full batch of the longest prompts."""
         limits = SchedulerConfig(
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=self.batch_size,
@@ -93,18 +93,25 @@ class System:
         )
 
 
-ORCA: Final = System("Orca, 128 at most", False, 128)
-STATIC: Final = System("static, 8", True, 8)
-SINGLE: Final = System("static, 1", True, 1)
-SYSTEMS: Final = (ORCA, System("Orca, 32 at most", False, 32), System("Orca, 8 at most", False, 8), STATIC, SINGLE)
-TOKEN_BY_TOKEN: Final = System("static, 8, prompts beyond the shortest token by token", True, 8, token_by_token)
+ORCA: Final = OrcaSystem("Orca, 128 at most", False, 128)
+STATIC: Final = OrcaSystem("static, 8", True, 8)
+SINGLE: Final = OrcaSystem("static, 1", True, 1)
+ORCA_32: Final = OrcaSystem("Orca, 32 at most", False, 32)
+ORCA_8: Final = OrcaSystem("Orca, 8 at most", False, 8)
+SYSTEMS: Final = (ORCA, ORCA_32, ORCA_8, STATIC, SINGLE)
+TOKEN_BY_TOKEN: Final = OrcaSystem("static, 8, prompts beyond the shortest token by token", True, 8, token_by_token)
 QUEUED: Final = (ORCA, STATIC, SINGLE, TOKEN_BY_TOKEN)
-"""Compared with a full queue."""
+"""The systems that are compared with a full queue."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """Of a run: requests answered a second, and the median over them of E2E latency by output token, in seconds."""
+class LoadPoint:
+    """The result of a run.
+
+    Attributes:
+        requests_per_s: finished requests per second.
+        latency: median normalized latency (E2E latency per output token) in seconds.
+    """
 
     requests_per_s: float
     latency: float
@@ -114,55 +121,57 @@ def cost_model() -> Roofline:
     return Roofline(MODEL, DEVICE, TENSOR_PARALLEL_SIZE)
 
 
-def serve(system: System, requests: Sequence[WorkloadRequest]) -> Point:
-    """Latencies are by the output tokens of the requests as they were before the system changed them."""
-    answered: list[RequestMetrics] = []
-    metrics = measure(system.change(requests), system.config(), cost_model(), answered)
+def run_system(system: OrcaSystem, requests: Sequence[WorkloadRequest]) -> LoadPoint:
+    """Simulates a system; latencies are per output token of the requests before their transformation."""
+    finished: list[RequestMetrics] = []
+    metrics = measure(system.transform(requests), system.config(), cost_model(), finished)
     output_lens = {r.request_id: r.output_len for r in requests}
-    latencies = [r.e2e_latency / output_lens[r.request_id] for r in answered if r.e2e_latency is not None]
-    return Point(metrics.requests_per_s, percentile(latencies, 50))
+    latencies = [r.e2e_latency / output_lens[r.request_id] for r in finished if r.e2e_latency is not None]
+    return LoadPoint(metrics.requests_per_s, percentile(latencies, 50))
 
 
-def alone() -> float:
-    """Seconds a token of a single request of 128 prompt and 32 output tokens: the paper's microbenchmark."""
-    return serve(ORCA, [WorkloadRequest("alone", 0.0, [0] * 128, 32)]).latency
+def single_request_latency() -> float:
+    """Returns the seconds per token of one request of 128 prompt and 32 output tokens, the paper's microbenchmark."""
+    return run_system(ORCA, [WorkloadRequest("alone", 0.0, [0] * 128, 32)]).latency
 
 
 def workload(seed: int, count: int) -> list[WorkloadRequest]:
-    """Requests that arrive once a second on average."""
+    """Returns requests that arrive once per second on average."""
     return make_workload(seed, count, PROMPT, OUTPUT, PoissonArrivals(1.0), MODEL.vocab_size)
 
 
-class Sweep:
-    """A system under the same requests at any rate; each rate is simulated once."""
+class RateSweep:
+    """Runs of a system with the same requests at several rates, each of which is simulated once."""
 
-    def __init__(self, system: System, requests: Sequence[WorkloadRequest]) -> None:
+    def __init__(self, system: OrcaSystem, requests: Sequence[WorkloadRequest]) -> None:
         self._system = system
         self._requests = requests
-        self._points: dict[float, Point] = {}
+        self._points: dict[float, LoadPoint] = {}
 
-    def point(self, rate: float) -> Point:
+    def point(self, rate: float) -> LoadPoint:
         if rate not in self._points:
-            self._points[rate] = serve(self._system, at_rate(self._requests, rate))
+            self._points[rate] = run_system(self._system, at_rate(self._requests, rate))
         return self._points[rate]
 
     def throughput_at(self, latency: float) -> float:
-        """Requests answered a second at the highest rate at which the median normalized latency is within the limit;
-        0.0 if it never is, with few requests and bad luck."""
+        """Returns the finished requests per second at the highest rate that keeps the median normalized latency.
+
+        0.0 if no rate does, which can happen with few requests.
+        """
         rate = highest_rate(lambda rate: self.point(rate).latency <= latency, start=1.0)
         return self.point(rate).requests_per_s if rate else 0.0
 
 
 def run(options: PresetOptions) -> PresetResult:
-    """Latency over the rate for five systems, their throughput at two latencies, and with a full queue."""
+    """Simulates five systems by rate, and four with a full queue; compares throughput at two latencies."""
     seed = SEED if options.workload_seed is None else options.workload_seed
     requests = workload(seed, options.num_prompts or NUM_PROMPTS)
-    sweeps = {system.name: Sweep(system, requests) for system in SYSTEMS}
+    sweeps = {system.name: RateSweep(system, requests) for system in SYSTEMS}
     curves = {name: {rate: sweep.point(rate) for rate in RATES} for name, sweep in sweeps.items()}
-    limits = (LATENCY, 2 * alone())
+    limits = (LATENCY, 2 * single_request_latency())
     at = {limit: {name: sweep.throughput_at(limit) for name, sweep in sweeps.items()} for limit in limits}
     burst = [replace(request, arrival=0.0) for request in requests]
-    queued = {system.name: serve(system, burst).requests_per_s for system in QUEUED}
+    queued = {system.name: run_system(system, burst).requests_per_s for system in QUEUED}
     return PresetResult(
         constants=_constants(seed, len(requests), limits[1] / 2),
         tables=[_curves_table(curves), _throughput_table(at), _queued_table(requests, queued)],
@@ -173,39 +182,40 @@ def run(options: PresetOptions) -> PresetResult:
             "multiple": PUBLISHED_MULTIPLE,
         },
         ours={
-            "curves": {name: [_point(rate, p) for rate, p in curve.items()] for name, curve in curves.items()},
-            "at_published_latency": _at(limits[0], at[limits[0]]),
-            "at_twice_alone": _at(limits[1], at[limits[1]]),
+            "curves": {name: [_point_entry(rate, p) for rate, p in curve.items()] for name, curve in curves.items()},
+            "at_published_latency": _latency_limit_entry(limits[0], at[limits[0]]),
+            "at_twice_alone": _latency_limit_entry(limits[1], at[limits[1]]),
             "full_queue_requests_per_s": {name: round(rate, 3) for name, rate in queued.items()},
         },
     )
 
 
 NOTES: Final = (
-    "The published 190 ms is twice what the paper's engine takes for a token of a batch that nobody joins. The "
-    "roofline is faster than that, so 190 ms leaves all of ours more slack, static batching most of all; the last "
-    "column holds ours to twice its own time, which is the same rule.",
-    "FasterTransformer is stood in for by static batching with max_model_len reserved. The paper found batches of 1 "
-    "and of 8 best for it. Ours of 8 are kinder than the paper's: they pad prompts to the longest and compute them at "
-    "once. FasterTransformer's first step took all prompts for as long as the shortest, and the rest of each went "
-    "through the model one token a step; that is the last line of the last table, hardly better than a batch of 1. So "
-    "the published multiple is compared with ours over the batch of 1.",
-    "In any static batch a member that has finished waits for the longest, and a newcomer for the whole batch. That "
-    "is all that is left of the multiple over static batches of 8.",
-    "The two stages of eight devices take turns here. Orca keeps both busy with different batches, for up to twice "
-    "the throughput, which the cost model does not know; FasterTransformer was measured best without that.",
-    "The paper measures its engine as up to 47 % faster than FasterTransformer on this model; all systems have the "
-    "same kernels here.",
+    "The published 190 ms is twice the time per token of a single batch in the paper's engine. The roofline is faster, "
+    "so all our systems have more slack at 190 ms, static batching most of all. The last column uses twice the time of "
+    "the roofline, which is the same rule.",
+    "FasterTransformer is replaced by static batching with reservations of max_model_len. The paper found batches of 1 "
+    "and of 8 best for it. Our batches of 8 are faster than the paper's: they pad prompts to the longest and compute "
+    "them in one step. FasterTransformer's first step computed all prompts up to the length of the shortest, and the "
+    "rest of each one token per step; the last row of the last table does this, and is hardly better than a batch of "
+    "1. So the published multiple is compared with ours over the batch of 1.",
+    "In any static batch a finished member waits for the longest one, and a new request waits for the whole batch. "
+    "This alone explains the multiple over static batches of 8.",
+    "The two stages of eight devices work one after the other here. Orca computes different batches on both at the "
+    "same time, for up to twice the throughput, which the cost model does not include; FasterTransformer was fastest "
+    "without that.",
+    "In the paper the engine is up to 47 % faster than FasterTransformer on this model; all systems have the same "
+    "kernels here.",
 )
 
 
 def _multiples(rates: dict[str, float]) -> dict[str, float | None]:
-    """How many times the throughput of a static system Orca's is; None if that is 0."""
+    """Returns Orca's throughput as a multiple of each static system's; None if that is 0."""
     orca = rates[ORCA.name]
     return {s.name: round(orca / rates[s.name], 2) if rates[s.name] else None for s in (SINGLE, STATIC)}
 
 
-def _at(limit: float, rates: dict[str, float]) -> dict[str, Any]:
+def _latency_limit_entry(limit: float, rates: dict[str, float]) -> dict[str, Any]:
     return {
         "normalized_latency_p50": round(limit, 4),
         "requests_per_s": {name: round(rate, 3) for name, rate in rates.items()},
@@ -213,7 +223,7 @@ def _at(limit: float, rates: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def _point(rate: float, point: Point) -> dict[str, float]:
+def _point_entry(rate: float, point: LoadPoint) -> dict[str, float]:
     return {
         "request_rate": rate,
         "requests_per_s": round(point.requests_per_s, 3),
@@ -221,22 +231,22 @@ def _point(rate: float, point: Point) -> dict[str, float]:
     }
 
 
-def _constants(seed: int, count: int, alone_seconds: float) -> list[tuple[str, str]]:
+def _constants(seed: int, count: int, single_seconds: float) -> list[tuple[str, str]]:
     return [
         ("workload", f"{count} requests, prompt {PROMPT}, output {OUTPUT}, Poisson arrivals, seed {seed}"),
-        ("Orca", "continuous, exact: prompt and output reserved at admission; prompts never cut"),
-        ("static", f"max: {MAX_MODEL_LEN} slots a request"),
+        ("Orca", "continuous, exact: prompt and output reserved at admission; no chunked prefill"),
+        ("static", f"max: {MAX_MODEL_LEN} slots per request"),
         ("kv memory", f"{num_kv_slots(MODEL, DEVICE, NUM_DEVICES):,} slots, block_size 1, arena first-fit"),
-        ("devices", f"{NUM_DEVICES}, as two stages of {TENSOR_PARALLEL_SIZE} that take turns"),
-        ("one request alone", f"{alone_seconds * 1e3:.1f} ms a token (128 prompt and 32 output tokens)"),
+        ("devices", f"{NUM_DEVICES}, as two stages of {TENSOR_PARALLEL_SIZE} that work one after the other"),
+        ("single request", f"{single_seconds * 1e3:.1f} ms per token (128 prompt and 32 output tokens)"),
         *cost_model().constants(),
     ]
 
 
-def _curves_table(curves: dict[str, dict[float, Point]]) -> Table:
+def _curves_table(curves: dict[str, dict[float, LoadPoint]]) -> Table:
     rows = [[name, *(f"{p.latency * 1e3:,.0f}" for p in curve.values())] for name, curve in curves.items()]
     columns = ["system", *(f"{rate:g}/s" for rate in RATES)]
-    return Table("Median E2E latency by output token, in ms, over the request rate (ours)", columns, rows)
+    return Table("Median E2E latency per output token in ms, by request rate (ours)", columns, rows)
 
 
 def _throughput_table(at: dict[float, dict[str, float]]) -> Table:
@@ -245,22 +255,22 @@ def _throughput_table(at: dict[float, dict[str, float]]) -> Table:
     for base in (SINGLE, STATIC):
         multiple = f"{PUBLISHED_MULTIPLE}x" if base is SINGLE else "-"
         multiples = [_multiples(rates)[base.name] for rates in at.values()]
-        ours = ["-" if value is None else f"{value:.1f}x" for value in multiples]
+        ours = [format_number(value, 1, "x") for value in multiples]
         rows.append([f"{ORCA.name}, over {base.name}", multiple, *ours])
     limits = [f"ours at {limit * 1e3:.0f} ms" for limit in at]
     columns = ["system", f"published at {LATENCY * 1e3:.0f} ms", *limits]
-    return Table("Requests a second at a median E2E latency by output token", columns, rows)
+    return Table("Requests per second at a median E2E latency per output token", columns, rows)
 
 
 def _queued_table(requests: Sequence[WorkloadRequest], queued: dict[str, float]) -> Table:
     rows = []
     for system in QUEUED:
-        lens = [r.output_len for r in system.change(requests)]
+        lens = [r.output_len for r in system.transform(requests)]
         size = system.batch_size
         steps = sum(max(lens[start : start + size]) for start in range(0, len(lens), size))
         shown = f"{steps / len(lens):.1f}" if system.is_static else "-"
         rows.append([system.name, shown, f"{queued[system.name]:.2f}"])
-    columns = ["system", "steps a request, by arithmetic", "requests a second, ours"]
+    columns = ["system", "steps per request, by arithmetic", "requests/s, ours"]
     return Table("With a full queue", columns, rows)
 
 
@@ -269,5 +279,4 @@ PRESET: Final = Preset(
     title="Iteration-level scheduling on GPT-3 175B",
     source="Yu et al., OSDI'22, section 6.2, Figure 10b",
     run=run,
-    takes=frozenset({"workload_seed", "num_prompts"}),
 )

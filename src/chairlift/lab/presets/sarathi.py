@@ -1,4 +1,4 @@
-"""Sarathi-Serve: what whole prompts do to the time between tokens, and chunks of them."""
+"""Sarathi-Serve: the effect of whole prompts and of chunked prefill on the time between tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.requests import RequestMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets.capacity import at_rate, highest_rate, measure, num_kv_slots
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
@@ -28,25 +28,25 @@ from chairlift.lab.workload.synthetic import make_workload
 DEVICE: Final = Device(
     "A100-80GB-PCIe", 312e12, 1935e9, 80 * 10**9, "NVIDIA A100 datasheet, PCIe 80GB", link_bandwidth=300e9
 )
-"""As in the paper's machines (Azure NC96ads v4), which join them in pairs by NVLink."""
+"""The device of the paper's machines (Azure NC96ads v4), in which NVLink connects pairs of them."""
 
 MAX_NUM_SEQS: Final = 128
 NUM_PROMPTS: Final = 512
 SEED: Final = 0
 MAX_MEDIAN_QUEUE_TIME: Final = 2.0
-"""Seconds; above, a rate does not count as sustained (section 5.1)."""
+"""Maximum in seconds at which a rate counts as sustained (section 5.1)."""
 
-MIN_KEPT_UP: Final = 0.9
-"""While the later half of the requests arrives, so many must end for each that comes. The queue time alone shows an
-overload only after all seats are taken, and the published runs were longer."""
+MIN_COMPLETION_RATIO: Final = 0.9
+"""Minimum of `completion_ratio` for a sustained rate. The queue time alone shows an overload only when all seats are in
+use, and the published runs were longer."""
 
 TOLERANCE: Final = 0.05
-"""Of a capacity, as a share of it."""
+"""The relative error of a capacity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Lengths of which the median, the 90th percentile and the longest are known: any between two of these alike."""
+    """A length distribution with known median, 90th percentile and maximum, which is uniform between them."""
 
     median: int
     p90: int
@@ -62,10 +62,10 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Lengths of a data set, whose longer pairs were left out (section 5, Table 2).
+    """The lengths of a data set without pairs longer than max_model_len (section 5, Table 2).
 
     Attributes:
-        ablation_rate: requests a second in Table 4, from the scripts published with the paper.
+        ablation_rate: requests per second in Table 4, from the scripts published with the paper.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Dataset:
     ablation_rate: float
 
     def workload(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
-        """Requests that arrive once a second on average."""
+        """Returns requests that arrive once per second on average."""
         return make_workload(
             seed, count, self.prompt, self.output, PoissonArrivals(1.0), vocab_size, max_model_len=self.max_model_len
         )
@@ -87,33 +87,43 @@ DATASETS: Final = (CHAT, ARXIV)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Seconds: median TTFT, P99 time between tokens (0.0 if no request has two), median queue time; and what
-    `share_kept_up` says."""
+class SarathiRun:
+    """The result of a run.
+
+    Attributes:
+        ttft_p50, queue_time_p50: medians in seconds.
+        itl_p99: inter-token latency in seconds; 0.0 if no request has two tokens.
+        completion_ratio: as the function `completion_ratio` returns it.
+    """
 
     ttft_p50: float
     itl_p99: float
     queue_time_p50: float
-    kept_up: float
+    completion_ratio: float
 
     def is_sustained(self, limit: float) -> bool:
-        is_steady = self.queue_time_p50 <= MAX_MEDIAN_QUEUE_TIME and self.kept_up >= MIN_KEPT_UP
+        is_steady = self.queue_time_p50 <= MAX_MEDIAN_QUEUE_TIME and self.completion_ratio >= MIN_COMPLETION_RATIO
         return is_steady and self.itl_p99 <= limit
 
 
-def share_kept_up(answered: Sequence[RequestMetrics]) -> float:
-    """Requests that ended for each that came, from the arrival of the one in the middle to that of the last."""
-    arrivals = sorted(request.arrival for request in answered)
+def completion_ratio(finished: Sequence[RequestMetrics]) -> float:
+    """Returns finished requests per arrival, between the arrivals of the middle request and of the last one."""
+    arrivals = sorted(request.arrival for request in finished)
     start, end = arrivals[len(arrivals) // 2], arrivals[-1]
-    num_ended = sum(start < request.token_times[-1] <= end for request in answered)
+    num_ended = sum(start < request.token_times[-1] <= end for request in finished)
     num_arrived = sum(start < arrival <= end for arrival in arrivals)
     return num_ended / num_arrived if num_arrived else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on devices, with its limits on the P99 time between tokens in seconds (Table 3), and the published
-    multiples of vLLM's capacity (abstract) and of Orca's (section 5.1; Yi-34B, chat, strict)."""
+    """A model on devices, with its published limits and results.
+
+    Attributes:
+        strict, relaxed: limits on the P99 inter-token latency in seconds (Table 3).
+        over_vllm: the capacity as a multiple of vLLM's (abstract).
+        over_orca: the capacity as a multiple of Orca's (section 5.1; Yi-34B, chat, strict).
+    """
 
     model: ModelShape
     tensor_parallel_size: int
@@ -132,23 +142,23 @@ class Deployment:
 
     @property
     def decode_seconds(self) -> float:
-        """Of a step of 32 decodes at 4096 tokens; the paper's limits are 5 and 25 of these."""
+        """Seconds of a step of 32 decodes at 4096 tokens; the paper's limits are 5 and 25 times this."""
         context = 32 * 4096
         return self.cost_model.seconds(StepShape(32, 32, 32, context, context))
 
-    def run(self, requests: Sequence[WorkloadRequest], max_model_len: int, token_budget: int) -> Run:
+    def run(self, requests: Sequence[WorkloadRequest], max_model_len: int, token_budget: int) -> SarathiRun:
         config = SimConfig(
             SchedulerConfig(max_model_len, MAX_NUM_SEQS, token_budget),
             num_blocks=self.num_slots // DEFAULT_BLOCK_SIZE,
             enable_prefix_caching=False,
             model=self.model,
         )
-        answered: list[RequestMetrics] = []
-        metrics = measure(requests, config, self.cost_model, answered)
-        assert metrics.ttft is not None, "every request was answered"
+        finished: list[RequestMetrics] = []
+        metrics = measure(requests, config, self.cost_model, finished)
+        assert metrics.ttft is not None, "every request has finished"
         assert metrics.queue_time is not None
         itl_p99 = 0.0 if metrics.itl is None else metrics.itl.p99
-        return Run(metrics.ttft.p50, itl_p99, metrics.queue_time.p50, share_kept_up(answered))
+        return SarathiRun(metrics.ttft.p50, itl_p99, metrics.queue_time.p50, completion_ratio(finished))
 
 
 MISTRAL: Final = Deployment(model_shape("mistral-7b"), 1, strict=0.1, relaxed=0.5, over_vllm=2.6, over_orca=None)
@@ -160,7 +170,7 @@ RELAXED_BUDGET: Final = 2048
 
 ABLATION_PROMPTS: Final = 128
 ABLATION_BUDGETS: Final = (None, 2048, 1024, 512)
-"""Tokens of a step; None: as many as the longest request has, so that no prompt is cut."""
+"""Tokens of a step; None: those of the longest request, so that no prompt is divided."""
 
 PUBLISHED_ABLATION: Final = {
     (CHAT.name, None): (0.53, 0.68),
@@ -168,30 +178,31 @@ PUBLISHED_ABLATION: Final = {
     (ARXIV.name, None): (3.78, 1.38),
     (ARXIV.name, 1024): (3.90, 0.17),
 }
-"""Median TTFT and P99 time between tokens, in seconds, of Yi-34B (Table 4: hybrid-batching-only, and combined)."""
+"""Median TTFT and P99 inter-token latency of Yi-34B in seconds (Table 4: hybrid-batching-only, and combined)."""
 
 NOTES: Final = (
-    "Without chunking means a token budget as large as the longest request: a step takes whole prompts along with the "
-    "decodes. That is the paper's hybrid-batching-only, and Orca on paged memory. vLLM's steps of nothing but prompts "
-    "are no way of this scheduler, so beside the published multiples over vLLM stand ours over whole prompts.",
-    "Lengths follow the published median and 90th percentile, evenly between two of these, prompt and output "
-    "independent; no more is known of the data sets here. Rates of the first runs are those of the scripts published "
-    "with the paper, which does not state them. The scripts run chunks of 512, the paper says 1024; its time "
-    "between tokens lies between ours of both.",
-    "Whole prompts stall a step for longer here than published, most of all where two wait for the same step: at these "
-    "lengths and rates the simulated machine is busier.",
-    "In the roofline small chunks cost little: weights, K and V read again, and a layer's fixed overhead. The paper "
-    "measures up to 25 % of a prefill for chunks of 512, by tiles and kernels that fill badly. This flatters our "
-    "chunked runs under the strict limit.",
-    "Whether a queue stays short over some hundred requests is partly chance: capacities of chunked runs, which end "
-    "there, differ by up to a third between seeds, and gains with them.",
+    "Without chunking, the token budget is as large as the longest request, so a step computes whole prompts together "
+    "with the decodes. This is the paper's hybrid-batching-only, and Orca on paged memory. This scheduler has no steps "
+    "of prompts only, as vLLM's are in the paper, so the published multiples over vLLM are compared with ours over "
+    "whole prompts.",
+    "Lengths have the published median and 90th percentile, are uniform between them, and are independent for prompt "
+    "and output, because no more is known of the data sets here. The rates of the first runs are those of the scripts "
+    "published with the paper, which does not name them. The scripts run chunks of 512, and the paper names 1024; its "
+    "time between tokens is between ours of both.",
+    "Whole prompts delay a step for longer here than published, most of all when two of them are in the same step: at "
+    "these lengths and rates the simulated machine has more load.",
+    "In the roofline small chunks have a low cost: weights, K and V are read again, and a layer has a fixed overhead. "
+    "The paper measures up to 25 % of a prefill for chunks of 512, caused by partly filled tiles and kernels. Our "
+    "chunked runs under the strict limit are faster for this reason.",
+    "Whether a queue stays short over some hundred requests depends on chance: the capacities of chunked runs, which "
+    "this limits, differ by up to a third between seeds, and so do the gains.",
     "Falcon-180B ran as two pipeline stages across nodes. Most of its gain comes from pipeline bubbles, and the cost "
     "model has no pipeline.",
 )
 
 
-def ablation(seed: int, count: int) -> dict[tuple[str, int | None], Run]:
-    """Runs of Yi-34B by data set and token budget."""
+def ablation(seed: int, count: int) -> dict[tuple[str, int | None], SarathiRun]:
+    """Returns runs of Yi-34B by data set and token budget."""
     found = {}
     for dataset in DATASETS:
         requests = at_rate(dataset.workload(seed, count, YI.model.vocab_size), dataset.ablation_rate)
@@ -201,9 +212,14 @@ def ablation(seed: int, count: int) -> dict[tuple[str, int | None], Run]:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
-    """Requests a second that can be sustained, of whole prompts and in chunks; 0.0 or infinity where every rate that
-    was tried is too high, or none is."""
+class SustainedCapacity:
+    """The highest sustained request rates with whole prompts and with chunked prefill.
+
+    Attributes:
+        slo: "strict" or "relaxed".
+        limit: of the P99 inter-token latency in seconds.
+        whole, chunked: requests per second; 0.0 if every simulated rate is too high, infinity if none is.
+    """
 
     deployment: Deployment
     dataset: Dataset
@@ -215,7 +231,7 @@ class Capacity:
 
     @property
     def gain(self) -> float | None:
-        """None if whole prompts sustain no rate, or every one."""
+        """chunked / whole; None if whole prompts sustain no rate or every rate."""
         return self.chunked / self.whole if 0 < self.whole < math.inf else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,16 +247,16 @@ class Capacity:
 
 
 def _finite(value: float) -> float | None:
-    """For JSON, which has no infinity."""
+    """Returns the rounded value, or None for infinity, which JSON does not have."""
     return round(value, 3) if math.isfinite(value) else None
 
 
-def capacities(deployment: Deployment, dataset: Dataset, seed: int, count: int) -> Iterator[Capacity]:
-    """Under the strict and the relaxed limit."""
+def capacities(deployment: Deployment, dataset: Dataset, seed: int, count: int) -> Iterator[SustainedCapacity]:
+    """Yields the capacities under the strict and under the relaxed limit."""
     requests = dataset.workload(seed, count, deployment.model.vocab_size)
 
     @cache
-    def run_at(rate: float, token_budget: int) -> Run:
+    def run_at(rate: float, token_budget: int) -> SarathiRun:
         return deployment.run(at_rate(requests, rate), dataset.max_model_len, token_budget)
 
     def highest(limit: float, token_budget: int) -> float:
@@ -249,11 +265,11 @@ def capacities(deployment: Deployment, dataset: Dataset, seed: int, count: int) 
     slos = (("strict", deployment.strict, STRICT_BUDGET), ("relaxed", deployment.relaxed, RELAXED_BUDGET))
     for slo, limit, token_budget in slos:
         whole, chunked = highest(limit, dataset.max_model_len), highest(limit, token_budget)
-        yield Capacity(deployment, dataset, slo, limit, token_budget, whole, chunked)
+        yield SustainedCapacity(deployment, dataset, slo, limit, token_budget, whole, chunked)
 
 
 def run(options: PresetOptions) -> PresetResult:
-    """Time between tokens by token budget, then the rates that two deployments sustain."""
+    """Simulates inter-token latencies by token budget, then the rates that two deployments sustain."""
     seed = SEED if options.workload_seed is None else options.workload_seed
     count = options.num_prompts or NUM_PROMPTS
     runs = ablation(seed, options.num_prompts or ABLATION_PROMPTS)
@@ -291,12 +307,12 @@ def _ablation_entry(key: tuple[str, int | None], ttft_p50: float, p99: float) ->
 
 def _constants(seed: int, count: int) -> list[tuple[str, str]]:
     constants = [
-        ("requests", f"{count} a run for capacities, seed {seed}; Poisson arrivals, the same draws at every rate"),
+        ("requests", f"{count} per run for capacities, seed {seed}; Poisson arrivals, the same draws at every rate"),
         ("kv", f"paged, blocks of {DEFAULT_BLOCK_SIZE}, no prefix cache; {MAX_NUM_SEQS} seats"),
         (
             "sustained",
-            f"P99 time between tokens within the limit, median queue time within {MAX_MEDIAN_QUEUE_TIME:g} s, and "
-            f"{MIN_KEPT_UP:g} requests end for each that comes in the later half; to {TOLERANCE:.0%}",
+            f"P99 ITL within the limit, median queue time within {MAX_MEDIAN_QUEUE_TIME:g} s, and at least "
+            f"{MIN_COMPLETION_RATIO:g} finished requests per arrival in the later half; tolerance {TOLERANCE:.0%}",
         ),
     ]
     for deployment in DEPLOYMENTS:
@@ -328,24 +344,24 @@ def _lengths_table(seed: int, count: int) -> Table:
     return Table("Lengths as drawn", columns, rows)
 
 
-def _ablation_table(runs: dict[tuple[str, int | None], Run]) -> Table:
+def _ablation_table(runs: dict[tuple[str, int | None], SarathiRun]) -> Table:
     rows = []
     for (dataset, budget), measured in runs.items():
-        ttft, tbt = PUBLISHED_ABLATION.get((dataset, budget), (None, None))
+        ttft, itl = PUBLISHED_ABLATION.get((dataset, budget), (None, None))
         rows.append(
             [
                 f"{dataset}, {'whole prompts' if budget is None else f'chunks of at most {budget}'}",
-                "-" if ttft is None else f"{ttft:.2f}",
+                format_number(ttft, 2),
                 f"{measured.ttft_p50:.2f}",
-                "-" if tbt is None else f"{tbt:.2f}",
+                format_number(itl, 2),
                 f"{measured.itl_p99:.2f}",
             ]
         )
     columns = ["Yi-34B on two devices", "TTFT p50 publ.", "ours", "ITL p99 publ.", "ours"]
-    return Table("TTFT and time between tokens, in seconds", columns, rows)
+    return Table("TTFT and inter-token latency in seconds", columns, rows)
 
 
-def _capacity_table(found: list[Capacity]) -> Table:
+def _capacity_table(found: list[SustainedCapacity]) -> Table:
     rows = []
     for capacity in found:
         name = f"{capacity.deployment.model.name}, {capacity.dataset.name}"
@@ -353,11 +369,11 @@ def _capacity_table(found: list[Capacity]) -> Table:
         rates = [f"{capacity.whole:.2f}", f"{capacity.chunked:.2f}"]
         rows.append([name, *cells, *rates, _times(capacity.gain)])
     columns = ["model, data set", "limit", "token budget", "whole prompts", "chunked", "gain"]
-    return Table("Requests a second that are sustained (ours)", columns, rows)
+    return Table("Sustained requests per second (ours)", columns, rows)
 
 
-def _gains_table(found: list[Capacity]) -> Table:
-    """The published headline beside our span."""
+def _gains_table(found: list[SustainedCapacity]) -> Table:
+    """Returns the published gains beside the range of ours."""
     rows = []
     for deployment in DEPLOYMENTS:
         gains = [c.gain for c in found if c.deployment is deployment and c.gain is not None]
@@ -369,7 +385,7 @@ def _gains_table(found: list[Capacity]) -> Table:
 
 
 def _times(gain: float | None) -> str:
-    return "-" if gain is None else f"{gain:.1f}x"
+    return format_number(gain, 1, "x")
 
 
 PRESET: Final = Preset(
@@ -377,5 +393,4 @@ PRESET: Final = Preset(
     title="Chunked prefills against whole prompts",
     source="Agrawal et al., OSDI'24, Tables 2 to 4 and Figure 10",
     run=run,
-    takes=frozenset({"workload_seed", "num_prompts"}),
 )

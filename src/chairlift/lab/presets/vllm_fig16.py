@@ -1,12 +1,11 @@
-"""Figure 16 of the PagedAttention paper: throughput where all prompts begin alike."""
+"""Figure 16 of the PagedAttention paper: throughput of prompts with a shared prefix."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
-from chairlift.lab.presets.vllm_setting import POLICIES, constants, cost_model, sim_config
-from chairlift.lab.presets.vllm_steady import NUM_SEEDS, Spread, Steady, SteadyTally
+from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.arrivals import BurstArrivals
@@ -17,78 +16,77 @@ MODEL: Final = "llama-13b"
 
 SENTENCE: Final = "lognormal:26,0.5,4..256"
 TRANSLATION: Final = "lognormal:38,0.5,4..256"
-"""Tokens of an English sentence and of its German translation: free constants. The WMT16 test sentences have some 21
-words on average, for which LLaMA's tokenizer needs roughly 1.4 tokens each in English and 2 in German."""
+"""Tokens of an English sentence and of its German translation: free constants. The WMT16 test sentences have about 21
+words on average, of about 1.4 tokens each in English and 2 in German with LLaMA's tokenizer."""
 
 NUM_PROMPTS: Final = 3000
 
 PUBLISHED: Final = {80: 1.67, 341: 3.58}
-"""Tokens of the shared prefix -> throughput of vLLM over that of Orca (Oracle)."""
+"""By tokens of the shared prefix: the throughput of vLLM divided by that of Orca (Oracle)."""
 
-KINDS: Final = ("oracle", "paged")
+COMPARED: Final = ("oracle", "paged")
 
 NOTES: Final = [
-    "The paper reads throughput off curves of latency by rate. Ours is what is ended a second with a queue that is "
-    "never empty: over a long trace, the highest rate at which the latency does not grow.",
-    "Two things grow with the prefix: Oracle holds it for every request and computes it for every request. Paging does "
-    "both once. Whole blocks are shared: 80 tokens are 5 blocks, 341 are 21, and 5 tokens besides.",
-    "Lengths of sentences were not published, and the ratio depends on them: the shorter sentence and translation are, "
-    "the more of a request is its prefix. The KV memory is that of OPT-13B, whose K and V are as large.",
-    "Ours is above the paper's, most of all behind the short prefix, where hundreds of short requests run at once "
-    "under paging: the cost model charges a step nothing for each of them but its tokens, and takes the "
-    "paged attention kernel, which the paper measures as 20 to 26 % slower, for as fast as another.",
+    "The paper reads throughput from curves of latency by rate. Ours is the number of requests finished per second "
+    "with a queue that is never empty: over a long trace, the highest rate at which the latency does not grow.",
+    "Oracle stores and computes the prefix for every request, and paging only once, so the ratio grows with the "
+    "prefix. Full blocks are shared: 80 tokens are 5 blocks, and 341 tokens are 21 blocks and 5 tokens.",
+    "The lengths of sentences were not published, and the ratio depends on them: the shorter sentence and translation "
+    "are, the larger is the prefix's share. The KV memory is that of OPT-13B, whose K and V have the same size.",
+    "Ours is above the paper's, especially for the short prefix, where hundreds of short requests run together under "
+    "paging: a request costs a step nothing but its tokens in the cost model, and the paged attention kernel, which "
+    "the paper measures as 20 to 26 % slower, is as fast as any other.",
 ]
 
 
 def run(options: PresetOptions) -> PresetResult:
-    """Both prefixes, paging with a prefix cache against Oracle, saturated, several seeds."""
+    """Simulates both prefixes under paging with a prefix cache and under Oracle, saturated, with several seeds."""
     seed, count = options.workload_seed or 0, options.num_prompts or NUM_PROMPTS
     rows: list[list[str]] = []
     ours: dict[str, Any] = {}
     for prefix, published in PUBLISHED.items():
-        runs = {kv: [translate(kv, prefix, seed + i, count) for i in range(NUM_SEEDS)] for kv in KINDS}
-        rates = {kv: Spread.of([run.requests_per_s for run in runs[kv]]) for kv in KINDS}
-        batches = {kv: Spread.of([run.batch for run in runs[kv]]).mean for kv in KINDS}
-        times = rates["paged"].mean / rates["oracle"].mean
-        for kv in KINDS:
-            numbers = [f"{batches[kv]:.1f}", f"{rates[kv].mean:.1f}", f"{rates[kv].off:.1f}"]
-            ratios = [f"{published:.2f}", f"{times:.2f}"] if kv == "paged" else ["1", "1"]
-            rows.append([f"{prefix} tokens, {POLICIES[kv]}", *numbers, *ratios])
+        runs = {kv: [run_translations(kv, prefix, seed + i, count) for i in range(vllm.NUM_SEEDS)] for kv in COMPARED}
+        rates = {kv: vllm.SeedStatistics.from_values([run.requests_per_s for run in runs[kv]]) for kv in COMPARED}
+        batches = {kv: sum(run.batch for run in runs[kv]) / vllm.NUM_SEEDS for kv in COMPARED}
+        ratio = rates["paged"].mean / rates["oracle"].mean
+        for kv in COMPARED:
+            numbers = [f"{batches[kv]:.1f}", f"{rates[kv].mean:.1f}", f"{rates[kv].deviation:.1f}"]
+            ratios = [f"{published:.2f}", f"{ratio:.2f}"] if kv == "paged" else ["1", "1"]
+            rows.append([f"{prefix} tokens, {vllm.POLICIES[kv]}", *numbers, *ratios])
         ours[str(prefix)] = {
-            "ratio": round(times, 2),
-            "requests_per_s": {kv: round(rates[kv].mean, 2) for kv in KINDS},
+            "ratio": round(ratio, 2),
+            "requests_per_s": {kv: round(rates[kv].mean, 2) for kv in COMPARED},
             "batch": {kv: round(batch, 2) for kv, batch in batches.items()},
         }
     columns = ["prefix, system", "batch", "requests/s", "seeds, +-", "throughput, published", "ours"]
     return PresetResult(
         constants=[
-            ("requests", f"{count:,} at once, seeds {seed} to {seed + NUM_SEEDS - 1}"),
-            ("counted", "steps from the admission of the first tenth of them until all but the last are admitted"),
+            ("requests", f"{count:,} at once, seeds {seed} to {seed + vllm.NUM_SEEDS - 1}"),
+            vllm.COUNTED,
             ("sentence, translation", f"{SENTENCE}; {TRANSLATION} (free constants)"),
-            *(constant for constant in constants(MODEL) if constant[0] != "lengths"),
+            *(constant for constant in vllm.constants(MODEL) if constant[0] != "lengths"),
         ],
-        tables=[Table("Translations behind a shared prefix", columns, rows)],
+        tables=[Table("Translations with a shared prefix", columns, rows)],
         notes=NOTES,
         published={str(prefix): {"ratio": number} for prefix, number in PUBLISHED.items()},
         ours=ours,
     )
 
 
-def translate(kv: str, prefix: int, seed: int, count: int) -> Steady:
-    """`count` translations at once behind one prefix of that many tokens."""
+def run_translations(kv: str, prefix: int, seed: int, count: int) -> vllm.SteadyState:
+    """Simulates `count` translations at once after a shared prefix of `prefix` tokens."""
     sentence, translation = parse_lengths(SENTENCE), parse_lengths(TRANSLATION)
     vocab_size = model_shape(MODEL).vocab_size
     requests = shared_prefixes(seed, count, 1, FixedLength(prefix), sentence, translation, BurstArrivals(), vocab_size)
-    tally = SteadyTally(count)
-    config = sim_config(kv, enable_prefix_caching=kv == "paged", model=MODEL)
-    simulate(requests, config, cost_model(MODEL), tally)
+    tally = vllm.SteadyStateTally(count)
+    config = vllm.sim_config(kv, enable_prefix_caching=kv == "paged", model=MODEL)
+    simulate(requests, config, vllm.cost_model(MODEL), tally)
     return tally.result()
 
 
 PRESET = Preset(
     name="vllm-fig16",
-    title="Throughput behind a shared prefix, LLaMA-13B, translation",
+    title="Throughput of translations with a shared prefix, LLaMA-13B",
     source="Kwon et al., SOSP'23, Figure 16 and section 6.4",
     run=run,
-    takes=frozenset({"workload_seed", "num_prompts"}),
 )

@@ -1,12 +1,11 @@
-"""Figure 2 of the PagedAttention paper: where the KV memory goes, by policy."""
+"""Figure 2 of the PagedAttention paper: the use of the KV memory, by policy."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
-from chairlift.lab.presets.vllm_setting import POLICIES, Load, constants
-from chairlift.lab.presets.vllm_steady import NUM_SEEDS, Spread, Steady, steady_state
+from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import vllm_experiments as vllm
 
 NUM_PROMPTS: Final = 2000
 
@@ -23,23 +22,24 @@ PUBLISHED: Final[dict[str, dict[str, float]]] = {
     "oracle": {"token_states": 38.2, "reserved": 25.2, "internal": 0.0, "external": 36.6},
     "paged": {"token_states": 96.3, "waste": 3.7},
 }
-"""Percent of the KV memory. Of vLLM's waste only the sum is in the figure."""
+"""Percent of the KV memory. The figure has only the sum of vLLM's waste."""
 
 NOTES: Final = [
-    "Means over the steps of a saturated queue, every step counting alike. The lengths' means are the paper's, but "
-    "which prompt belonged to which output was not published; independent draws take its place.",
-    "Reserved and internal are split by the true output length, as in the paper: reserved will be written, internal "
-    "never. Every reservation here is in whole blocks of 16 slots, so up to 15 slots a request that the paper, whose "
-    "Orca has no blocks, sees as rounding by the buddy allocator (external) are internal here. Hence the few tenths "
-    "under Oracle, where the paper has none, and somewhat more internal and less external under Pow2.",
-    "External holds what the buddy allocator rounds up, and every free slot while the head of the queue is refused for "
-    "memory. Under Max that is what 7 x 2048 slots leave over.",
-    "A token that is sampled last never gets K and V: a request is held to prompt + output - 1 slots.",
+    "Means over the steps of a saturated queue, every step with equal weight. The means of the lengths are the "
+    "paper's. The paper does not publish which prompt belongs to which output, so they are drawn independently.",
+    "Reserved and internal slots are divided by the true output length, as in the paper: reserved slots will be "
+    "written, internal ones never. Reservations here are full blocks of 16 slots, so up to 15 slots per request are "
+    "internal here that the paper, whose Orca has no blocks, counts as rounding by the buddy allocator (external). "
+    "This explains the few tenths under Oracle, where the paper has none, and more internal and less external under "
+    "Pow2.",
+    "External contains the rounding of the buddy allocator, and every free slot while the head of the queue is blocked "
+    "for lack of memory. Under Max these are the slots that 7 x 2048 do not use.",
+    "The last sampled token has no K and V: a request uses prompt + output - 1 slots.",
 ]
 
 
-def part(run: Steady, name: str) -> float:
-    """A part of the figure in percent. Free slots are with the others: there are hardly any under saturation."""
+def part_share(run: vllm.SteadyState, name: str) -> float:
+    """Returns a part of the figure in percent; "external" includes the few free slots."""
     if name == "external":
         return run.shares["external"] + run.shares["free"]
     if name == "waste":
@@ -48,41 +48,39 @@ def part(run: Steady, name: str) -> float:
 
 
 def run(options: PresetOptions) -> PresetResult:
-    """ShareGPT lengths, all requests at once, under each policy and several seeds."""
+    """Simulates ShareGPT lengths, all requests at once, under each policy with several seeds."""
     seed, count = options.workload_seed or 0, options.num_prompts or NUM_PROMPTS
-    loads = [Load.draw("sharegpt", seed + i, count) for i in range(NUM_SEEDS)]
+    workloads = [vllm.draw_requests("sharegpt", seed + i, count) for i in range(vllm.NUM_SEEDS)]
     rows, ours = [], {}
-    for kv, policy in POLICIES.items():
-        runs = [steady_state(kv, load) for load in loads]
+    for kv, policy in vllm.POLICIES.items():
+        runs = [vllm.steady_state(kv, requests) for requests in workloads]
         names = [*PARTS, "waste"] if "waste" in PUBLISHED[kv] else [*PARTS]
-        spreads = {name: Spread.of([part(steady, name) for steady in runs]) for name in names}
-        ours[kv] = {name: round(spread.mean, 2) for name, spread in spreads.items()}
-        rows += [_row(policy, kv, name, spread) for name, spread in spreads.items()]
+        shares = {name: vllm.SeedStatistics.from_values([part_share(run, name) for run in runs]) for name in names}
+        ours[kv] = {name: round(share.mean, 2) for name, share in shares.items()}
+        rows += [_row(policy, kv, name, share) for name, share in shares.items()]
     columns = ["policy", "slots", "published, %", "ours, %", "seeds, +-"]
     return PresetResult(
         constants=[
-            ("requests", f"{count:,} at once, ShareGPT lengths, seeds {seed} to {seed + NUM_SEEDS - 1}"),
-            ("counted", "steps from the admission of the first tenth of them until all but the last are admitted"),
-            *constants(),
+            ("requests", f"{count:,} at once, ShareGPT lengths, seeds {seed} to {seed + vllm.NUM_SEEDS - 1}"),
+            vllm.COUNTED,
+            *vllm.constants(),
         ],
-        tables=[Table("Slots of the KV memory by what is in them", columns, rows)],
+        tables=[Table("Slots of the KV memory by use", columns, rows)],
         notes=NOTES,
         published=dict(PUBLISHED),
         ours=ours,
     )
 
 
-def _row(policy: str, kv: str, name: str, spread: Spread) -> list[str]:
+def _row(policy: str, kv: str, name: str, share: vllm.SeedStatistics) -> list[str]:
     published = PUBLISHED[kv].get(name)
     label = PARTS.get(name, "all but token states")
-    shown = "-" if published is None else f"{published:.1f}"
-    return [f"{policy}, {kv}", label, shown, f"{spread.mean:.1f}", f"{spread.off:.1f}"]
+    return [f"{policy}, {kv}", label, format_number(published, 1), f"{share.mean:.1f}", f"{share.deviation:.1f}"]
 
 
 PRESET = Preset(
     name="vllm-fig2",
-    title="KV memory by what is in it, OPT-13B, ShareGPT",
+    title="Use of the KV memory, OPT-13B, ShareGPT",
     source="Kwon et al., SOSP'23, Figure 2",
     run=run,
-    takes=frozenset({"workload_seed", "num_prompts"}),
 )

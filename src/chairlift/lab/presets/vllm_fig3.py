@@ -1,4 +1,4 @@
-"""Figure 3 of the PagedAttention paper: what two requests reserve and never use."""
+"""Figure 3 of the PagedAttention paper: the slots that two requests reserve and never use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from chairlift.lab.workload.request import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
-class _Example:
-    """A request of the figure: prompt tokens, slots that its output fills, slots reserved, slots never used."""
+class _Figure3Request:
+    """A request of the figure.
+
+    Attributes:
+        prompt: number of prompt tokens.
+        output_slots: slots that the output fills.
+        reserved: slots.
+        never_used: reserved slots that are never used.
+    """
 
     name: str
     prompt: int
@@ -25,18 +32,18 @@ class _Example:
     never_used: int
 
     def request(self) -> WorkloadRequest:
-        """P prompt and n output tokens fill P + n - 1 slots, so one more token comes out than fills a slot."""
+        """Returns the request with one more output token than output slots, because the last token fills no slot."""
         tokens = list(range(self.prompt))
         return WorkloadRequest(
             self.name, 0.0, tokens, self.output_slots + 1, max_tokens=self.reserved - self.prompt + 1
         )
 
 
-EXAMPLES = (_Example("A", 7, 3, 2048, 2038), _Example("B", 3, 2, 512, 507))
+EXAMPLES = (_Figure3Request("A", 7, 3, 2048, 2038), _Figure3Request("B", 3, 2, 512, 507))
 
 
 def held_and_written(steps: list[Step], block_size: int) -> dict[str, tuple[int, int]]:
-    """Slots that each request got, and slots that it had written when it was last computed, by request id."""
+    """Returns, by request id, the slots allocated to each request and the slots that it wrote."""
     held: dict[str, int] = {}
     written: dict[str, int] = {}
     for step in steps:
@@ -48,7 +55,7 @@ def held_and_written(steps: list[Step], block_size: int) -> dict[str, tuple[int,
 
 
 def run(options: PresetOptions) -> PresetResult:
-    """Both requests through the scheduler, under `--kv exact`."""
+    """Simulates both requests with `--kv exact`."""
     model = model_shape("opt-13b")
     longest = max(example.reserved for example in EXAMPLES)
     config = SimConfig(
@@ -69,7 +76,7 @@ def run(options: PresetOptions) -> PresetResult:
     return PresetResult(
         constants=[("kv", "exact, block_size 1, buddy arena"), *cost_model.constants()],
         tables=[Table("KV slots of two requests that end before their limit", columns, rows)],
-        notes=["No difference: the numbers follow from the lengths, and no time enters them."],
+        notes=["No difference: the numbers depend on the lengths only, not on time."],
         published=published,
         ours=ours,
     )
@@ -80,4 +87,5 @@ PRESET = Preset(
     title="Slots reserved and never used by two requests",
     source="Kwon et al., SOSP'23, Figure 3",
     run=run,
+    options=(),
 )

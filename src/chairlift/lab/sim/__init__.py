@@ -1,1 +1,1 @@
-"""Simulation: the engine's own scheduler in virtual time, over a cost model instead of a device."""
+"""The simulator, which runs the engine's scheduler in virtual time with a cost model instead of a device."""

@@ -1,4 +1,4 @@
-"""What a step costs: the one question that a simulator asks of a device."""
+"""The interface of cost models, which compute the duration of a step from its shape."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from chairlift.events import Step
 
 
 class StepShape(NamedTuple):
-    """All that a cost model may look at. Everything here can be kept up to date in O(1) for a batch of decodes.
+    """The input of a cost model: the amounts of work in one step.
+
+    Each of them can be updated in O(1) for a batch of decodes.
 
     Attributes:
-        num_tokens: tokens computed, padding included.
-        num_seqs: rows: requests in the batch.
-        num_sampled: rows that go through the LM head: those that get a token, and those of padding that hold something.
+        num_tokens: computed tokens, padding included.
+        num_seqs: requests in the batch (rows).
+        num_sampled: rows that are computed by the LM head: those that sample a token, and padding rows with context.
         num_context: tokens whose K and V are read: the sum over the rows of their length after the step.
-        num_pairs: (query, key) pairs: the sum over the rows of what its queries see, causally. The padding of a row
-            that has nothing else sees what the row holds; left padding sees nothing.
+        num_pairs: (query, key) pairs of causal attention, summed over the rows. Padding in a row without other tokens
+            attends to the row's context; left padding attends to nothing.
     """
 
     num_tokens: int
@@ -27,28 +29,32 @@ class StepShape(NamedTuple):
 
 
 class CostModel(Protocol):
-    """Seconds of a step by its shape."""
+    """A model of the duration of a step."""
 
-    def seconds(self, shape: StepShape) -> float: ...
+    def seconds(self, shape: StepShape) -> float:
+        """Returns the duration of a step of this shape in seconds."""
+        ...
 
     def constants(self) -> list[tuple[str, str]]:
-        """Its constants, as (name, value with unit), to be printed with whatever was computed from it."""
+        """Returns the constants of the model as (name, value with unit), to be printed with results."""
         ...
 
 
 def num_causal_pairs(start: int, count: int) -> int:
-    """Pairs of `count` queries after `start` computed tokens, where each sees itself and everything before it."""
+    """Returns the (query, key) pairs of `count` queries after `start` computed tokens, under causal attention."""
     return count * start + count * (count + 1) // 2
 
 
 def num_padding_pairs(length: int, count: int) -> int:
-    """Pairs of `count` queries of padding in a row that holds `length` tokens and computes none: the last query sees
-    all of them."""
+    """Returns the (query, key) pairs of `count` padding queries in a row that has `length` tokens and computes none.
+
+    The last query attends to all tokens, and each earlier one to one token less.
+    """
     return num_causal_pairs(max(0, length - count), min(length, count))
 
 
-def shape_of(step: Step) -> StepShape:
-    """The shape of a recorded step."""
+def recorded_shape(step: Step) -> StepShape:
+    """Returns the shape of a recorded step."""
     padding = step.num_padding or [0] * len(step.request_ids)
     rows = list(zip(step.num_computed, step.num_scheduled, padding, strict=True))
     return StepShape(

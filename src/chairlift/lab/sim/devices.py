@@ -1,4 +1,4 @@
-"""What a device can do at most, and how much of it a step gets."""
+"""The peak performance of devices, and the share of it that a step reaches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from chairlift.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device, or one of several that share a model.
+    """The limits of one device, for the roofline cost model.
 
-    The last five are free constants. Their defaults were chosen before anything was simulated, are the same for every
-    policy, and are printed with every result: large fp16 matrix products reach somewhat more than the 52 % of the peak
-    that whole training steps do (Narayanan et al., SC'21, abstract), plain copies some 80 to 90 % of a datasheet's
-    bandwidth; a layer is about ten kernels of a few microseconds each to launch, and a step is planned on the host in
-    about a millisecond. A device that was measured says its own.
+    The last five attributes are free constants. Their defaults were chosen before any simulation, are the same for
+    every policy, and are printed with every result. Large fp16 matrix products reach somewhat more than the 52 % of the
+    peak that whole training steps reach (Narayanan et al., SC'21, abstract), and plain copies reach 80 to 90 % of the
+    bandwidth of a datasheet. A layer launches about ten kernels of a few microseconds each, and the host schedules a
+    step in about a millisecond. A calibrated device has measured values.
 
     Attributes:
-        peak_flops: floating point operations a second, dense, in the type below; bandwidth: of memory, bytes a second.
-        bytes_per_value: of the type that the peak is for: 2 is half precision, 4 single.
-        link_bandwidth: bytes a second to the other devices, in one direction; 0: it has no link.
-        source: where the numbers are from.
-        flops_efficiency, bandwidth_efficiency: the share of the peaks that is reached.
-        step_overhead, layer_overhead: seconds a step, and a layer of a step.
-        all_reduce_latency: seconds before an exchange between devices begins.
+        peak_flops: dense floating point operations per second in the type of `bytes_per_value`.
+        bandwidth: of memory, in bytes per second.
+        source: where the numbers come from.
+        bytes_per_value: of the type of the peak: 2 is half precision, 4 single precision.
+        link_bandwidth: bytes per second to the other devices, in one direction; 0: the device has no link.
+        flops_efficiency, bandwidth_efficiency: the shares of the peaks that are reached.
+        step_overhead: seconds per step.
+        layer_overhead: seconds per layer of a step.
+        all_reduce_latency: seconds before an exchange between devices starts.
 
     Raises:
-        ConfigError: a number that is not positive (or negative, for overheads), or an efficiency above 1.
+        ConfigError: a number is not positive (for overheads: is negative), or an efficiency is above 1.
     """
 
     name: str
@@ -53,13 +55,13 @@ class Device:
         for name in ("link_bandwidth", "step_overhead", "layer_overhead", "all_reduce_latency"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         for name in ("flops_efficiency", "bandwidth_efficiency"):
-            self._check(name, getattr(self, name) <= 1, "at most 1: it is a share of the peak")
+            self._check(name, getattr(self, name) <= 1, "at most 1, because it is a share of the peak")
         self._check("bytes_per_value", self.bytes_per_value in (1, 2, 4), "1, 2 or 4")
 
-    def _check(self, name: str, is_right: bool, wanted: str) -> None:
+    def _check(self, name: str, is_valid: bool, requirement: str) -> None:
         value = getattr(self, name)
-        if not is_right or not math.isfinite(value):
-            raise ConfigError(f"device {self.name}: {name} must be {wanted}, got {value}")
+        if not is_valid or not math.isfinite(value):
+            raise ConfigError(f"device {self.name}: {name} must be {requirement}, got {value}")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,40 +76,40 @@ _DEVICES: Final = (
     Device("H100-SXM", 989 * _TERA, 3350e9, 80 * _GB, "NVIDIA H100 datasheet, SXM5", link_bandwidth=450e9),
     Device("H200", 989 * _TERA, 4800e9, 141 * _GB, "NVIDIA H200 datasheet, SXM", link_bandwidth=450e9),
 )
-"""Dense fp16 tensor core peaks; link_bandwidth is half of what the datasheets give for both directions of NVLink."""
+"""Dense fp16 tensor core peaks; link_bandwidth is half of the NVLink bandwidth of the datasheets (both directions)."""
 
 DEVICES: Final = {device.name: device for device in _DEVICES}
 
 
 def find_device(name: str) -> Device:
-    """A device by name, or out of a file that `chairlift simulate --calibrate` wrote.
+    """Returns a known device by name, or reads it from a file that `chairlift simulate --calibrate` wrote.
 
     Raises:
-        ConfigError: there is neither; or the file is not a device's: says which field.
+        ConfigError: there is no such device or file, or a field of the file is wrong.
     """
     if name in DEVICES:
         return DEVICES[name]
     path = Path(name).expanduser()
     if not path.is_file():
-        raise ConfigError(f"device {name!r}: no such device or file; known devices are {', '.join(DEVICES)}")
+        raise ConfigError(f"device {name!r}: no such device or file; the devices are {', '.join(DEVICES)}")
     return read_device(path)
 
 
 def read_device(path: Path) -> Device:
-    """The device that a JSON file describes: an object with the fields of `Device`.
+    """Reads a device from a JSON file, an object with the fields of `Device`.
 
     Raises:
-        ConfigError: it is not; says which field is missing, unknown, or wrong.
+        ConfigError: the file cannot be read, or a field is missing, unknown or wrong.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"device file {path}: {error}") from None
     if not isinstance(record, dict):
-        raise ConfigError(f"device file {path}: must hold a JSON object, got {type(record).__name__}")
+        raise ConfigError(f"device file {path}: must contain a JSON object, got {type(record).__name__}")
     kinds = {field.name: str(field.type) for field in fields(Device)}
     if unknown := sorted(record.keys() - kinds.keys()):
-        raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; known are {', '.join(kinds)}")
+        raise ConfigError(f"device file {path}: unknown fields {', '.join(unknown)}; the fields are {', '.join(kinds)}")
     types = {"str": (str,), "int": (int,), "float": (int, float)}
     for name, value in record.items():
         if type(value) not in types[kinds[name]]:

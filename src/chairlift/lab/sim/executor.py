@@ -1,4 +1,4 @@
-"""An executor that computes nothing: it asks a cost model how long the step takes and moves a virtual clock."""
+"""An executor for simulation, which advances a virtual clock by the duration of each step and computes no model."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from chairlift.clock import VirtualClock
 from chairlift.lab.sim.cost_model import CostModel, StepShape, num_causal_pairs, num_padding_pairs
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput
 
-Tokens = Callable[[str, int], int]
-"""The output token of a request (by id) at an index from 0: a recording to be replayed."""
+TokenRecording = Callable[[str, int], int]
+"""Returns the recorded output token of a request, by its id and the index of the token from 0."""
 
-ZERO = [0]
-"""What is sampled without a recording; shared by everybody, never changed."""
+ZERO_TOKEN = [0]
+"""The sampled tokens without a recording; one list that all requests share and that must not be changed."""
 
 
 @dataclass(slots=True)
-class _Prefill:
-    """A row that has `num_known` tokens and has computed fewer."""
+class _PrefillRow:
+    """A row that has computed fewer tokens than it has."""
 
     num_computed: int
     num_known: int
 
 
 class SimExecutor:
-    """Answers every step with its number of tokens, at the time that a cost model gives.
+    """Implements `Executor` without a model: a step takes the seconds of a cost model on a virtual clock.
 
-    A step that decodes costs no Python per row. The length of a decoding row is kept as the clock of decodes minus
-    the row's birth on it, so that one tick lengthens all of them, and what they read is one product:
+    A decode step needs no Python loop over its rows. The length of a decoding row is the number of decode ticks minus
+    the tick of its birth, so one tick adds a token to all rows, and their context is one product:
 
         length(row) = ticks - birth(row)          sum of lengths = rows * ticks - sum of births
 
-    A row that sits a step out is born one tick later. Rows behind their last known token are few, and looped over.
+    The birth of a row that is not scheduled in a step moves one tick later. The few rows in prefill are looped over.
 
-    Sampled tokens are 0 unless `tokens` replays a recording. They enter the block hashes of the prefix cache, after
-    the prompt's, so requests with different prompts never share a block by them; two with the same prompt then share
-    their answers' blocks as well, as they would under greedy sampling.
+    Sampled tokens are 0, or those of the recording `tokens`. They enter the block hashes of the prefix cache after the
+    prompt, so requests with different prompts share no blocks because of them. Requests with equal prompts share the
+    blocks of their outputs too, as under greedy sampling.
     """
 
-    def __init__(self, cost_model: CostModel, clock: VirtualClock, tokens: Tokens | None = None) -> None:
+    def __init__(self, cost_model: CostModel, clock: VirtualClock, tokens: TokenRecording | None = None) -> None:
         self._cost_model = cost_model
         self._clock = clock
         self._tokens = tokens
-        self._prefills: dict[str, _Prefill] = {}
+        self._prefills: dict[str, _PrefillRow] = {}
         self._births: dict[str, int] = {}
         self._births_sum = 0
         self._ticks = 0
@@ -52,47 +52,48 @@ class SimExecutor:
         self.num_steps = 0
 
     def submit(self, output: SchedulerOutput) -> tuple[ModelRunnerOutput, float]:
-        """Queue a step behind those that are still being computed; the handle says when it will be done."""
+        """Starts a step after those in progress; the handle has its output and its end on the virtual clock."""
         for request_id in output.removed:
-            self._forget(request_id)
+            self._remove_row(request_id)
         for new in output.new_requests:
-            self._introduce(new)
+            self._add_row(new)
         shape, token_ids = self._advance(output)
         if self._tokens is not None:
-            token_ids = self._recorded(token_ids, self._tokens)
+            token_ids = self._recorded_tokens(token_ids, self._tokens)
         self._ready_time = max(self._ready_time, self._clock.now()) + self._cost_model.seconds(shape)
         self.num_steps += 1
         return ModelRunnerOutput(output.step, token_ids), self._ready_time
 
     def result(self, handle: tuple[ModelRunnerOutput, float]) -> ModelRunnerOutput:
-        """Move the clock to when the step is done."""
+        """Advances the clock to the end of the step, and returns its output."""
         output, ready_time = handle
         self._clock.advance(max(0.0, ready_time - self._clock.now()))
         return output
 
-    def _introduce(self, new: NewRequest) -> None:
-        self._prefills[new.request_id] = _Prefill(new.num_computed_tokens, len(new.token_ids))
+    def _add_row(self, new: NewRequest) -> None:
+        self._prefills[new.request_id] = _PrefillRow(new.num_computed_tokens, len(new.token_ids))
         if self._tokens is not None:
             self._num_prompt_tokens[new.request_id] = new.num_prompt_tokens
 
-    def _forget(self, request_id: str) -> None:
+    def _remove_row(self, request_id: str) -> None:
         if self._prefills.pop(request_id, None) is None:
             self._births_sum -= self._births.pop(request_id)
         self._num_prompt_tokens.pop(request_id, None)
 
     def _advance(self, output: SchedulerOutput) -> tuple[StepShape, dict[str, list[int]]]:
-        """Lengthen the scheduled rows; the step's shape, and a token for whoever has caught up."""
+        """Adds the scheduled tokens to the rows; returns the shape of the step and the sampled tokens."""
         scheduled = output.num_scheduled_tokens
-        token_ids = dict.fromkeys(scheduled, ZERO)
+        token_ids = dict.fromkeys(scheduled, ZERO_TOKEN)
         padding = output.num_padding_tokens
         only_padding = [request_id for request_id in padding if not scheduled[request_id]]
         for request_id in only_padding:
             del token_ids[request_id]
         padded_lengths = {request_id: self._length(request_id) for request_id in only_padding}
         self._ticks += 1
-        absent_context = self._hold(token_ids) if len(token_ids) < len(self._births) + len(self._prefills) else 0
+        has_absent_rows = len(token_ids) < len(self._births) + len(self._prefills)
+        absent_context = self._hold_absent_rows(token_ids) if has_absent_rows else 0
         decode_context = len(self._births) * self._ticks - self._births_sum - absent_context
-        prefill_context, prefill_pairs = self._prefill(scheduled, token_ids) if self._prefills else (0, 0)
+        prefill_context, prefill_pairs = self._advance_prefills(scheduled, token_ids) if self._prefills else (0, 0)
         padded_pairs = sum(num_padding_pairs(length, padding[rid]) for rid, length in padded_lengths.items())
         return StepShape(
             num_tokens=sum(scheduled.values()) + sum(padding.values()),
@@ -103,20 +104,20 @@ class SimExecutor:
         ), token_ids
 
     def _length(self, request_id: str) -> int:
-        """Tokens that a row has computed."""
+        """Returns the number of tokens that a row has computed."""
         row = self._prefills.get(request_id)
         return self._ticks - self._births[request_id] if row is None else row.num_computed
 
-    def _hold(self, present: dict[str, list[int]]) -> int:
-        """Decoding rows that sit this step out keep their length; returns how long they are together."""
+    def _hold_absent_rows(self, present: dict[str, list[int]]) -> int:
+        """Keeps the length of decoding rows that are not in this step, and returns the sum of their lengths."""
         absent = self._births.keys() - present.keys()
         for request_id in absent:
             self._births[request_id] += 1
         self._births_sum += len(absent)
         return sum(self._ticks - self._births[request_id] for request_id in absent)
 
-    def _prefill(self, scheduled: dict[str, int], token_ids: dict[str, list[int]]) -> tuple[int, int]:
-        """Advance the rows behind their last known token; what they read, and their pairs."""
+    def _advance_prefills(self, scheduled: dict[str, int], token_ids: dict[str, list[int]]) -> tuple[int, int]:
+        """Advances the rows in prefill; returns the context that they read and their (query, key) pairs."""
         context = pairs = 0
         caught_up: list[str] = []
         for request_id, row in self._prefills.items():
@@ -126,7 +127,7 @@ class SimExecutor:
             pairs += num_causal_pairs(row.num_computed, count)
             row.num_computed += count
             context += row.num_computed
-            assert row.num_computed <= row.num_known, "a token is computed once, after it is known"
+            assert row.num_computed <= row.num_known, "a row computes no token before it is known"
             if row.num_computed == row.num_known:
                 caught_up.append(request_id)
             else:
@@ -136,7 +137,7 @@ class SimExecutor:
             self._births_sum += self._births[request_id]
         return context, pairs
 
-    def _recorded(self, token_ids: dict[str, list[int]], tokens: Tokens) -> dict[str, list[int]]:
-        """The recording's tokens instead: the row's length is the index of the next one."""
+    def _recorded_tokens(self, token_ids: dict[str, list[int]], tokens: TokenRecording) -> dict[str, list[int]]:
+        """Returns the tokens of the recording for the rows that sampled one."""
         lengths = {rid: self._length(rid) for rid in token_ids}
         return {rid: [tokens(rid, length - self._num_prompt_tokens[rid])] for rid, length in lengths.items()}

@@ -1,16 +1,16 @@
-"""A cost model learned from the recorded steps of a real run.
+"""A cost model that is fitted to the recorded steps of a real run.
 
-    seconds = sum of coefficient * feature, no coefficient negative
+    seconds = sum of coefficient * feature, where no coefficient is negative
 
-Features are those of StepShape, and min(num_tokens, k) for a few k: a matrix product of few rows costs about as much as
-of one, since the weights are read once, so the first rows are dear and later ones cheap.
+The features are the fields of StepShape, and min(num_tokens, k) for several k: the weights are read once for a matrix
+product, so the first rows cost more than further ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from chairlift.errors import ConfigError
 from chairlift.events import Event, Step
 from chairlift.lab.metrics.percentile import percentile
-from chairlift.lab.sim.cost_model import StepShape, shape_of
+from chairlift.lab.sim.cost_model import StepShape, recorded_shape
 
 Array = npt.NDArray[np.float64]
 
 KNEES: Final = (2, 4, 8, 16, 32, 64, 128)
 FEATURES: Final = ("constant", *StepShape._fields, *(f"min(num_tokens, {knee})" for knee in KNEES))
-"""Names of the features, in the order of `_features`."""
+"""The names of the features, in the order of `_features`."""
 
 MIN_STEPS: Final = 2 * len(FEATURES)
 NUM_REWEIGHTINGS: Final = 10
@@ -32,11 +32,12 @@ NUM_REWEIGHTINGS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """How far predictions are from a recorded run, as shares of what was recorded.
+    """The errors of predicted durations, as shares of the recorded ones.
 
     Attributes:
+        num_steps: number of compared steps.
         median, p90: of the absolute errors of single steps.
-        total: of the sum of all steps, signed: positive is too long.
+        total: the signed error of the sum of all steps; positive if the prediction is too long.
     """
 
     num_steps: int
@@ -47,12 +48,12 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class FittedCostModel:
-    """A cost model.
+    """A cost model that is linear in the features of a step.
 
     Attributes:
-        coefficients: feature (see FEATURES) -> seconds per unit; those that are 0 are left out.
-        source: of what the run was recorded.
-        error: on the steps that it was fitted to.
+        coefficients: seconds per unit of each feature (see FEATURES), without zeros.
+        source: the name of the recorded run.
+        error: on the steps of that run.
     """
 
     coefficients: dict[str, float]
@@ -65,39 +66,20 @@ class FittedCostModel:
 
     def constants(self) -> list[tuple[str, str]]:
         error = self.error
-        residual = f"median {error.median:.1%}, p90 {error.p90:.1%} a step over {error.num_steps} steps"
+        residual = f"median {error.median:.1%}, p90 {error.p90:.1%} per step over {error.num_steps} steps"
         return [
             ("fitted to", self.source),
             ("residual", residual),
             *((name, f"{value * 1e6:.4g} us") for name, value in self.coefficients.items()),
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> FittedCostModel:
-        """What `to_dict` gave; raises ConfigError saying what is missing or wrong."""
-        try:
-            coefficients = {str(name): float(value) for name, value in record["coefficients"].items()}
-            model = cls(coefficients, str(record["source"]), FitError(**record["error"]))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"not a fitted cost model: {error!r}") from None
-        if unknown := sorted(coefficients.keys() - set(FEATURES)):
-            raise ConfigError(f"a fitted cost model has unknown features {unknown}; known are {', '.join(FEATURES)}")
-        if negative := sorted(name for name, value in coefficients.items() if not value >= 0):
-            raise ConfigError(f"a fitted cost model has negative coefficients for {negative}")
-        return model
-
 
 def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:
-    """The shape of each recorded step and the seconds that it took, in order.
+    """Returns the shape and the duration in seconds of each recorded step, in order.
 
-    A step is taken to last from the result of the one before it until its own: what lies between two results, planning
-    and answering included, is what a request waits for. If nobody was left after the step before, the engine stood
-    idle, and the step began when it was planned. That holds for engines that plan ahead as well, where planning and
-    result are more than one step apart.
+    A step lasts from the result of the step before it until its own result, because requests wait for scheduling and
+    output processing too. If no request remained after the step before, the engine was idle, and the step starts when
+    it is scheduled. This also holds for engines that schedule several steps ahead.
     """
     timed: list[tuple[StepShape, float]] = []
     before: Step | None = None
@@ -108,25 +90,24 @@ def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:
         if before is not None and (before.num_waiting or len(before.finished) < before.num_running):
             start = before.time
         if event.time > start:
-            timed.append((shape_of(event), event.time - start))
+            timed.append((recorded_shape(event), event.time - start))
         before = event
     return timed
 
 
 def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> FittedCostModel:
-    """Fit the coefficients to a run.
+    """Fits a cost model to the steps of a run, by least squares with weights that are updated in several rounds.
 
-    Errors count relative to what is predicted, as for a quantity whose deviation grows with its mean, so that the sum
-    of many steps comes out right; errors of more than the prediction itself (a machine that was busy with something
-    else) count linearly instead of squared (Huber, 1964). Both need a prediction first: least squares with weights,
-    repeated.
+    Errors are relative to the predicted duration, as for a quantity whose deviation grows with its mean, so the sum of
+    many steps is unbiased. Errors larger than the prediction, as on a machine with other load, count linearly, not
+    squared (Huber, 1964).
 
     Raises:
-        ConfigError: fewer steps than a fit can be made of.
+        ConfigError: the run has fewer than MIN_STEPS steps.
     """
     timed = step_seconds(events)
     if len(timed) < MIN_STEPS:
-        raise ConfigError(f"{source} has {len(timed)} steps, and a cost model is fitted to at least {MIN_STEPS}")
+        raise ConfigError(f"{source} has {len(timed)} steps, but fitting a cost model needs at least {MIN_STEPS}")
     features = np.array([_features(shape) for shape, _ in timed], dtype=np.float64)
     seconds = np.array([duration for _, duration in timed])
     solution = _weighted(features, seconds, 1 / seconds)
@@ -139,7 +120,7 @@ def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> F
 
 
 def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
-    """The coefficients, from columns that were scaled to be alike."""
+    """Returns the coefficients of the weighted problem, solved with columns of equal norm."""
     matrix = features * weights[:, None]
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
@@ -148,14 +129,14 @@ def _weighted(features: Array, seconds: Array, weights: Array) -> Array:
 
 
 def prediction_error(model: FittedCostModel, events: Iterable[Event]) -> FitError:
-    """The model's error on a run, better one that it was not fitted to.
+    """Returns the error of the model on a run, which should not be the one that it was fitted to.
 
     Raises:
         ConfigError: the run has no step.
     """
     timed = step_seconds(events)
     if not timed:
-        raise ConfigError("there are no steps to prediction_error a cost model on")
+        raise ConfigError("the run has no steps to compare the cost model with")
     predicted = np.array([model.seconds(shape) for shape, _ in timed])
     return _error(predicted, np.array([duration for _, duration in timed]))
 
@@ -172,8 +153,9 @@ def _error(predicted: Array, recorded: Array) -> FitError:
 
 
 def non_negative_least_squares(matrix: Array, target: Array) -> Array:
-    """x >= 0 that minimizes |matrix x - target|, by the active set method of Lawson and Hanson, Solving Least Squares
-    Problems (1974), chapter 23.
+    """Returns x >= 0 that minimizes |matrix x - target|.
+
+    Source: the active set method of Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23.
 
     Args:
         matrix: [rows, columns], rows >= 1; target: [rows].
@@ -197,17 +179,19 @@ def non_negative_least_squares(matrix: Array, target: Array) -> Array:
 
 
 def _descend(gram: Array, moment: Array, x: Array, is_free: npt.NDArray[np.bool_]) -> Array:
-    """Solve for the free coefficients; as long as that makes one negative, go there only as far as none is, and fix the
-    one at 0 that stopped it. Changes `is_free`."""
+    """Solves for the free coefficients, and updates `is_free`.
+
+    While the solution has a negative coefficient, x moves towards it until a coefficient reaches 0 and is fixed.
+    """
     while True:
-        wanted = np.zeros_like(x)
+        solution = np.zeros_like(x)
         free = np.flatnonzero(is_free)
-        wanted[free] = np.linalg.lstsq(gram[np.ix_(free, free)], moment[free], rcond=None)[0]
-        if not (wanted[free] <= 0).any():
-            return wanted
-        falling = free[wanted[free] <= 0]
-        steps = x[falling] / (x[falling] - wanted[falling]).clip(min=np.finfo(float).tiny)
-        x = x + float(steps.min()) * (wanted - x)
+        solution[free] = np.linalg.lstsq(gram[np.ix_(free, free)], moment[free], rcond=None)[0]
+        if not (solution[free] <= 0).any():
+            return solution
+        falling = free[solution[free] <= 0]
+        steps = x[falling] / (x[falling] - solution[falling]).clip(min=np.finfo(float).tiny)
+        x = x + float(steps.min()) * (solution - x)
         x[falling[steps == steps.min()]] = 0.0
         is_free &= x > 0
         x[~is_free] = 0.0

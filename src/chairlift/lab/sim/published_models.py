@@ -1,4 +1,4 @@
-"""Shapes of the models that the papers measure."""
+"""The shapes of models that papers measure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _ungated(
 
 
 # From the models' published config.json; gpt3-175b from Brown et al. (2020), Table 2.1.
-# gated: name, layers, hidden, heads, KV heads, head_dim, intermediate, vocabulary, context; of the others some.
+# Arguments of _gated: name, layers, hidden, heads, KV heads, head_dim, intermediate, vocabulary, context.
 _SHAPES: Final = (
     _ungated("opt-13b", 40, 5120, 40),
     _ungated("opt-66b", 64, 9216, 72),
@@ -62,7 +62,7 @@ MODEL_SHAPES: Final = {shape.name: shape for shape in _SHAPES}
 
 
 def model_shape(name: str) -> ModelShape:
-    """A shape by name, in half precision; raises ConfigError naming those that are known."""
+    """Returns the shape of a model by name, in half precision; raises ConfigError if it is unknown."""
     if name not in MODEL_SHAPES:
-        raise ConfigError(f"model {name!r}: no such shape; known are {', '.join(MODEL_SHAPES)}")
+        raise ConfigError(f"model {name!r}: no such shape; use one of {', '.join(MODEL_SHAPES)}")
     return MODEL_SHAPES[name]

@@ -1,12 +1,12 @@
-"""Seconds of a step from first principles: what it computes and what it reads, whichever takes longer.
+"""The roofline cost model: a part of a step takes the longer of its computation and its memory traffic.
 
-The roofline model (Williams, Waterman and Patterson, CACM 2009), layer by layer:
+Source: Williams, Waterman and Patterson, CACM 2009; applied layer by layer:
 
     layer    = max(FLOPs, weight bytes) + max(attention FLOPs, KV bytes) + overhead + two all-reduces
     step     = layers * layer + max(LM head FLOPs, LM head bytes) + overhead
 
-Left out: activations (small beside the weights), K and V written, sampling, swapping, pipeline parallelism, and any
-difference of kernels but the two efficiencies of the device.
+The model omits activations (small compared with the weights), writing K and V, sampling, swapping, pipeline
+parallelism, and all differences between kernels except the two efficiencies of the device.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from chairlift.lab.sim.devices import Device
 
 
 class LayerSeconds(NamedTuple):
-    """Seconds of each of `num_layers` equal layers: of a token's products and of reading the weights, of a pair of
-    query and key and of reading K and V of a token."""
+    """The seconds of the parts of one of `num_layers` equal layers.
+
+    Attributes:
+        token: the linear layers for one token.
+        weights: reading the weights.
+        pair: attention for one (query, key) pair.
+        context_token: reading K and V of one token.
+    """
 
     num_layers: int
     token: float
@@ -31,10 +37,10 @@ class LayerSeconds(NamedTuple):
 
 
 class Roofline:
-    """A cost model of a model on a device, or on `tensor_parallel_size` of them.
+    """The cost model of a model on one device, or on `tensor_parallel_size` devices.
 
-    Tensor parallelism (Shoeybi et al., Megatron-LM, 2019, section 3) divides matrices, heads, and K and V evenly, the
-    last as far as there are KV heads, and adds two ring all-reduces a layer of num_tokens * hidden_size values.
+    Tensor parallelism (Shoeybi et al., Megatron-LM, 2019, section 3) divides matrices, heads, and K and V evenly; a KV
+    head is not divided. It adds two ring all-reduces of num_tokens * hidden_size values per layer.
 
     Raises:
         ConfigError: tensor_parallel_size does not divide the heads, or the device has no link.
@@ -98,8 +104,8 @@ class Roofline:
             (
                 "model",
                 f"{model.name}: {model.config.num_layers} layers, hidden {model.config.hidden_size}, {heads} heads, "
-                f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB read a step, "
-                f"{model.kv_bytes_per_slot:,} bytes of K and V a token",
+                f"{kv_heads} KV heads, {model.weight_bytes / 1e9:.2f} GB read per step, "
+                f"{model.kv_bytes_per_slot:,} bytes of K and V per token",
             ),
             (
                 "device",

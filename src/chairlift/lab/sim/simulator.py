@@ -1,4 +1,4 @@
-"""The engine's own loop, scheduler and KV manager in virtual time."""
+"""Runs the engine's loop, scheduler and KV cache manager in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventSink
 from chairlift.lab.sim.cost_model import CostModel
-from chairlift.lab.sim.executor import SimExecutor, Tokens
+from chairlift.lab.sim.executor import SimExecutor, TokenRecording
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.request import Request
@@ -23,14 +23,14 @@ from chairlift.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """The engine that is simulated; fields are those of `EngineConfig`.
+    """The configuration of a simulated engine; the fields are those of `EngineConfig`.
 
     Attributes:
-        enable_prefix_caching: None is on for "paged" and off for reservations, which have none.
-        model: what the events say of the model; None where none is meant.
+        enable_prefix_caching: None: on for "paged", off for reservations, which have no prefix cache.
+        model: the model that the events name; None: no model.
 
     Raises:
-        ConfigError: as EngineConfig, for the same combinations.
+        ConfigError: as EngineConfig.
     """
 
     scheduler: SchedulerConfig
@@ -55,7 +55,7 @@ class SimConfig:
         return self.kv == "paged" and self.enable_prefix_caching is not False
 
     def engine_started(self) -> EngineStarted:
-        """The first event of a run, at time 0."""
+        """Returns the first event of a run, at time 0."""
         limits, model = self.scheduler, self.model
         is_static = limits.batching == "static"
         return EngineStarted(
@@ -80,14 +80,14 @@ class SimConfig:
 
 @dataclass(slots=True)
 class SimResult:
-    """What `simulate` did. What happened in it is in the events.
+    """The totals of a simulated run; the events have the details.
 
     Attributes:
-        num_requests: handed to the engine, the refused ones included.
-        num_steps: that were computed.
-        seconds: of virtual time, from 0 to the end of the last step.
-        wall_seconds: that the simulation itself took.
-        refused: (request id, why) of requests that could never fit.
+        num_requests: requests that arrived, rejected ones included.
+        num_steps: computed steps.
+        seconds: virtual time from 0 to the end of the last step.
+        wall_seconds: real time of the simulation.
+        rejected: (request id, error message) of the requests that can never fit.
     """
 
     num_requests: int = 0
@@ -107,23 +107,40 @@ def simulate(
     cost_model: CostModel,
     events: EventSink | None = None,
     *,
-    tokens: Tokens | None = None,
+    tokens: TokenRecording | None = None,
 ) -> SimResult:
-    """Run a workload to its end; every output has exactly its forced length.
+    """Simulates a workload to its end; every output has exactly its forced length.
 
-    Nothing is scheduled here: `EngineCore`, `Scheduler` and the KV manager are those of the engine. Where nothing is
-    to be computed, the clock jumps to the next arrival.
+    `EngineCore`, `Scheduler` and the KV cache manager are those of the engine. While the engine is idle, the clock
+    jumps to the next arrival.
 
     Args:
-        workload: a feed (with a limit on concurrency, say), or requests that arrive as they say.
-        events: gets what a real run's listener would get, times in virtual seconds. A run's events may be many and
-            large: `metrics.run.RunTally` takes in each and keeps little.
-        tokens: replays recorded output tokens, because they enter block hashes; 0 everywhere if None.
+        workload: a feed, for example with a concurrency limit, or requests with their arrival times.
+        events: receives the events of the run, with times in virtual seconds. A long run has many large events, which
+            `metrics.run.RunTally` aggregates as they come.
+        tokens: recorded output tokens to replay, because they enter block hashes; None: all are 0.
 
     Raises:
-        ConfigError: the pool cannot serve the policy (see `make_kv_cache_manager`).
+        ConfigError: the pool is too small for the policy (see `make_kv_cache_manager`).
     """
     clock = VirtualClock()
+    if events is not None:
+        events.emit(config.engine_started())
+    feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
+    core, executor = make_engine_core(config, cost_model, clock, events, tokens)
+    result = _SimulationRun(core, clock, feed).run_to_end()
+    result.num_steps = executor.num_steps
+    return result
+
+
+def make_engine_core(
+    config: SimConfig,
+    cost_model: CostModel,
+    clock: VirtualClock,
+    events: EventSink | None = None,
+    tokens: TokenRecording | None = None,
+) -> tuple[EngineCore, SimExecutor]:
+    """Returns the engine and the executor of a simulation; arguments and errors as for `simulate`."""
     manager = make_kv_cache_manager(
         config.kv,
         num_blocks=config.num_blocks,
@@ -132,18 +149,12 @@ def simulate(
         enable_prefix_caching=config.has_prefix_cache,
         arena=config.kv_arena,
     )
-    if events is not None:
-        events.emit(config.engine_started())
-    scheduler = make_scheduler(config.scheduler, manager, events)
     executor = SimExecutor(cost_model, clock, tokens)
-    feed = workload if isinstance(workload, RequestFeed) else RequestFeed(workload)
-    result = _Run(EngineCore(scheduler, executor, clock), clock, feed).to_end()
-    result.num_steps = executor.num_steps
-    return result
+    return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
 
 
-class _Run:
-    """One workload on its way through one engine."""
+class _SimulationRun:
+    """The loop that adds the requests of one workload to one engine and steps it."""
 
     def __init__(self, core: EngineCore, clock: VirtualClock, feed: RequestFeed) -> None:
         self._core = core
@@ -152,7 +163,7 @@ class _Run:
         self._requests: dict[str, Request] = {}
         self._result = SimResult()
 
-    def to_end(self) -> SimResult:
+    def run_to_end(self) -> SimResult:
         started = time.perf_counter()
         while True:
             self._add_due()
@@ -162,13 +173,12 @@ class _Run:
                 self._clock.advance(max(0.0, next_time - self._clock.now()))
             else:
                 break
-        assert self._feed.is_exhausted, "whoever waits for another one's end is due when nothing is out"
+        assert self._feed.is_exhausted, "every request is due once no other is unfinished"
         self._result.seconds = self._clock.now()
         self._result.wall_seconds = time.perf_counter() - started
         return self._result
 
     def _add_due(self) -> None:
-        """A request that could never fit is refused and counts as ended, so that others need not wait for it."""
         now = self._clock.now()
         next_time = self._feed.next_time()
         while next_time is not None and next_time <= now:
@@ -181,7 +191,7 @@ class _Run:
         request = forced_request(item)
         try:
             self._core.add(request)
-        except RequestError as error:
+        except RequestError as error:  # A rejected request is finished, so that its successors are released.
             self._result.rejected.append((item.request_id, str(error)))
             self._feed.finish(item.request_id, (), now)
         else:
@@ -196,7 +206,7 @@ class _Run:
 
 
 def forced_request(item: WorkloadRequest) -> Request:
-    """The request with its output length forced; it asks for `max_tokens`, if it says so, and for no more otherwise."""
+    """Returns the engine's request for a workload request, with its output length forced and its declared limit."""
     return Request(
         item.request_id,
         list(item.prompt_token_ids),

@@ -1,1 +1,1 @@
-"""Workloads: how long requests are, when they arrive, what they hold."""
+"""Workloads: the prompts, lengths and arrival times of requests, synthetic or recorded."""

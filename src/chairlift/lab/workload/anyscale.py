@@ -1,9 +1,11 @@
-"""The workload of "How continuous batching enables 23x throughput in LLM inference while reducing p50 latency" (Daniel
-et al., Anyscale, 2023), number for number as the scripts published with it draw it
-(anyscale/llm-continuous-batching-benchmarks on GitHub).
+"""The workload of Anyscale's benchmark of continuous batching, drawn exactly as its published scripts draw it.
 
-A burst of 1000 prompts of 512 tokens; output lengths are exponential with mean 128, rounded, and drawn again above a
-cap; end-of-sequence tokens are ignored. The longest pair, 512 and 1536, just fits the model's 2048 positions.
+Source: "How continuous batching enables 23x throughput in LLM inference while reducing p50 latency" (Daniel et al.,
+Anyscale, 2023), scripts in anyscale/llm-continuous-batching-benchmarks on GitHub.
+
+The throughput workload is a burst of 1000 prompts of 512 tokens. Output lengths are exponential with mean 128, rounded,
+and drawn again above a cap; end-of-sequence tokens are ignored. The longest request, 512 + 1536 tokens, fits the 2048
+positions of the model.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ PROMPT_LEN: Final = 512
 OPT_VOCAB_SIZE: Final = 50272
 MEAN_OUTPUT_LEN: Final = 128
 CAPS: Final = (32, 128, 512, 1536)
-"""Output lengths are at most this; one workload for each."""
+"""The maximum output lengths of the four published workloads."""
 
 STATIC_BATCH_SIZES: Final = {32: 16, 128: 12, 512: 8, 1536: 4}
-"""By cap, on an A100 with 40 GB: the largest that cannot run out of memory."""
+"""By cap: the largest static batch that cannot run out of memory on an A100 with 40 GB."""
 
 TOKEN_BUDGETS: Final = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
-"""By cap: the token budgets of the continuous systems."""
+"""By cap: the maximum number of tokens in a step of the continuous systems."""
 
 
 def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int = NUM_REQUESTS) -> list[WorkloadRequest]:
-    """The requests of the throughput figure: all at once, 512 prompt tokens each.
+    """Returns the requests of the throughput figure, which all arrive at once with 512 prompt tokens each.
 
     Args:
-        cap: the longest output; one of CAPS for a published workload.
+        cap: the maximum output length; one of CAPS for a published workload.
         vocab_size: token ids are 10..50000, modulo this.
-        count: 1000 for the published workload; another count is another workload, not a part of it.
+        count: 1000 for the published workload. Another count gives different requests, not a part of it.
 
     Raises:
         ConfigError: cap, vocab_size or count is less than 1.
@@ -50,8 +52,12 @@ def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int =
 
 @dataclass(frozen=True, slots=True)
 class AnyscaleLengths:
-    """The output lengths of the throughput figure as a `LengthDistribution` that draws nothing: always the first ones,
-    divided by `divisor` and rounded up, for machines and models that are as much smaller."""
+    """A `LengthDistribution` that returns the output lengths of the throughput figure in their published order.
+
+    Attributes:
+        cap: the maximum output length, one of CAPS.
+        divisor: divides each length, rounded up, for machines and models that are smaller.
+    """
 
     syntax: ClassVar[str] = "anyscale:CAP[/DIVISOR]"
     cap: int
@@ -64,7 +70,7 @@ class AnyscaleLengths:
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         if count > NUM_REQUESTS:
-            raise ConfigError(f"{self}: the published workload has {NUM_REQUESTS} requests, and {count} are wanted")
+            raise ConfigError(f"{self}: count must be at most {NUM_REQUESTS}, the published number, got {count}")
         return [-(-length // self.divisor) for length in _published_output_lens(self.cap)[:count]]
 
     def __str__(self) -> str:
@@ -82,15 +88,15 @@ def latency_workload(
     count: int = 100,
     prompt_len: tuple[int, int] = (1, 512),
 ) -> list[WorkloadRequest]:
-    """The requests of the latency figures: Poisson arrivals, outputs capped at 1536.
+    """Returns the requests of the latency figures, with Poisson arrivals and outputs of at most 1536 tokens.
 
     Args:
-        request_rate: requests a second; the figures have 1 and 4.
+        request_rate: requests per second; the figures have 1 and 4.
         count: 100 for the published workload.
-        prompt_len: the shortest and the longest prompt, uniform; 1..512 says the text, 128..384 the scripts.
+        prompt_len: the minimum and the maximum of a uniform distribution; 1..512 in the text, 128..384 in the scripts.
 
     Raises:
-        ConfigError: the rate is not positive; as throughput_workload.
+        ConfigError: request_rate is not positive, prompt_len is not a range, or as throughput_workload.
     """
     if not 0 < request_rate < float("inf"):
         raise ConfigError(f"request_rate must be a positive number, got {request_rate}")
@@ -101,9 +107,9 @@ def latency_workload(
 
 
 def _prompts(count: int, low: int, high: int, vocab_size: int) -> tuple[list[list[int]], np.random.RandomState]:
-    """The prompts, and the generator that goes on from them.
+    """Returns the prompts, and the generator for the output lengths, which is seeded by the draw after them.
 
-    All lengths are drawn before the first token, and equal bounds draw too: both move the generator.
+    As in the published scripts, all lengths are drawn before the first token, even if `low` equals `high`.
     """
     for name, value in (("count", count), ("shortest prompt_len", low), ("vocab_size", vocab_size)):
         if value < 1:
@@ -117,7 +123,7 @@ def _prompts(count: int, low: int, high: int, vocab_size: int) -> tuple[list[lis
 
 
 def _output_lens(state: np.random.RandomState, cap: int, count: int) -> list[int]:
-    """Drawn one by one until accepted; a length of zero asks for one token, as it did there."""
+    """Draws each length again until it is at most `cap`; a length of 0 becomes 1, as in the published scripts."""
     if cap < 1:
         raise ConfigError(f"Anyscale workload: cap must be at least 1, got {cap}")
     lens: list[int] = []

@@ -1,4 +1,4 @@
-"""Arrival processes: when requests come, in seconds after the first one."""
+"""Arrival processes: the arrival times of requests in seconds after the first one."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from chairlift.lab.workload.request import WorkloadRequest
 
 
 class ArrivalProcess(Protocol):
-    """Arrival times. The first is 0, so that idle time before it is nobody's."""
+    """A random process of arrival times, of which the first is 0, so that no run starts with idle time."""
 
     def times(self, rng: np.random.Generator, count: int) -> list[float]:
-        """`count` arrival times in seconds, ascending from 0."""
+        """Returns `count` arrival times in seconds, ascending from 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BurstArrivals:
-    """A burst: everything arrives at 0."""
+    """All requests arrive at time 0."""
 
     def times(self, rng: np.random.Generator, count: int) -> list[float]:
         return [0.0] * count
@@ -32,7 +32,7 @@ class BurstArrivals:
 
 @dataclass(frozen=True, slots=True)
 class ConstantArrivals:
-    """One request every 1 / rate seconds."""
+    """One request arrives every 1 / rate seconds."""
 
     rate: float
 
@@ -45,8 +45,13 @@ class ConstantArrivals:
 
 @dataclass(frozen=True, slots=True)
 class GammaArrivals:
-    """Independent gamma-distributed gaps of mean 1 / rate seconds and shape `burstiness`: 1 is a Poisson process, less
-    is burstier (the gaps' coefficient of variation is 1 / sqrt(burstiness)), more is steadier."""
+    """Independent gamma-distributed gaps between arrivals.
+
+    Attributes:
+        rate: arrivals per second.
+        burstiness: the shape of the distribution; 1 is a Poisson process, less is burstier, more is steadier. The
+            coefficient of variation of the gaps is 1 / sqrt(burstiness).
+    """
 
     rate: float
     burstiness: float
@@ -61,7 +66,7 @@ class GammaArrivals:
 
 @dataclass(frozen=True, slots=True)
 class PoissonArrivals:
-    """A Poisson process: independent exponential gaps of mean 1 / rate seconds."""
+    """A Poisson process, with independent exponential gaps of mean 1 / rate seconds."""
 
     rate: float
 
@@ -73,18 +78,18 @@ class PoissonArrivals:
 
 
 def arrival_process(request_rate: float | None = None, burstiness: float = 1.0) -> ArrivalProcess:
-    """The process that the usual two options of a load generator describe.
+    """Returns the process that the options `--request-rate` and `--burstiness` describe.
 
     Args:
-        request_rate: requests a second; None or infinite: all at once.
-        burstiness: shape of the gaps (see GammaArrivals); infinite: constant gaps.
+        request_rate: requests per second; None or infinite: all at once.
+        burstiness: the shape of the gaps (see GammaArrivals); infinite: constant gaps.
 
     Raises:
-        ConfigError: one is not positive, or there is a burstiness and no rate.
+        ConfigError: one of them is not positive, or a burstiness is given without a rate.
     """
     if request_rate is None or request_rate == math.inf:
         if burstiness != 1.0:
-            raise ConfigError(f"burstiness={burstiness:g} shapes the gaps between arrivals: give a request_rate too")
+            raise ConfigError(f"burstiness={burstiness:g} shapes the gaps between arrivals: set a request_rate too")
         return BurstArrivals()
     if burstiness == math.inf:
         return ConstantArrivals(request_rate)
@@ -94,8 +99,10 @@ def arrival_process(request_rate: float | None = None, burstiness: float = 1.0) 
 def with_arrivals(
     requests: Sequence[WorkloadRequest], arrivals: ArrivalProcess, rng: np.random.Generator
 ) -> list[WorkloadRequest]:
-    """The same requests in the same order at other times: for data sets that have none. Those that come after another
-    one keep the time between."""
+    """Returns the requests in the same order with new arrival times, for data sets without any.
+
+    Requests with `after` keep their delay.
+    """
     times = iter(arrivals.times(rng, sum(request.after is None for request in requests)))
     return [replace(request, arrival=next(times)) if request.after is None else request for request in requests]
 

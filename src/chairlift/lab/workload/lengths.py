@@ -1,12 +1,12 @@
-"""Distributions of prompt and output lengths, and the compact text they are written in.
+"""Distributions of prompt and output lengths, and the text format of the length options.
 
 fixed:128                    always 128
-uniform:32..512              any of 32 to 512, both included
-lognormal:96,0.7,16..512     median 96, sigma 0.7 of the logarithm; outside 16..512 moved to the nearer bound
-exp:96,8..384                mean 96; outside 8..384 moved to the nearer bound
-exp:128,1..32,reject         outside 1..32 drawn again
-hist:sharegpt-input          a bin of that histogram by its count, then anywhere in the bin (see `histograms`)
-anyscale:1536/4              the published output lengths at cap 1536, a quarter of each (see `anyscale`)
+uniform:32..512              uniform over 32..512, bounds included
+lognormal:96,0.7,16..512     median 96, sigma 0.7 of the logarithm; values outside 16..512 become the nearer bound
+exp:96,8..384                mean 96; values outside 8..384 become the nearer bound
+exp:128,1..32,reject         values outside 1..32 are drawn again
+hist:sharegpt-input          a bin of the histogram by its count, then uniform in the bin (see `load_histogram`)
+anyscale:1536/4              a quarter of the published output lengths with the cap 1536 (see `anyscale`)
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ from chairlift.errors import ConfigError
 from chairlift.lab.workload.anyscale import AnyscaleLengths
 
 LONGEST: Final = 1 << 30
-"""The upper bound of a distribution that was given none."""
+"""The default upper bound of a distribution."""
 
 MAX_REDRAWS: Final = 100
-"""Rounds of rejection sampling before a range counts as out of reach."""
+"""Rounds of rejection sampling before a range is reported as unreachable."""
 
 
 PUBLISHED_HISTOGRAMS: Final = ("alpaca", "sharegpt")
-"""Prompt and output lengths of the two data sets of the vLLM paper (Kwon et al., SOSP'23), Figure 11; how they were
-read is in `data/`."""
+"""Prompt and output lengths of the data sets of the vLLM paper (Kwon et al., SOSP'23), Figure 11; `data/` describes how
+they were read."""
 
 HISTOGRAM_SIDES: Final = ("input", "output")
 
 
 class LengthDistribution(Protocol):
-    """Lengths in tokens, each at least 1. `str()` of it is the compact text."""
+    """A distribution of lengths in tokens, each at least 1. `str()` returns its text, as `parse_lengths` reads it."""
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
-        """`count` independent lengths.
+        """Returns `count` independent lengths.
 
         Raises:
-            ConfigError: lengths outside the range are drawn again, and the range is practically never met.
+            ConfigError: lengths outside the range are drawn again, but almost all draws are outside.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
-    """What becomes of real-valued draws, rounded to the nearest integer: those outside low..high (both included) are
-    moved to the nearer bound or, with `reject`, drawn again."""
+    """Rounds real-valued draws to integers within low..high, bounds included.
+
+    Draws outside become the nearer bound or, with `reject`, are drawn again.
+    """
 
     low: int = 1
     high: int = LONGEST
@@ -65,7 +67,7 @@ class LengthRange:
             raise ConfigError(f"a range of lengths must satisfy 1 <= low <= high, got {self.low}..{self.high}")
 
     def apply(self, draw: Callable[[int], npt.NDArray[np.float64]], count: int) -> list[int]:
-        """`count` lengths out of `draw(n)`, which gives n independent draws."""
+        """Returns `count` lengths from `draw(n)`, which returns n independent draws."""
         if not self.reject:
             return _to_ints(np.clip(draw(count), self.low, self.high))
         kept: list[int] = []
@@ -77,11 +79,11 @@ class LengthRange:
                 return kept[:count]
         raise ConfigError(
             f"only {len(kept)} of {MAX_REDRAWS * num_draws} draws fell into {self.low}..{self.high}, and {count} are "
-            f"needed: widen the range, or leave out `reject` to have them moved to its bounds"
+            f"needed: widen the range, or omit `reject` to move draws to its bounds"
         )
 
     def suffix(self) -> str:
-        """As it stands at the end of the compact text."""
+        """The end of a distribution's text that describes this range; empty for the default."""
         if (self.low, self.high) == (1, LONGEST):
             return ",reject" if self.reject else ""
         return f",{self.low}..{self.high}" + (",reject" if self.reject else "")
@@ -89,7 +91,7 @@ class LengthRange:
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """Always `length`."""
+    """A constant length."""
 
     syntax: ClassVar[str] = "fixed:LENGTH"
     length: int
@@ -106,7 +108,7 @@ class FixedLength:
 
 @dataclass(frozen=True, slots=True)
 class UniformLengths:
-    """Each of low..high alike, both included."""
+    """The uniform distribution over low..high, bounds included."""
 
     syntax: ClassVar[str] = "uniform:LOW..HIGH"
     low: int
@@ -125,7 +127,7 @@ class UniformLengths:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalLengths:
-    """Log-normal: the logarithm has mean ln(median) and standard deviation sigma."""
+    """The log-normal distribution: the logarithm has mean ln(median) and standard deviation sigma."""
 
     syntax: ClassVar[str] = "lognormal:MEDIAN,SIGMA[,LOW..HIGH][,reject]"
     median: float
@@ -145,7 +147,7 @@ class LogNormalLengths:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialLengths:
-    """Exponential with that mean, before the range is applied."""
+    """The exponential distribution; `mean` is the mean before the range is applied."""
 
     syntax: ClassVar[str] = "exp:MEAN[,LOW..HIGH][,reject]"
     mean: float
@@ -163,8 +165,12 @@ class ExponentialLengths:
 
 @dataclass(frozen=True, slots=True)
 class HistogramLengths:
-    """One of `counts`' bins with a chance in proportion to its count, and then any length within it alike; the bins
-    are equally wide, from `start` to `end`. `name` is what `load_histogram` knows it by."""
+    """A bin is drawn with a probability proportional to its count, then a length uniformly within the bin.
+
+    Attributes:
+        name: as for `load_histogram`.
+        start, end: the lower bound of the first bin and the upper bound of the last; all bins are equally wide.
+    """
 
     syntax: ClassVar[str] = "hist:NAME-input|NAME-output[,LOW..HIGH][,reject]"
     name: str
@@ -175,7 +181,7 @@ class HistogramLengths:
 
     @classmethod
     def load(cls, name: str, within: LengthRange = LengthRange()) -> HistogramLengths:
-        """As `load_histogram`, errors included."""
+        """Reads a histogram with `load_histogram`, which raises its errors."""
         return cls(name, *load_histogram(name), within)
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
@@ -190,24 +196,27 @@ class HistogramLengths:
 
 
 def load_histogram(name: str) -> tuple[float, float, tuple[int, ...]]:
-    """Where the first bin begins, where the last one ends, and the counts.
+    """Reads a histogram; returns the start of the first bin, the end of the last one, and the counts.
+
+    A file is a JSON object {"source": TEXT, "input": SIDE, "output": SIDE}; a side is {"lo": 1.0, "hi": 2028.0, "bins":
+    128, "counts": [128 integers]} with bins of equal width from lo to hi.
 
     Args:
         name: one of PUBLISHED_HISTOGRAMS or the path of a file, followed by -input or -output.
 
     Raises:
-        ConfigError: there is no such file, or it is not a histogram: says which field.
+        ConfigError: there is no such file, or a field is missing or wrong.
     """
     base, _, side = name.rpartition("-")
     if side not in HISTOGRAM_SIDES or not base:
-        raise ConfigError(f"a histogram is NAME-input or NAME-output, got {name!r}; {_known_histograms()}")
+        raise ConfigError(f"a histogram must be NAME-input or NAME-output, got {name!r}; {_known_histograms()}")
     text = _read_histogram(base)
     try:
         fields = json.loads(text)[side]
         low, high, counts = float(fields["lo"]), float(fields["hi"]), tuple(fields["counts"])
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"histogram {base}: not an object whose {side!r} holds lo, hi, bins and counts ({error!r})"
+            f"histogram {base}: {side!r} must be an object with lo, hi, bins and counts ({error!r})"
         ) from None
     _check_histogram(base, side, low, high, counts, fields.get("bins", len(counts)))
     return low, high, counts
@@ -234,28 +243,25 @@ def _check_histogram(base: str, side: str, low: float, high: float, counts: tupl
 
 
 def _known_histograms() -> str:
-    return f"known by name are {' and '.join(PUBLISHED_HISTOGRAMS)}, anything else is the path of a JSON file"
+    return f"NAME is {' or '.join(PUBLISHED_HISTOGRAMS)}, or the path of a JSON file"
 
 
-SYNTAX: Final = {
-    "fixed": FixedLength.syntax,
-    "uniform": UniformLengths.syntax,
-    "lognormal": LogNormalLengths.syntax,
-    "exp": ExponentialLengths.syntax,
-    "hist": HistogramLengths.syntax,
-    "anyscale": AnyscaleLengths.syntax,
-}
+_CLASSES: Final = (
+    FixedLength, UniformLengths, LogNormalLengths, ExponentialLengths, HistogramLengths, AnyscaleLengths,
+)  # fmt: skip
+SYNTAX: Final = {syntax.partition(":")[0]: syntax for syntax in (each.syntax for each in _CLASSES)}
+"""The name of each distribution, and its syntax."""
 
 
 def parse_lengths(text: str) -> LengthDistribution:
-    """The distribution that a compact text describes (see the head of this module).
+    """Parses the text of a distribution, in the format that the module's docstring describes.
 
     Raises:
-        ConfigError: the text is not one; says what is wrong with it and what is known.
+        ConfigError: the distribution is unknown, or its arguments are wrong.
     """
     kind, _, rest = text.strip().partition(":")
     if kind not in SYNTAX:
-        raise ConfigError(f"lengths {text!r}: unknown distribution {kind!r}; known are {', '.join(SYNTAX.values())}")
+        raise ConfigError(f"lengths {text!r}: unknown distribution {kind!r}; use one of {', '.join(SYNTAX.values())}")
     arguments = _Arguments([part.strip() for part in rest.split(",")] if rest.strip() else [])
     try:
         return _build(kind, arguments)
@@ -266,11 +272,12 @@ def parse_lengths(text: str) -> LengthDistribution:
 def paired_lengths(
     prompt: LengthDistribution, output: LengthDistribution, max_total: int, rng: np.random.Generator, count: int
 ) -> list[tuple[int, int]]:
-    """`count` pairs of a prompt length and an output length, drawn independently, and drawn again if their sum exceeds
-    `max_total`: the workload of the vLLM paper (Kwon et al., SOSP'23, section 6.1).
+    """Returns `count` pairs of an independent prompt length and output length whose sum is at most `max_total`.
+
+    Pairs with a larger sum are drawn again, as in the vLLM paper (Kwon et al., SOSP'23, section 6.1).
 
     Raises:
-        ConfigError: as LengthDistribution.sample, or the sum practically always exceeds max_total.
+        ConfigError: as LengthDistribution.sample, or the sum of almost all pairs exceeds max_total.
     """
     pairs: list[tuple[int, int]] = []
     num_draws = max(count, 1000)
@@ -281,7 +288,7 @@ def paired_lengths(
             return pairs[:count]
     raise ConfigError(
         f"only {len(pairs)} of {MAX_REDRAWS * num_draws} pairs of {prompt} prompt and {output} output tokens fit "
-        f"into {max_total}, and {count} are needed: narrow the lengths, or raise the limit (max_model_len)"
+        f"into {max_total} tokens, and {count} are needed: shorten the lengths or increase max_model_len"
     )
 
 
@@ -304,38 +311,35 @@ def _build(kind: str, arguments: _Arguments) -> LengthDistribution:
 
 
 class _Arguments:
-    """The comma-separated arguments of one text, taken from the left; raises ConfigError where they do not fit."""
+    """The comma-separated arguments of one text, read from the left; all methods raise ConfigError."""
 
     def __init__(self, parts: list[str]) -> None:
         self._parts = parts
 
-    def _take(self, name: str) -> str:
+    def text(self, name: str) -> str:
         if not self._parts:
             raise ConfigError(f"{name} is missing")
         return self._parts.pop(0)
 
-    def text(self, name: str) -> str:
-        return self._take(name)
-
     def number(self, name: str) -> float:
-        part = self._take(name)
+        part = self.text(name)
         try:
             return float(part)
         except ValueError:
             raise ConfigError(f"{name} must be a number, got {part!r}") from None
 
     def integer(self, name: str) -> int:
-        return self._to_int(name, self._take(name))
+        return self._to_int(name, self.text(name))
 
     def bounds(self) -> tuple[int, int]:
-        part = self._take("LOW..HIGH")
+        part = self.text("LOW..HIGH")
         low, dots, high = part.partition("..")
         if not dots:
             raise ConfigError(f"LOW..HIGH must be two integers with .. between them, got {part!r}")
         return self._to_int("LOW", low), self._to_int("HIGH", high)
 
     def ratio(self, name: str, divisor: str) -> tuple[int, int]:
-        part, slash, rest = self._take(name).partition("/")
+        part, slash, rest = self.text(name).partition("/")
         return self._to_int(name, part), self._to_int(divisor, rest) if slash else 1
 
     def length_range(self) -> LengthRange:
@@ -347,7 +351,7 @@ class _Arguments:
 
     def finish(self) -> None:
         if self._parts:
-            raise ConfigError(f"{self._parts[0]!r} is one too many")
+            raise ConfigError(f"{self._parts[0]!r} is one argument too many")
 
     def _to_int(self, name: str, part: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""One request to come."""
+"""The requests of a workload, and their order if some follow others."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from chairlift.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request to come, with the length its output is forced to.
+    """One request of a workload, with the length that its output is forced to.
 
     Attributes:
         request_id: unique in its workload.
         arrival: seconds after the start of the workload or, with `after`, after the end of that request.
-        prompt_token_ids: any sequence of ints; readers of traces keep `bytes` (ids below 256), an eighth of a list.
-        output_len: output tokens there will be.
-        max_tokens: output tokens that the user asks for at most, >= output_len; None: exactly output_len.
-        after: the request that has to end first.
-        carries_history: the prompt is what `after` had as its prompt, its output, and then prompt_token_ids.
-        priority: smaller goes first under the priority policy.
-        tenant: whom it is served for; the fair policy shares the engine between tenants.
+        prompt_token_ids: any sequence of ints; trace readers use `bytes` (ids below 256), an eighth of a list's memory.
+        output_len: number of output tokens that the request produces.
+        max_tokens: the declared maximum number of output tokens, >= output_len; None: exactly output_len.
+        after: the id of the request that has to finish first.
+        carries_history: the prompt is the prompt of `after`, its output, and then prompt_token_ids.
+        priority: smaller values are scheduled first under the priority policy.
+        tenant: the fair policy shares the engine between tenants.
 
     Raises:
-        ConfigError: a value outside these bounds, with the request's id and the value.
+        ConfigError: a value is outside these bounds.
     """
 
     request_id: str
@@ -47,13 +47,13 @@ class WorkloadRequest:
         if self.max_tokens is not None and self.max_tokens < self.output_len:
             raise self._error(f"max_tokens must be at least output_len={self.output_len}, got {self.max_tokens}")
         if self.carries_history and self.after is None:
-            raise self._error("carries_history needs `after`: the request whose prompt and output it carries")
+            raise self._error("carries_history needs `after`, the request whose prompt and output it carries")
         if not self.prompt_token_ids and not self.carries_history:
             raise self._error("prompt_token_ids must hold at least one token")
 
     @property
     def max_output_len(self) -> int:
-        """The output tokens it asks for at most."""
+        """The declared maximum number of output tokens."""
         return self.output_len if self.max_tokens is None else self.max_tokens
 
     def _error(self, problem: str) -> ConfigError:
@@ -61,19 +61,21 @@ class WorkloadRequest:
 
 
 def successors_by_id(requests: Sequence[WorkloadRequest]) -> dict[str, list[WorkloadRequest]]:
-    """The requests that come `after` another one, by that one's id, in the order given."""
-    followers: dict[str, list[WorkloadRequest]] = {}
+    """Returns the requests that name another one in `after`, by the id of that one, in the given order."""
+    successors: dict[str, list[WorkloadRequest]] = {}
     for request in requests:
         if request.after is not None:
-            followers.setdefault(request.after, []).append(request)
-    return followers
+            successors.setdefault(request.after, []).append(request)
+    return successors
 
 
 def dependency_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """The same requests, each behind the one it comes after, and before the next that comes after none.
+    """Returns the requests such that each follows the one that it names in `after`.
+
+    Requests without `after` keep their order, and all successors of one come before the next.
 
     Raises:
-        ConfigError: two have the same id, or `after` names no request or leads in a circle.
+        ConfigError: two requests have the same id, or `after` names no request or forms a cycle.
     """
     known = Counter(request.request_id for request in requests)
     if len(known) < len(requests):
@@ -81,19 +83,19 @@ def dependency_order(requests: Sequence[WorkloadRequest]) -> list[WorkloadReques
     for request in requests:
         if request.after is not None and request.after not in known:
             raise ConfigError(f"workload request {request.request_id!r}: `after` names no request: {request.after!r}")
-    followers = successors_by_id(requests)
+    successors = successors_by_id(requests)
     ordered: list[WorkloadRequest] = []
     reached = [request for request in reversed(requests) if request.after is None]
     while reached:
         ordered.append(reached.pop())
-        reached += reversed(followers.pop(ordered[-1].request_id, []))
-    if followers:
-        raise ConfigError(f"workload request {next(iter(followers))!r} can never arrive: its `after` leads in a circle")
+        reached += reversed(successors.pop(ordered[-1].request_id, []))
+    if successors:
+        raise ConfigError(f"workload request {next(iter(successors))!r} can never arrive: its `after` forms a cycle")
     return ordered
 
 
 def full_prompt_lens(requests: Sequence[WorkloadRequest]) -> dict[str, int]:
-    """Prompt tokens of each request as it will arrive, histories included, by id; for checks that all of them fit.
+    """Returns the prompt length of each request when it arrives, including its history, by id.
 
     Raises:
         ConfigError: as `dependency_order`.

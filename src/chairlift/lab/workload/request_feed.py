@@ -1,13 +1,7 @@
-"""Hands out the requests of a workload as they fall due: the one rule for simulation, bench and load generator.
+"""The queue of a workload: releases requests when they are due, for the simulator, the benchmarks and load tests.
 
-                     after: its predecessor has ended
-to come ---------------------------+
-   |                               |
-   v                               v
-ready at its arrival, or the predecessor's end + arrival
-   |
-   v   in that order, each into the place that became free first
-due at the later of the two ---> out ---> done, and the place is free again
+A request is ready at its arrival time, or `arrival` seconds after the end of the request that it names in `after`. With
+a concurrency limit it is due when, in addition, one of the seats is free; ready requests take free seats in order.
 """
 
 from __future__ import annotations
@@ -21,15 +15,15 @@ from chairlift.lab.workload.request import WorkloadRequest, dependency_order, su
 
 
 class RequestFeed:
-    """Which requests are due: by arrival time, after their predecessor, within a concurrency limit.
+    """Releases the requests of a workload by arrival time, after their predecessor, within a concurrency limit.
 
-    Keeps no clock: times are seconds after the start, and come from whoever drives. Without `max_concurrency` the load
-    is open: it does not wait for the server. With it, and all arrivals at 0, the loop is closed: a request arrives at
-    the moment a place became free.
+    The feed has no clock: the caller passes times, in seconds after the start. Without `max_concurrency` the loop is
+    open: arrivals do not depend on the server. With it and all arrivals at 0, the loop is closed: a request arrives at
+    the moment when a seat becomes free.
 
     Args:
         requests: in any order; those that arrive at the same time keep theirs.
-        max_concurrency: requests that are out at once, at most; None: no limit.
+        max_concurrency: maximum number of released requests that have not finished; None: no limit.
 
     Raises:
         ConfigError: as `dependency_order`, or max_concurrency is less than 1.
@@ -42,57 +36,56 @@ class RequestFeed:
         self._index = {request.request_id: index for index, request in enumerate(requests)}
         self._ready = [(request.arrival, i, request) for i, request in enumerate(requests) if request.after is None]
         heapq.heapify(self._ready)
-        self._followers = successors_by_id(requests)
-        self._places = None if max_concurrency is None else [0.0] * max_concurrency
-        self._out: dict[str, list[int]] = {}
+        self._successors = successors_by_id(requests)
+        self._free_seats = None if max_concurrency is None else [0.0] * max_concurrency
+        self._unfinished: dict[str, list[int]] = {}
 
     def pop_due(self, now: float) -> list[WorkloadRequest]:
-        """The requests that are due at `now` seconds after the start and were not handed out before, by due time.
+        """Removes and returns the requests that are due at `now` seconds after the start, by due time.
 
-        They are as they arrive: `arrival` is when the request was due, however late this call is; `prompt_token_ids`
-        is a list and holds the history; `after` and `carries_history` have done their work and are cleared.
+        `arrival` of each is the time at which it was due, even if this call is later. `prompt_token_ids` is a list that
+        includes the history; `after` and `carries_history` are cleared.
         """
-        handed_out: list[WorkloadRequest] = []
+        released: list[WorkloadRequest] = []
         while (time := self.next_time()) is not None and time <= now:
-            if self._places is not None:
-                heapq.heappop(self._places)
+            if self._free_seats is not None:
+                heapq.heappop(self._free_seats)
             _, _, request = heapq.heappop(self._ready)
             prompt = list(request.prompt_token_ids)
-            self._out[request.request_id] = prompt if self._is_carried_on(request) else []
-            handed_out.append(
-                replace(request, arrival=time, prompt_token_ids=prompt, after=None, carries_history=False)
-            )
-        return handed_out
+            successors = self._successors.get(request.request_id, ())
+            is_carried = any(successor.carries_history for successor in successors)
+            self._unfinished[request.request_id] = prompt if is_carried else []
+            released.append(replace(request, arrival=time, prompt_token_ids=prompt, after=None, carries_history=False))
+        return released
 
     def next_time(self) -> float | None:
-        """When the next request is due, in seconds after the start, if no other has to end before: possibly in the
-        past. None if nothing can be due without an end, or all have been handed out."""
-        if not self._ready or self._places == []:
+        """Seconds after the start at which the next request is due, possibly in the past.
+
+        None if no request can be due before another one finishes, or all have been released.
+        """
+        if not self._ready or self._free_seats == []:
             return None
         ready = self._ready[0][0]
-        return ready if self._places is None else max(ready, self._places[0])
+        return ready if self._free_seats is None else max(ready, self._free_seats[0])
 
     def finish(self, request_id: str, output_token_ids: Sequence[int], now: float) -> None:
-        """A request that was handed out ended (or failed, with what came of it) `now` seconds after the start."""
-        assert request_id in self._out, f"{request_id!r} was not handed out, or has ended already"
-        prompt = self._out.pop(request_id)
-        if self._places is not None:
-            heapq.heappush(self._places, now)
-        for follower in self._followers.pop(request_id, ()):
-            own = follower.prompt_token_ids
-            history = [*prompt, *output_token_ids, *own] if follower.carries_history else own
-            entry = replace(follower, prompt_token_ids=history)
-            heapq.heappush(self._ready, (now + follower.arrival, self._index[follower.request_id], entry))
+        """Records that a released request finished or failed, with its output, `now` seconds after the start."""
+        assert request_id in self._unfinished, f"{request_id!r} was not released, or has finished already"
+        prompt = self._unfinished.pop(request_id)
+        if self._free_seats is not None:
+            heapq.heappush(self._free_seats, now)
+        for successor in self._successors.pop(request_id, ()):
+            own = successor.prompt_token_ids
+            history = [*prompt, *output_token_ids, *own] if successor.carries_history else own
+            entry = replace(successor, prompt_token_ids=history)
+            heapq.heappush(self._ready, (now + successor.arrival, self._index[successor.request_id], entry))
 
     @property
     def is_exhausted(self) -> bool:
-        """Every request was handed out."""
-        return not self._ready and not self._followers
+        """True if every request has been released."""
+        return not self._ready and not self._successors
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were handed out and have not ended."""
-        return len(self._out)
-
-    def _is_carried_on(self, request: WorkloadRequest) -> bool:
-        return any(follower.carries_history for follower in self._followers.get(request.request_id, ()))
+        """Number of requests that were released and have not finished."""
+        return len(self._unfinished)

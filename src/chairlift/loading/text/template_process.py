@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from chairlift.errors import RequestError
+from chairlift.system.cpu_account import charge_process
 
 SECONDS = 10.0
 """By the clock, for one answer; the worker's own limit, in CPU seconds, comes long before."""
@@ -32,7 +33,7 @@ class TemplateProcess:
         self._owner = os.getpid()
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The worker's answer (see `template_worker.answer`).
+        """The worker's answer (see `template_worker.answer`). Its CPU time is charged to the account of this thread.
 
         Raises:
             RequestError: it gave none in time, or died of this; or `request` is no JSON.
@@ -44,7 +45,8 @@ class TemplateProcess:
         with self._lock:
             process, seconds = self._running()
             try:
-                return self._ask(process, line, seconds)
+                with charge_process(process.pid):
+                    return self._ask(process, line, seconds)
             except (OSError, EOFError, TimeoutError):
                 self._kill(process)
                 problem = f"was stopped: it gave no answer within {seconds:g} s, or took too much time or memory"

@@ -81,7 +81,7 @@ class CountTokensPlanner(RequestPlanner[CountTokensRequest, bytes]):
     """Counts the tokens of a conversation; the result is the answer's body."""
 
     body_type = CountTokensRequest
-    content_fields: ClassVar[dict[str, Any]] = MessagesPlanner.content_fields
+    content_fields: ClassVar[dict[str, Any]] = {**MessagesPlanner.content_fields, "output_config": None}
 
     def __init__(self, conversations: ConversationPlanner) -> None:
         self._conversations = conversations

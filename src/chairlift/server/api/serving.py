@@ -203,7 +203,7 @@ class Serving(ABC, Generic[Fields, Plans]):
 
     async def _plan_and_answer(self, body: Fields, request: Request) -> Response:
         with rename_limit_in_errors(body.max_tokens_field):
-            plan = await self.preparation.run(request.state.key.tenant, self._planner.plan, body)
+            plan = await self.preparation.plan(request.state.key.tenant, self._planner, body)
         return await self.answer(body, plan, request)
 
     def _compile_constraint(self, plan: Plans) -> None:
@@ -326,7 +326,7 @@ class UtilityServing(Generic[UtilityFields]):
         """
         check_model(getattr(body, "model", None), self._model_name)
         with request.state.admission.count_utility_call(request.state.key, request.state.slot):
-            content = await self._preparation.run(request.state.key.tenant, self._planner.plan, body)
+            content = await self._preparation.plan(request.state.key.tenant, self._planner, body)
         return Response(content, media_type="application/json")
 
     async def answer(self, body: Any, content: bytes, request: Request) -> Response:

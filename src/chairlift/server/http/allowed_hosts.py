@@ -42,6 +42,7 @@ class AllowedHosts:
 
     Attributes:
         patterns: names or addresses without a port; `*.example.com` is every name below example.com, `*` every host.
+            Each pattern is kept once, in the spelling of `host_name`.
 
     Raises:
         ConfigError: no pattern, or one that is not of these forms.
@@ -52,7 +53,7 @@ class AllowedHosts:
     def __post_init__(self) -> None:
         if not self.patterns:
             raise ConfigError("allowed_hosts is empty, so that no request would be answered: name a host, or *")
-        object.__setattr__(self, "patterns", tuple(map(_checked, self.patterns)))
+        object.__setattr__(self, "patterns", tuple(dict.fromkeys(map(_checked, self.patterns))))
 
     def has(self, host: str) -> bool:
         """Whether `host`, as `host_name` returns it, is one of them."""

@@ -41,6 +41,9 @@ OWN_MARGIN_SECONDS: Final = 0.8
 GUARD_MARGIN_SECONDS: Final = 0.3
 """How much earlier the guard process begins to kill it."""
 
+MAX_GUARD_RESTARTS: Final = 3
+"""A guard process that has ended more often is not started again."""
+
 FLUSH_SECONDS: Final = 3
 """For connections to take what was written to them, once everything is answered."""
 
@@ -68,9 +71,9 @@ class ProcessExit:
             return
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR, all_threads=True)
         try:
-            self._guard, self._wakeup = start_guard(drain_timeout)
+            self._wakeup = GuardProcess(drain_timeout).wakeup
         except OSError as error:
-            logger.warning("no guard process can be started (%s): a thread that hangs can delay shutdown", error)
+            logger.warning("%s", _no_guard(error))
             return
         self.watch_signals()
 
@@ -95,27 +98,53 @@ class ProcessExit:
             signal.signal(number, end)
 
 
-def start_guard(drain_timeout: float) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the guard process, in a session of its own, which a terminal's Ctrl-C does not reach.
+class GuardProcess:
+    """The guard process of this process, which is started again when it ends, at most MAX_GUARD_RESTARTS times.
 
-    Returns:
-        the process, and the descriptor for `signal.set_wakeup_fd`.
+    It runs in a session of its own, which a terminal's Ctrl-C does not reach. This process keeps the reading end of the
+    pipe open, so that the number of a signal can also be written while no guard process runs.
+
+    Args:
+        drain_timeout: as of `ProcessExit`.
+
+    Attributes:
+        wakeup: the descriptor for `signal.set_wakeup_fd`.
 
     Raises:
         OSError: the machine cannot start a process now.
     """
-    reading, writing = os.pipe()
-    limits = [str(seconds - GUARD_MARGIN_SECONDS) for seconds in (drain_timeout + END_SECONDS, AT_ONCE_SECONDS)]
-    command = [sys.executable, "-I", "-S", exit_guard.__file__, str(os.getpid()), *limits]
-    try:
-        guard = subprocess.Popen(command, stdin=reading, stdout=subprocess.DEVNULL, start_new_session=True)
-    except OSError:
-        os.close(writing)
-        raise
-    finally:
-        os.close(reading)
-    os.set_blocking(writing, False)
-    return guard, writing
+
+    def __init__(self, drain_timeout: float) -> None:
+        limits = [str(seconds - GUARD_MARGIN_SECONDS) for seconds in (drain_timeout + END_SECONDS, AT_ONCE_SECONDS)]
+        self._command = [sys.executable, "-I", "-S", exit_guard.__file__, str(os.getpid()), *limits]
+        self._reading, self.wakeup = os.pipe()
+        os.set_blocking(self.wakeup, False)
+        try:
+            process = self._start()
+        except OSError:
+            os.close(self._reading)
+            os.close(self.wakeup)
+            raise
+        threading.Thread(target=self._restart, args=(process,), name="guard-restart", daemon=True).start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=self._reading, stdout=subprocess.DEVNULL, start_new_session=True)
+
+    def _restart(self, process: subprocess.Popen[bytes]) -> None:
+        for _ in range(MAX_GUARD_RESTARTS):
+            status = process.wait()
+            logger.warning("the guard process %d ended (exit status %d): it is started again", process.pid, status)
+            try:
+                process = self._start()
+            except OSError as error:
+                logger.warning("%s", _no_guard(error))
+                return
+        process.wait()
+        logger.warning("%s", _no_guard(f"{MAX_GUARD_RESTARTS + 1} have ended"))
+
+
+def _no_guard(reason: object) -> str:
+    return f"no guard process can be started ({reason}): a thread that hangs can delay shutdown"
 
 
 def _end_after(seconds: float) -> None:

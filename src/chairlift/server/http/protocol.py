@@ -28,7 +28,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.http.event_loop import BoundedTlsConfig
-from chairlift.server.http.message_framing import EMPTY_LINE, FRAMING_HEADERS, FieldLines, MessagePart, body_part
+from chairlift.server.http.message_framing import (
+    EMPTY_LINE,
+    FRAMING_HEADERS,
+    CountedBody,
+    FieldLines,
+    MessagePart,
+    body_part,
+)
+from chairlift.server.http.parsing_turns import MAX_PIPELINED, SLICE_BYTES, HoldingFlowControl, ParsingTurns
 
 logger = logging.getLogger("chairlift")
 
@@ -80,14 +88,17 @@ def _new_parser(callbacks: Any) -> httptools.HttpRequestParser:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. `limits` is set by `protocol_with_limits`."""
+    """One connection. `limits` and `turns` are set by `protocol_with_limits`."""
 
     limits = ServerLimits()
+    turns = ParsingTurns()
+    flow: HoldingFlowControl
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._head = FieldLines()
         self._body: MessagePart | None = None
+        self._unparsed = b""
         self._header_timer = _Timer(self.loop)
         self._body_timer = _Timer(self.loop)
         self._stall_timer = _Timer(self.loop)
@@ -102,16 +113,47 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = HoldingFlowControl(transport)
         self._bound_buffers(transport)
         self._wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
-        start = 0
-        while start < len(data) and not self.transport.is_closing():
+        is_first = not self._unparsed
+        self._unparsed += data
+        if is_first and (len(data) <= SLICE_BYTES or not self.turns.has_waiting):
+            self.parse_slice()
+        else:
+            self._parse_later()
+
+    def parse_slice(self) -> None:
+        """Parse a slice of what has arrived. The rest is parsed in later turns of the event loop."""
+        data, start, budget = self._unparsed, 0, SLICE_BYTES
+        while start < len(data) and budget > 0 and self._can_parse:
             if self._is_lingering or self._refusal is not None:
                 self._discard(len(data) - start)
-                return
-            start = self._receive_part(data, start)
+                start = len(data)
+            elif isinstance(self._body, CountedBody):
+                start = self._receive_part(data, start)
+            else:
+                num_bytes = self._receive_part(data[start : start + budget], 0)
+                start += num_bytes
+                budget -= num_bytes
+        self._unparsed = b"" if self.transport.is_closing() else data[start:]
+        if self._unparsed:
+            self._parse_later()
+        else:
+            self.flow.release()
+
+    def _parse_later(self) -> None:
+        self.flow.hold()
+        if self._can_parse:
+            self.turns.add(self)
+
+    @property
+    def _can_parse(self) -> bool:
+        """Whether nothing must happen before more is parsed, such as responses to the pipelined requests so far."""
+        has_room = len(self.pipeline) < MAX_PIPELINED or self._is_lingering
+        return has_room and not self.transport.is_closing()
 
     def _receive_part(self, data: bytes, start: int) -> int:
         """Give the parser the bytes of one part of a request; returns the index behind them."""
@@ -211,6 +253,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch_unsent()
+        if self._unparsed:
+            self._parse_later()
         if self._is_answering or self.transport.is_closing():
             return
         if self._refusal is not None:
@@ -328,6 +372,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._header_timer, self._body_timer, self._stall_timer, self._linger_timer):
             timer.stop()
+        self._unparsed = b""
         super().connection_lost(exc)
 
 
@@ -343,8 +388,8 @@ def _has_length(message: Message) -> bool:
 
 
 def protocol_with_limits(limits: ServerLimits) -> type[LimitedHttpProtocol]:
-    """The protocol with these limits."""
-    return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits})
+    """The protocol with these limits, for the connections of one event loop."""
+    return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "turns": ParsingTurns()})
 
 
 def uvicorn_config(app: Any, limits: ServerLimits, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:

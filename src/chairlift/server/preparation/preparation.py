@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,8 @@ from chairlift.server.preparation.process import (
     WorkerFailure,
     WorkerSetup,
 )
+from chairlift.server.preparation.request_plan import Fields, RequestPlanner
+from chairlift.system.cpu_account import charge_cpu_time_to
 
 Result = TypeVar("Result")
 
@@ -199,6 +200,7 @@ class Preparation:
         self._on_cpu_seconds = on_cpu_seconds
         self._threads = ThreadPoolExecutor(NUM_THREADS, "preparation")
         self._waiting_threads = ThreadPoolExecutor(NUM_THREADS, "preparation-wait")
+        self._template_threads = ThreadPoolExecutor(1, "preparation-template")
         if workers is not None:
             workers.on_cpu_seconds = on_cpu_seconds
 
@@ -210,6 +212,16 @@ class Preparation:
         """Call a function on a thread, at the expense of a tenant. Cancelling this drops a call that has not begun."""
         return await self._run_on(self._threads, tenant, function, *arguments)
 
+    async def plan(self, tenant: str, planner: RequestPlanner[Fields, Result], body: Fields) -> Result:
+        """Let a planner plan a body on a thread. Bodies with a chat template of their own have a thread of their own,
+        because one process runs these templates: waiting for it must not delay other requests.
+
+        Raises:
+            RequestError: the request cannot be honoured.
+        """
+        threads = self._template_threads if planner.has_template(body) else self._threads
+        return await self._run_on(threads, tenant, planner.plan, body)
+
     async def run_and_wait(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
         """As `run`, for a function that mostly waits for another process, such as for a grammar: it has threads of its
         own, so that it does not delay what only computes."""
@@ -220,14 +232,14 @@ class Preparation:
     ) -> Result:
         loop = asyncio.get_running_loop()
 
+        def charge(seconds: float) -> None:
+            # Also if the call was cancelled meanwhile: the time was taken all the same.
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(self._on_cpu_seconds, tenant, seconds)
+
         def timed() -> Result:
-            started = time.thread_time()
-            try:
+            with charge_cpu_time_to(charge):
                 return function(*arguments)
-            finally:
-                # Also if the call was cancelled meanwhile: the time was taken all the same.
-                with contextlib.suppress(RuntimeError):  # the loop was closed
-                    loop.call_soon_threadsafe(self._on_cpu_seconds, tenant, time.thread_time() - started)
 
         return await asyncio.wrap_future(threads.submit(timed))
 
@@ -257,7 +269,7 @@ class Preparation:
 
     def close(self) -> None:
         """End all workers; threads end after the call that they are in."""
-        for threads in (self._threads, self._waiting_threads):
+        for threads in (self._threads, self._waiting_threads, self._template_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._workers is not None:
             self._workers.close()

@@ -6,12 +6,14 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import struct
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Final
 
 import psutil
@@ -19,6 +21,7 @@ import psutil
 from chairlift.engine.process.wire import EngineFacts
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
+from chairlift.system.cpu_account import process_cpu_seconds
 
 FRAME: Final = struct.Struct("<Q")
 """The length of a frame, which precedes it."""
@@ -79,7 +82,7 @@ class Reply:
     """What a worker made of a body.
 
     Attributes:
-        cpu_seconds: CPU time of the worker for it.
+        cpu_seconds: CPU time of the worker and its template process for it.
         memory: bytes that the worker holds after it.
     """
 
@@ -186,7 +189,7 @@ class PreparationProcess:
         return reply
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process since the last body was sent to it."""
+        """CPU time of the process, and of its template process, since the last body was sent to it."""
         return max(0.0, self._total_cpu_seconds() - self._cpu_seconds_before)
 
     def _total_cpu_seconds(self) -> float:
@@ -195,14 +198,15 @@ class PreparationProcess:
             return 0.0
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(process.pid).cpu_times()
-            return float(times.user + times.system)
+            ended_children = times.children_user + times.children_system
+            return float(times.user + times.system + ended_children) + sum(map(process_cpu_seconds, _children(process)))
         return 0.0
 
     def kill(self) -> None:
         """End the process at once; `run` in another thread then raises EOFError."""
         process = self._process
         if process is not None:
-            process.kill()
+            _kill_group(process)
 
     def close(self) -> None:
         """End the process, if one is running, and wait until it has ended."""
@@ -210,7 +214,7 @@ class PreparationProcess:
             process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        _kill_group(process)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -230,6 +234,20 @@ class PreparationProcess:
         os.set_blocking(process.stdin.fileno(), False)
         _send(process.stdin.fileno(), pickle.dumps(self._setup), time.monotonic() + START_SECONDS)
         return process
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started in a session of its own, and its child processes."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _children(process: subprocess.Popen[bytes]) -> list[int]:
+    """The child processes that the main thread of a process has started; none where the system does not list them."""
+    with contextlib.suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    return []
 
 
 def _send(descriptor: int, content: bytes, deadline: float) -> None:

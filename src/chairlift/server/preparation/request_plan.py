@@ -56,6 +56,10 @@ class RequestPlanner(ABC, Generic[Fields, Result]):
             RequestError: the request cannot be honoured.
         """
 
+    def has_template(self, body: Fields) -> bool:
+        """Whether the body has a chat template of its own."""
+        return getattr(body, "chat_template", None) is not None
+
     def without_content(self, body: Fields) -> Fields:
         """The body with its large fields emptied."""
         return body.model_copy(update=self.content_fields)

@@ -37,6 +37,7 @@ from chairlift.server.preparation.process import (
     write_frame,
 )
 from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
 """Address space of a worker."""
@@ -87,9 +88,10 @@ def main() -> None:
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
-        started = time.process_time()
-        outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
-        reply = Reply(outcome, time.process_time() - started, _memory())
+        cpu_seconds: list[float] = []
+        with charge_cpu_time_to(cpu_seconds.append, time.process_time):
+            outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
+        reply = Reply(outcome, sum(cpu_seconds), _memory())
         write_frame(answers, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()

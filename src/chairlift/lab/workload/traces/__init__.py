@@ -1,4 +1,4 @@
-"""Reads recorded workloads.
+"""Readers of recorded workloads.
 
 | format | file | one request |
 |---|---|---|
@@ -7,10 +7,10 @@
 | mooncake | JSON lines | timestamp in ms, input_length, output_length, hash_ids: one for each 512 tokens |
 | sharegpt | JSON list | {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}, ...]} |
 | custom | JSON lines | {"prompt": text, "output_tokens": n}, as vLLM's benchmarks read it |
-| chairlift | JSON lines | our own: see `own` |
+| chairlift | JSON lines | as `chairlift serve --record-trace` writes it (see `chairlift_format`) |
 
-A trace has lengths, not tokens: where the text is missing, tokens are synthetic (`workload.synthetic`), equal where the
-trace says that they are equal, and different elsewhere.
+Traces without text have synthetic tokens (`synthetic_tokens`), equal where the trace records equal blocks, different
+elsewhere.
 """
 
 from chairlift.lab.workload.traces.options import RecordedTrace, TraceOptions

@@ -1,4 +1,4 @@
-"""Traces of times and lengths: Azure, BurstGPT, and Mooncake, which knows equal blocks as well."""
+"""Readers of traces without text: Azure, BurstGPT, and Mooncake, which also records equal blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOONCAKE_BLOCK_SIZE: Final = 512
 
 
 def read_azure(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """The Azure LLM inference traces (Patel et al., ISCA'24; Stojkovic et al., HPCA'25)."""
+    """Reads the Azure LLM inference traces (Patel et al., ISCA'24; Stojkovic et al., HPCA'25)."""
     for index, record in enumerate(csv_records(path, AZURE_COLUMNS)):
         seconds = _seconds(record, "TIMESTAMP")
         lens = record.integer("ContextTokens"), record.integer("GeneratedTokens")
@@ -26,14 +26,14 @@ def read_azure(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | 
 
 
 def read_burstgpt(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """BurstGPT (Wang et al., 2024, arXiv 2401.17644); failed requests have 0 response tokens."""
+    """Reads BurstGPT (Wang et al., 2024, arXiv 2401.17644), whose failed requests have 0 response tokens."""
     for index, record in enumerate(csv_records(path, BURSTGPT_COLUMNS)):
         lens = record.integer("Request tokens"), record.integer("Response tokens")
         yield _request(f"burstgpt-{index}", record.number("Timestamp"), *lens, options)
 
 
 def read_mooncake(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """The Mooncake traces (Qin et al., FAST'25): equal hash_ids are blocks with equal tokens, after equal ones."""
+    """Reads the Mooncake traces (Qin et al., FAST'25), in which equal hash_ids mean equal tokens so far."""
     for index, record in enumerate(json_records(path)):
         prompt_len, output_len = record.integer("input_length"), record.integer("output_length")
         seconds = record.number("timestamp") / 1000
@@ -46,14 +46,14 @@ def read_mooncake(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest
 
 
 def _blocks(record: TraceRecord, prompt_len: int, options: TraceOptions) -> bytes:
-    """The tokens of the hashed blocks; the last one may reach beyond the prompt."""
+    """Returns the tokens of the hashed blocks; the last block may be longer than the rest of the prompt."""
     size = options.hash_block_size or MOONCAKE_BLOCK_SIZE
     ids = record.items("hash_ids", int)
     if not prompt_len // size <= len(ids) <= -(-prompt_len // size):
         raise record.error(
             "hash_ids",
-            f"has {len(ids)} blocks of {size} tokens for an input_length of {prompt_len}: give the trace's own "
-            f"hash_block_size",
+            f"has {len(ids)} blocks of {size} tokens for an input_length of {prompt_len}: set hash_block_size to the "
+            f"block size of the trace",
         )
     return b"".join(synthetic_tokens(f"mooncake-block-{block}", size, options.vocab_size) for block in ids)
 
@@ -67,12 +67,12 @@ def _request(
 
 
 def _seconds(record: TraceRecord, name: str) -> float:
-    """Seconds since 1970 of a date and time, in UTC unless it says otherwise."""
+    """Returns the seconds since 1970 of a date and time, in UTC unless it has a time zone."""
     text = record.get(name)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise record.error(name, f"must be a date and time, as 2023-11-16 18:15:46.68, got {text!r}") from None
+        raise record.error(name, f"must be a date and time such as 2023-11-16 18:15:46.68, got {text!r}") from None
     seconds = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     if seconds < 0:
         raise record.error(name, f"must not be before 1970, got {text!r}")

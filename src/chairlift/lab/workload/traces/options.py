@@ -1,4 +1,4 @@
-"""What a trace is read with, and what comes of it."""
+"""The options of reading a trace, and the result."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chairlift.lab.workload.request import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """How to read a trace.
+    """The options of a trace reader.
 
     Attributes:
-        limit: the first so many requests of the file; what follows is not read. None: all.
-        vocab_size: synthetic token ids are below this, and below 256 in any case.
-        tokenize: token ids of a text, as it stands; needed by formats that hold text (sharegpt, custom).
-        output_len: custom only: output tokens of requests that do not say.
-        multi_turn: sharegpt only: all turns of a conversation, each after the one before, instead of the first alone.
-        hash_block_size: mooncake only: tokens for each of hash_ids; None: 512.
+        limit: maximum number of requests to read; None: all.
+        vocab_size: synthetic token ids are less than this and less than 256.
+        tokenize: returns the token ids of a text without special tokens; required by sharegpt and custom.
+        output_len: custom only: output tokens of requests without `output_tokens`.
+        multi_turn: sharegpt only: read all turns of a conversation, each after the one before, not only the first.
+        hash_block_size: mooncake only: tokens in the block of each of hash_ids; None: 512.
 
     Raises:
         ConfigError: a number is less than 1.
@@ -40,22 +40,22 @@ class TraceOptions:
                 raise ConfigError(f"trace: {name} must be at least 1, got {value}")
 
     def tokenizer(self, path: Path) -> Callable[[str], Sequence[int]]:
-        """`tokenize`, or a ConfigError that says why it is needed."""
+        """Returns `tokenize`; raises ConfigError if it is missing."""
         if self.tokenize is None:
-            raise ConfigError(f"{path}: this trace holds text, and its lengths depend on the tokenizer: give one")
+            raise ConfigError(f"{path}: this trace contains text, so a tokenizer is required to know its lengths")
         return self.tokenize
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrace:
-    """A trace in memory.
+    """The requests of a trace file.
 
     Attributes:
         format: one of FORMATS.
-        requests: by arrival; the first arrives at 0, those that arrive together keep the order of the file, and those
-            that come after another one follow it.
-        num_skipped: requests of the file that cannot be served: without a prompt or an output token (that is how logs
-            write a failed request) or, of sharegpt, outside the bounds that its reader states.
+        requests: by arrival; the first arrives at 0. Requests with equal times keep the order of the file, and a
+            request with `after` follows that one.
+        num_skipped: requests of the file that cannot be served: they have no prompt or output tokens (logs write failed
+            requests in this way) or, in sharegpt, lengths outside the limits of `text_datasets`.
     """
 
     format: str
@@ -64,4 +64,4 @@ class RecordedTrace:
 
 
 Reader = Callable[[Path, TraceOptions], Iterator[WorkloadRequest | None]]
-"""Yields the requests of a file in its order, and None for one that is skipped. Arrivals count from anywhere."""
+"""Yields the requests of a file in order, and None for a skipped one. Arrival times may start at any value."""

@@ -1,4 +1,4 @@
-"""Rows of CSV and lines of JSON, with checked fields and errors that say where."""
+"""Rows of CSV files and lines of JSON files, with checked fields and errors that name the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from chairlift.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """The fields of one row or object. `place` says where it stands, `is_text` that all values are strings (CSV)."""
+    """The fields of one CSV row or JSON object; all methods raise ConfigError for a missing or wrong field.
+
+    Attributes:
+        place: file and line, for errors.
+        is_text: all values are strings (CSV).
+    """
 
     place: str
     fields: Mapping[str, Any]
@@ -26,7 +31,6 @@ class TraceRecord:
         return ConfigError(f"{self.place}: {name} {problem}")
 
     def get(self, name: str) -> Any:
-        """Raises ConfigError if there is no such field."""
         value = self.fields.get(name)
         if value is None:
             raise self.error(name, "is missing")
@@ -44,7 +48,7 @@ class TraceRecord:
         return value
 
     def number(self, name: str) -> float:
-        """A finite number >= 0."""
+        """Returns a finite number >= 0."""
         value = self.get(name)
         if self.is_text:
             try:
@@ -62,7 +66,7 @@ class TraceRecord:
         return value
 
     def items(self, name: str, kind: type) -> list[Any]:
-        """A list of `kind`."""
+        """Returns a list whose items have the type `kind`."""
         value = self.get(name)
         if not isinstance(value, list) or not all(type(item) is kind for item in value):
             raise self.error(name, f"must be a list of {kind.__name__}, got {value!r:.80}")
@@ -71,7 +75,7 @@ class TraceRecord:
 
 @contextmanager
 def open_text_file(path: Path) -> Iterator[TextIO]:
-    """The file as text; a ConfigError if it cannot be opened, or turns out not to be UTF-8."""
+    """Opens a UTF-8 text file; raises ConfigError if it cannot be opened or decoded."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield file
@@ -82,13 +86,13 @@ def open_text_file(path: Path) -> Iterator[TextIO]:
 
 
 def csv_records(path: Path, columns: tuple[str, ...]) -> Iterator[TraceRecord]:
-    """The rows of a CSV file whose header has at least these columns."""
+    """Yields the rows of a CSV file; raises ConfigError if its header lacks one of the columns."""
     with open_text_file(path) as file:
         rows = csv.reader(file)
         header = [name.strip() for name in next(_rows(path, rows), [])]
         if missing := [name for name in columns if name not in header]:
             raise ConfigError(
-                f"{path}: line 1: no column {missing[0]!r}; its columns are {', '.join(header) or 'none'}"
+                f"{path}: line 1: column {missing[0]!r} is missing; the columns are {', '.join(header) or 'none'}"
             )
         for row in _rows(path, rows):
             if row:
@@ -99,23 +103,23 @@ def _rows(path: Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
     try:
         yield from rows
     except csv.Error as error:
-        raise ConfigError(f"{path}: not CSV ({error})") from None
+        raise ConfigError(f"{path}: not valid CSV ({error})") from None
 
 
 def json_records(path: Path) -> Iterator[TraceRecord]:
-    """The lines of a file of JSON objects; blank lines are passed over."""
+    """Yields the objects of a JSON lines file, without blank lines."""
     with open_text_file(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield json_record(f"{path}: line {number}", line)
+                yield _json_record(f"{path}: line {number}", line)
 
 
-def json_record(place: str, text: str) -> TraceRecord:
-    """One JSON object; a field that is null is not there."""
+def _json_record(place: str, text: str) -> TraceRecord:
+    """Parses one JSON object; a null field counts as missing."""
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{place}: not JSON ({error})") from None
+        raise ConfigError(f"{place}: not valid JSON ({error})") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"{place}: must be a JSON object, got {text.strip():.80}")
     return TraceRecord(place, {name: value for name, value in fields.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Data sets of texts: ShareGPT, and the JSON lines that vLLM's benchmarks call custom. Neither says when: all at 0."""
+"""Readers of data sets of texts: ShareGPT, and the JSON lines that vLLM's benchmarks call custom. All arrive at 0."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ MODELS: Final = frozenset({"gpt", "chatgpt", "assistant"})
 MIN_LEN: Final = 4
 MAX_PROMPT_LEN: Final = 1024
 MAX_TOTAL_LEN: Final = 2048
-"""First turns outside these are skipped, as vLLM's benchmarks do (is_valid_sequence)."""
+"""First turns outside these limits, in tokens, are skipped, as in vLLM's benchmarks (is_valid_sequence)."""
 
 Turn = tuple[Sequence[int], int]
-"""The tokens of a message, and how many its answer has."""
+"""The tokens of a message, and the number of tokens of its answer."""
 
 
 def read_sharegpt(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """Conversations as ShareGPT writes them; the texts are tokenized as they stand, without a chat template.
+    """Reads conversations in the format of ShareGPT, and tokenizes their texts without a chat template.
 
-    By itself the first message with its answer, within the bounds above. With `multi_turn` every pair of them, of any
-    length; each turn comes after the one before, at once, and carries its history; a pair with an empty text ends its
-    conversation.
+    By default a conversation gives one request: its first message and answer, if their lengths are within the limits.
+    With `multi_turn` it gives a request for each message and answer of any length, which starts directly after the one
+    before and carries its history. A pair with an empty text ends the conversation.
     """
     tokenize = options.tokenizer(path)
     for index, record in enumerate(_entries(path)):
@@ -43,11 +43,11 @@ def read_sharegpt(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest
 
 
 def read_custom(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """One prompt a line. An output length is the line's `output_tokens` or, where it has none, `output_len`."""
+    """Reads one prompt per line; the output length is `output_tokens` of the line or, by default, `output_len`."""
     tokenize = options.tokenizer(path)
     for index, record in enumerate(json_records(path)):
         if "output_tokens" not in record.fields and options.output_len is None:
-            raise record.error("output_tokens", "is missing: write it, or give an output_len for all")
+            raise record.error("output_tokens", "is missing: add it, or set output_len for all requests")
         output_len = options.output_len if "output_tokens" not in record.fields else record.integer("output_tokens")
         prompt = tokenize(record.text("prompt"))
         yield WorkloadRequest(f"custom-{index}", 0.0, prompt, output_len) if prompt and output_len else None
@@ -58,7 +58,7 @@ def _entries(path: Path) -> Iterator[TraceRecord]:
         try:
             entries = json.load(file)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from None
+            raise ConfigError(f"{path}: line {error.lineno}: not valid JSON ({error.msg})") from None
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: must be a JSON list of conversations, got {type(entries).__name__}")
     for index, fields in enumerate(entries):
@@ -68,10 +68,10 @@ def _entries(path: Path) -> Iterator[TraceRecord]:
 
 
 def _turns(record: TraceRecord, tokenize: Callable[[str], Sequence[int]]) -> Iterator[Turn]:
-    """Each message of a user that a model's answer follows directly."""
+    """Yields each message of a user that is directly followed by an answer of the model."""
     messages = [_message(record, i, item) for i, item in enumerate(record.items("conversations", dict))]
-    for (speaker, text), (answerer, answer) in pairwise(messages):
-        if speaker in USERS and answerer in MODELS:
+    for (role, text), (next_role, answer) in pairwise(messages):
+        if role in USERS and next_role in MODELS:
             yield tokenize(text), len(tokenize(answer))
 
 
@@ -89,7 +89,7 @@ def _first_turn(name: str, turn: Turn | None) -> WorkloadRequest | None:
 
 
 def _conversation(name: str, turns: Iterator[Turn]) -> Iterator[WorkloadRequest | None]:
-    """The turns up to the first that is empty; one None if there are none."""
+    """Yields the turns up to the first empty one, or None once if there are none."""
     before: str | None = None
     for number, (prompt, output_len) in enumerate(turns):
         if not prompt or not output_len:

@@ -1,4 +1,4 @@
-"""One entrance for all formats."""
+"""Reads a trace of any format, and detects the format from the beginning of the file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORMATS: Final[dict[str, Reader]] = {
 }
 
 FORMAT_OPTIONS: Final = {"output_len": "custom", "multi_turn": "sharegpt", "hash_block_size": "mooncake"}
-"""Options that mean something to one format only."""
+"""The options that apply to one format only."""
 
 CSV_COLUMNS: Final = {"azure": AZURE_COLUMNS, "burstgpt": BURSTGPT_COLUMNS}
 JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
@@ -48,11 +48,11 @@ def read_trace(
     format: str = "auto",  # noqa: A002
     options: TraceOptions = DEFAULT_OPTIONS,
 ) -> list[WorkloadRequest]:
-    """The requests of a trace, by arrival; how many were skipped is logged. Errors as `load_trace`."""
+    """Returns the requests of a trace by arrival, and logs the number of skipped ones. Raises as `load_trace`."""
     trace = load_trace(path, format, options)
     if trace.num_skipped:
         logger.warning(
-            "%s: %d of %d requests skipped: nothing to compute or, of ShareGPT, too short or too long",
+            "%s: skipped %d of %d requests without prompt or output or, in ShareGPT, with lengths outside the limits",
             path,
             trace.num_skipped,
             trace.num_skipped + len(trace.requests),
@@ -65,37 +65,37 @@ def load_trace(
     format: str = "auto",  # noqa: A002
     options: TraceOptions = DEFAULT_OPTIONS,
 ) -> RecordedTrace:
-    """A trace, in one of FORMATS.
+    """Reads a trace file.
 
     Args:
-        format: auto: recognized by its header or first object.
+        format: one of FORMATS, or auto: detected from the header or the first object.
 
     Raises:
-        ConfigError: the file cannot be read, is in none of the formats, has a field that makes no sense (with its line
-            and value), no request that can be served, or an option is of no use to its format.
+        ConfigError: the file cannot be read, its format is unknown, a field is wrong, no request can be served, or an
+            option does not apply to the format.
     """
     path = Path(path)
     name = detect_trace_format(path) if format == "auto" else format
     if name not in FORMATS:
-        raise ConfigError(f"trace format {name!r} is not known; known are auto, {', '.join(FORMATS)}")
+        raise ConfigError(f"trace format {name!r} is unknown; use one of auto, {', '.join(FORMATS)}")
     for option, owner in FORMAT_OPTIONS.items():
         if owner != name and getattr(options, option) != getattr(DEFAULT_OPTIONS, option):
-            raise ConfigError(f"{path}: {option} is for {owner} traces, and this one is read as {name}")
+            raise ConfigError(f"{path}: {option} applies to {owner} traces only, and this one is read as {name}")
     requests, num_skipped = _collect(FORMATS[name](path, options), options.limit)
     if not requests:
-        raise ConfigError(f"{path}: no request that can be served ({num_skipped} skipped), read as {name}")
+        raise ConfigError(f"{path}: no request can be served ({num_skipped} skipped) when read as {name}")
     try:
         requests = dependency_order(requests)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return RecordedTrace(name, _from_zero(requests), num_skipped)
+    return RecordedTrace(name, _shifted_to_zero(requests), num_skipped)
 
 
 def detect_trace_format(path: Path) -> str:
-    """The format of a file, by its beginning.
+    """Returns the format of a trace file, detected from its beginning.
 
     Raises:
-        ConfigError: the file cannot be read, or is in none of the formats.
+        ConfigError: the file cannot be read, or its format is unknown.
     """
     with open_text_file(path) as file:
         head = file.read(4096).lstrip()
@@ -112,13 +112,12 @@ def detect_trace_format(path: Path) -> str:
         columns = {column.strip() for column in line.split(",")}
         found = [name for name, header in CSV_COLUMNS.items() if columns.issuperset(header)]
     if not found:
-        raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it begins with {line!r:.120}")
+        raise ConfigError(f"{path}: not a trace in a known format ({', '.join(FORMATS)}); it starts with {line!r:.120}")
     return found[0]
 
 
 def _collect(read: Iterable[WorkloadRequest | None], limit: int | None) -> tuple[list[WorkloadRequest], int]:
-    """The first `limit` requests and the number of those skipped among them; without those whose predecessor lies
-    behind the limit."""
+    """Returns the first `limit` requests whose predecessors are among them, and the number of skipped ones."""
     requests: list[WorkloadRequest] = []
     num_skipped = 0
     for request in read:
@@ -127,12 +126,12 @@ def _collect(read: Iterable[WorkloadRequest | None], limit: int | None) -> tuple
             continue
         requests.append(request)
         if len(requests) == limit:
-            return _with_predecessor(requests), num_skipped
+            return _without_missing_predecessors(requests), num_skipped
     return requests, num_skipped
 
 
-def _with_predecessor(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
-    """Without the requests that wait, however indirectly, for one that is not there."""
+def _without_missing_predecessors(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
+    """Returns the requests that do not depend, directly or indirectly, on a request that was not read."""
     while True:
         known = {request.request_id for request in requests}
         kept = [request for request in requests if request.after is None or request.after in known]
@@ -141,8 +140,8 @@ def _with_predecessor(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
         requests = kept
 
 
-def _from_zero(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
-    """By arrival, the first at 0, to the microsecond; who comes after another one follows it directly."""
+def _shifted_to_zero(requests: list[WorkloadRequest]) -> list[WorkloadRequest]:
+    """Returns the requests by arrival, the first at 0, rounded to microseconds; successors directly follow."""
     start = min(request.arrival for request in requests if request.after is None)
     begin: dict[str, float] = {}
     moved: list[WorkloadRequest] = []

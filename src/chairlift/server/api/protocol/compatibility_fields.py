@@ -23,6 +23,13 @@ EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any
 """null, or an empty list or object."""
 
 
+class CacheControl(RequestBody):
+    """A cache breakpoint of Anthropic. It has no effect, because the prefix cache finds equal prefixes without it."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class CompatibilityFields(RequestBody):
     """Accepted by every endpoint that generates."""
 
@@ -93,7 +100,7 @@ class MessagesCompatibilityFields(CompatibilityFields):
     )
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one service tier.")
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
-    cache_control: dict[str, Any] | None = Field(None, description="Every prefix is cached; has no effect.")
+    cache_control: CacheControl | None = Field(None, description="Every prefix is cached; has no effect.")
     container: None = Field(None, description="Code execution is not supported.")
     context_management: EmptyValue = Field(None, description="The client sends the whole conversation.")
     mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")

@@ -9,18 +9,16 @@ from pydantic import BaseModel, Field
 
 from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
-from chairlift.server.api.protocol.compatibility_fields import MessagesCompatibilityFields
+from chairlift.server.api.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.api.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.api.protocol.tools import ToolName
-
-CacheControl = Annotated[dict[str, Any] | None, Field(description="Every prefix is cached; has no effect.")]
 
 
 class TextBlock(RequestBody):
     type: Literal["text"]
     text: str
-    cache_control: CacheControl = None
+    cache_control: CacheControl | None = None
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
@@ -32,7 +30,7 @@ class ToolUseBlock(RequestBody):
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl = None
+    cache_control: CacheControl | None = None
     caller: dict[str, Any] | None = Field(None, description="Part of a received block; has no effect.")
 
 
@@ -41,7 +39,7 @@ class ToolResultBlock(RequestBody):
     tool_use_id: str
     content: str | TextBlocks | None = None
     is_error: bool = False
-    cache_control: CacheControl = None
+    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(RequestBody):
@@ -64,7 +62,7 @@ class MessagesTool(RequestBody):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: CacheControl = None
+    cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = Field(None, description="All tools are part of the prompt.")
     eager_input_streaming: bool | None = Field(None, description="Has no effect: arguments are always streamed.")
 

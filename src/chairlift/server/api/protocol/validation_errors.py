@@ -149,10 +149,8 @@ def _expectation(problem: ErrorDetails) -> str:
         limit = context["min_length" if kind.endswith("short") else "max_length"]
         units = ("character", "characters") if kind.startswith("string") else ("entry", "entries")
         return f"must have {LENGTHS[kind]} {limit} {units[limit != 1]}"
-    message = printable(problem["msg"])
-    return (
-        message.replace("Input should", "must", 1) if message.startswith("Input should") else f"is invalid: {message}"
-    )
+    message = printable(problem["msg"]).removeprefix("Value error, ").replace("Input should", "must", 1)
+    return message if message.startswith("must ") else f"is invalid: {message}"
 
 
 def _format_path(path: Path) -> str:
