@@ -33,7 +33,7 @@ from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.compare import waste_shares
 from chairlift.lab.report.figures import Draw, batch, kinds, memory_map, waste
 from chairlift.lab.report.figures.drawing import STYLE, Drawing
-from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -105,13 +105,13 @@ def make_requests(vocab_size: int) -> list[WorkloadRequest]:
     return make_workload(SEED, NUM_REQUESTS, prompt, output, BurstArrivals(), vocab_size, max_tokens=declared)
 
 
-def run_policy(label: str, loaded: LoadedModel) -> tuple[Run, dict[str, list[int]]]:
+def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, list[int]]]:
     """The run of a label, and the output tokens of each request."""
     log = EventList()
     config = replace(loaded.engine_config, **LIMITS, **POLICIES[label])
     engine = build_engine(config, loaded=loaded, clock=VirtualClock(), events=log)
     tokens = drive_all_at_once(engine, make_requests(engine.model_config.vocab_size))
-    return run_of(log.events, label), tokens
+    return recorded_run(log.events, label), tokens
 
 
 # -- the numbers ---------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Numbers:
     free: float
 
 
-def numbers(run: Run) -> Numbers:
+def numbers(run: RecordedRun) -> Numbers:
     metrics = run.metrics
     return Numbers(
         label=run.label,
@@ -188,7 +188,7 @@ def markdown(rows: Sequence[Numbers]) -> str:
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def draw_plate(plate: Plate, runs: dict[str, Run], folder: Path) -> Path:
+def draw_plate(plate: Plate, runs: dict[str, RecordedRun], folder: Path) -> Path:
     """Write one figure."""
     path = folder / f"{plate.name}.png"
     with mpl.rc_context(STYLE):
@@ -207,7 +207,7 @@ def main() -> int:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     loaded = load_model(EngineConfig(model=args.model, skip_tokenizer_init=True, num_threads=args.num_threads))
-    runs: dict[str, Run] = {}
+    runs: dict[str, RecordedRun] = {}
     answers: list[dict[str, list[int]]] = []
     for label in POLICIES:
         runs[label], tokens = run_policy(label, loaded)

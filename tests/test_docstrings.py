@@ -45,7 +45,7 @@ def test_arguments_are_parameters(source: Path) -> None:
     assert wrong == {}
 
 
-def test_arguments_are_found() -> None:
+def test_arguments_are_parsed_from_docstrings() -> None:
     trees = [ast.parse(source.read_text(encoding="utf-8")) for source in SOURCES]
     assert sum(len(described(docstring)) for tree in trees for _, docstring, _ in functions(tree)) > 300
     assert described("Do.\n\nArgs:\n    a, b: these.\n        more: of it\n    c: that.\n\nRaises:\n    Error: d") == {

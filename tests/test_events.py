@@ -26,8 +26,8 @@ def test_every_event_survives_the_file(tmp_path: Path) -> None:
     ("line", "match"),
     [
         ("nonsense", "Expecting value"),
-        ("[1]", "an event is a JSON object"),
-        ('{"type": "surprise"}', "unknown event type"),
+        ("[1]", "an event must be a JSON object"),
+        ('{"type": "surprise"}', "type must be one of"),
         ('{"type": "request_rejected", "time": 1}', "missing"),
         (
             '{"type": "request_rejected", "time": 1, "request_id": "a", "message": "", "x": 1}',
@@ -35,7 +35,7 @@ def test_every_event_survives_the_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_line_that_is_no_event_is_named(line: str, match: str, tmp_path: Path) -> None:
+def test_an_invalid_line_is_reported_with_its_number(line: str, match: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=match):
         from_json(line)
     path = tmp_path / "log.jsonl"
@@ -44,7 +44,7 @@ def test_a_line_that_is_no_event_is_named(line: str, match: str, tmp_path: Path)
         list(read_events(path))
 
 
-def test_a_full_disk_cuts_the_log_short_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_event_log_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     core, _, _, events = make_engine()
     core.add(make_request("a", [1, 2, 3], max_tokens=200))
     run_to_end(core)
@@ -54,5 +54,5 @@ def test_a_full_disk_cuts_the_log_short_and_says_so(caplog: pytest.LogCaptureFix
             log.emit(event)
         log.close()
     assert log.error is not None
-    assert "/dev/full is cut short" in caplog.text
+    assert "event log /dev/full: cannot be written" in caplog.text
     assert to_json(events.events[0]).startswith('{"type":"request_arrived"')

@@ -73,7 +73,7 @@ def test_shortest_output_first_shortens_the_median_latency() -> None:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_script_with_packages_of_its_own_compiles_and_is_run_by_make(name: str) -> None:
+def test_scripts_with_other_packages_compile_and_are_run_by_make(name: str) -> None:
     compile((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), name, "exec")
     makefile = (EXAMPLES.parent / "Makefile").read_text(encoding="utf-8")
     assert re.search(rf"with-clients .* examples/{name}\.py$", makefile, re.MULTILINE)

@@ -50,7 +50,7 @@ def test_simulation_and_its_numbers_need_no_torch(package: str) -> None:
     assert loaded == []
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in chairlift.__all__:
         assert getattr(chairlift, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -20,18 +20,18 @@ def nested(depth: int) -> dict[str, Any]:
 LOOP: dict[str, Any] = {}
 LOOP["items"] = LOOP
 
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "nothing": ({}, "structured_outputs", "exactly one of json, regex, choice, grammar, json_object: got none"),
+REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "nothing": ({}, "structured_outputs", "exactly one of json, regex, choice, grammar, json_object, got none"),
     "two": ({"json": {}, "regex": "a"}, "structured_outputs", "got json and regex"),
     "not JSON": ({"json": '{"a": '}, "structured_outputs.json", "is not JSON"),
     "NaN": ({"json": '{"const": NaN}'}, "structured_outputs.json", "NaN"),
     "infinity": ({"json": {"const": float("inf")}}, "structured_outputs.json", "is not JSON"),
-    "no schema": ({"json": "[]"}, "structured_outputs.json", "must be a schema"),
+    "no schema": ({"json": "[]"}, "structured_outputs.json", "must be a JSON schema"),
     "no JSON value": ({"json": {"const": {1, 2}}}, "structured_outputs.json", "is not JSON"),
-    "a loop": ({"json": LOOP}, "structured_outputs.json", "is not JSON|nested"),
+    "a loop": ({"json": LOOP}, "structured_outputs.json", "is not JSON|levels"),
     "deep": ({"json": nested(MAX_SCHEMA_DEPTH + 1)}, "structured_outputs.json", f"at most {MAX_SCHEMA_DEPTH}"),
     "deep text": ({"json": "[" * 100_000}, "structured_outputs.json", f"at most {MAX_SCHEMA_DEPTH}"),
-    "very deep": ({"json": nested(5000)}, "structured_outputs.json", "nested"),
+    "very deep": ({"json": nested(5000)}, "structured_outputs.json", "levels"),
     "large": ({"json": {"const": "x" * MAX_SCHEMA_BYTES}}, "structured_outputs.json", f"at most {MAX_SCHEMA_BYTES}"),
     "long regex": ({"regex": "é" * MAX_REGEX_BYTES}, "structured_outputs.regex", f"at most {MAX_REGEX_BYTES}"),
     "empty regex": ({"regex": ""}, "structured_outputs.regex", "not empty"),
@@ -40,26 +40,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a string of choices": ({"choice": "ab"}, "structured_outputs.choice", "must be a list"),
     "an empty choice": ({"choice": ["a", ""]}, "structured_outputs.choice", "not empty"),
     "many choices": ({"choice": ["a"] * (MAX_CHOICES + 1)}, "structured_outputs.choice", f"at most {MAX_CHOICES}"),
-    "long choices": ({"choice": ["a" * 60_000, "b" * 60_000]}, "structured_outputs.choice", "in all"),
+    "long choices": ({"choice": ["a" * 60_000, "b" * 60_000]}, "structured_outputs.choice", "in total"),
     "white space of a regex": (
-        {"regex": "a", "whitespace_pattern": " "}, "structured_outputs.whitespace_pattern", "no effect"
+        {"regex": "a", "whitespace_pattern": " "}, "structured_outputs.whitespace_pattern", "needs json"
     ),
     "compact choices": (
-        {"choice": ["a"], "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace", "no effect"
+        {"choice": ["a"], "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace", "needs json"
     ),
     "both white spaces": (
         {"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "},
         "structured_outputs.whitespace_pattern",
-        "contradicts",
+        "cannot be combined",
     ),
     "not a record": ({"regex": "a", "reasoning": "<think>"}, "structured_outputs.reasoning", "a Reasoning record"),
     "not a flag": ({"json_object": 1}, "structured_outputs.json_object", "true or false"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_name_the_field_and_the_limit(name: str) -> None:
-    fields, param, reason = REFUSED[name]
+@pytest.mark.parametrize("name", REJECTED)
+def test_errors_name_the_field_and_the_limit(name: str) -> None:
+    fields, param, reason = REJECTED[name]
     with pytest.raises(RequestError, match=reason) as caught:
         StructuredOutputs(**fields)
     assert caught.value.param == param
@@ -76,13 +76,13 @@ CONSTRAINTS = [
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.kind)
-def test_it_is_a_record_that_crosses_a_border_and_a_key(constraint: StructuredOutputs) -> None:
+def test_a_constraint_can_be_serialized_and_is_a_dict_key(constraint: StructuredOutputs) -> None:
     params = SamplingParams(structured_outputs=constraint)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
     assert {constraint: 1}[msgspec.json.decode(msgspec.json.encode(constraint), type=StructuredOutputs)] == 1
 
 
-def test_a_schema_is_the_same_as_text_and_as_an_object_and_keeps_its_order() -> None:
+def test_a_schema_is_equal_to_its_text_and_keeps_its_order() -> None:
     schema = {"properties": {"z": {}, "a": {}}}
     assert StructuredOutputs(json=schema) == StructuredOutputs(json=' {"properties": {"z": {}, "a": {} } }')
     assert StructuredOutputs(json=schema) != StructuredOutputs(json={"properties": {"a": {}, "z": {}}})
@@ -108,7 +108,7 @@ PARAMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_parameters_that_contradict_themselves_are_refused(name: str) -> None:
+def test_contradictory_parameters_are_rejected(name: str) -> None:
     fields, param = PARAMS[name]
     with pytest.raises(RequestError) as caught:
         SamplingParams(**fields)

@@ -3,7 +3,7 @@
     from chairlift import LLM, SamplingParams
     print(LLM().chat([{"role": "user", "content": "Hello!"}])[0].outputs[0].text)
 
-Importing the package loads nothing heavy: names are looked up when they are first used (PEP 562).
+The modules of these names are imported at their first use (PEP 562), so importing the package alone is fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULES = {
     "AsyncLLM": "chairlift.engine.async_llm",
     "CompletionOutput": "chairlift.outputs",
     "EngineConfig": "chairlift.config",
@@ -43,9 +43,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'chairlift' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

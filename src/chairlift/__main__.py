@@ -1,4 +1,4 @@
-"""`python -m chairlift` is `chairlift`."""
+"""The entry point of the command `chairlift` and of `python -m chairlift`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_memory
 
 RESERVE_BYTES: Final = 2 << 20
-"""Address space that is kept free for the error message."""
+"""Address space that is reserved until an error message has to be written."""
 
 
 def main() -> None:
-    """Run the command line; too little memory ends it with a sentence and exit status 2, also during the imports."""
+    """Run the command line. If memory runs out, even during the imports, print one line and exit with status 2."""
     reserve = bytearray(RESERVE_BYTES)
     try:
         from chairlift.cli.main import main as run

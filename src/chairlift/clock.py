@@ -1,4 +1,4 @@
-"""Time is passed in. Whoever runs the loop owns a clock; policy never reads one."""
+"""Clocks and durations. The step loop reads a clock and passes the time on; the scheduler never reads one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 def format_duration(seconds: float) -> str:
-    """A time with its first digits: 0.04 -> "40 ms"."""
+    """A duration with a unit that fits its size: 0.04 -> "40 ms", 2.5 -> "2.5 s"."""
     if seconds >= 0.95:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.0095 else f"{seconds * 1e3:.2g} ms"
 
 
 class Clock(Protocol):
-    """Seconds on a scale that only moves forward."""
+    """A clock in seconds that never moves backwards."""
 
     def now(self) -> float: ...
 
@@ -27,7 +27,7 @@ class MonotonicClock:
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced: for tests and simulation."""
+    """A clock that moves only when it is advanced, for tests and simulation."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -36,7 +36,7 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move forward by `seconds`; raises ValueError if that is negative."""
+        """Move the clock forward by `seconds`; raises ValueError if they are negative."""
         if seconds < 0:
-            raise ValueError(f"a clock cannot go back: advance({seconds})")
+            raise ValueError(f"seconds must not be negative, got {seconds}")
         self._now += seconds

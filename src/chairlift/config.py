@@ -1,4 +1,4 @@
-"""Configuration: frozen, parsed once, handed out in pieces."""
+"""The configuration of an engine and of its scheduler. Both are checked when they are created."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _parse_weights(text: str | None) -> dict[str, float]:
-    """The weights in "name=weight,name=weight"."""
+    """The weights in a string such as "name=weight,name=weight"."""
     weights: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, _equals, number = part.partition("=")
@@ -48,26 +48,29 @@ def _parse_weights(text: str | None) -> dict[str, float]:
         except ValueError:
             weight = math.nan
         if not name or name in weights or not 0 < weight < math.inf:
-            raise ConfigError(f"tenant_weights must be like a=1,b=2.5, with weights > 0, got {part!r} in {text!r}")
+            raise ConfigError(
+                f"tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0, "
+                f"got {part!r} in {text!r}"
+            )
         weights[name] = weight
     return weights
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The limits of a batch.
+    """The limits and policies of a scheduler.
 
     Attributes:
         max_num_seqs: maximum number of running requests (seats).
-        max_num_batched_tokens: tokens computed in one step (the token budget).
-        max_model_len: prompt and output tokens of one request.
-        scheduling_policy: "fcfs", "priority" (smaller first, then first come) or "fair" (the tenant that had least
-            service first).
-        tenant_weights: tenant -> its share in relation to others under the fair policy; 1 for those not named.
+        max_num_batched_tokens: maximum number of tokens computed in one step (the token budget).
+        max_model_len: maximum number of prompt and output tokens of one request.
+        scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
+            first).
+        tenant_weights: tenant -> relative share of the service under the fair policy; 1 for all other tenants.
         batching: "continuous" or "static".
-        static_batch_size: members of a static batch.
-        static_run_to: a static batch is decoded to its own longest output ("batch") or to that of all requests
-            ("global").
+        static_batch_size: maximum number of requests in a static batch.
+        static_run_to: a static batch is decoded to its own longest output ("batch") or to the longest output of all
+            requests ("global").
     """
 
     max_model_len: int
@@ -89,61 +92,65 @@ class SchedulerConfig:
         _at_least("static_batch_size", self.static_batch_size, 1)
         if self.tenant_weights and self.scheduling_policy != "fair":
             raise ConfigError(
-                f"tenant_weights have no effect under scheduling_policy={self.scheduling_policy}: choose "
-                f"--scheduling-policy fair, or leave them out"
+                f"tenant_weights need scheduling_policy=fair, got scheduling_policy={self.scheduling_policy}: "
+                f"set --scheduling-policy fair, or remove them"
             )
         if self.batching == "static" and self.static_batch_size > self.max_num_seqs:
             raise ConfigError(
-                f"static_batch_size={self.static_batch_size} is more than max_num_seqs={self.max_num_seqs} seats: "
-                f"lower the one or raise the other."
+                f"static_batch_size={self.static_batch_size} must be at most max_num_seqs={self.max_num_seqs}: "
+                f"reduce static_batch_size, or increase max_num_seqs"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than max_num_seqs={self.max_num_seqs}: "
-                f"a full batch of decodes would not fit one step. Raise the one or lower the other."
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least max_num_seqs="
+                f"{self.max_num_seqs}, so that one step can decode all requests: increase max_num_batched_tokens, or "
+                f"reduce max_num_seqs"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What a user can choose about an engine; None lets the engine choose, and it prints what it chose.
+    """The options of an engine. For None the engine chooses a value and logs it.
 
     Attributes:
-        model: a folder with config.json and safetensors, a .gguf file, a name on the hub; None is the default model.
+        model: a folder with config.json and safetensors, a .gguf file, or a name on the Hugging Face hub; None is the
+            default model.
         device: "cpu" or "cuda".
-        dtype: of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights as the file
-            has them, and the file's type elsewhere.
-        kernels: the kernel set: "native", "torch", or "reference", the slow definition of both; "auto" is "native" on
-            the CPU where the extension can be loaded, else "torch".
-        quantization: the format that native kernels bring all matrices to: "int8" has a scale an output, "q8_0", "q4_0"
-            and "q4_1" are those of GGUF; None leaves each as in the file.
-        kv_cache_dtype: of K and V in memory: "auto" is bfloat16 with native kernels, else `dtype`; "int8" has a scale
-            for each token and head.
-        max_model_len: the smaller of the model's context and the pool, if None.
+        dtype: the data type of weights and activations; "auto" is float32 on the CPU, where native kernels keep weights
+            in the format of the file, and the type of the file on other devices.
+        kernels: the kernel set: "native", "torch", or "reference", which defines both; "auto" is "native" on the CPU if
+            the extension can be loaded, otherwise "torch".
+        quantization: the format to which native kernels quantize all linear layers: "int8" with a scale for each
+            output, or "q8_0", "q4_0" and "q4_1" of GGUF; None keeps the format of the file.
+        kv_cache_dtype: the data type of K and V: "auto" is bfloat16 with native kernels, otherwise `dtype`; "int8" has
+            a scale for each token and head.
+        max_model_len: maximum number of prompt and output tokens of one request; None is the smaller of the context of
+            the model and the size of the pool.
         max_num_seqs: maximum number of running requests (seats).
-        max_num_batched_tokens: the token budget of a step. None: DEFAULT_MAX_NUM_BATCHED_TOKENS, or with native
-            kernels and continuous batching as much less as keeps a step short on this machine; max_num_seqs at least.
-        kv_cache_memory: bytes for K and V; None is a share of what is free.
-        num_kv_blocks: the pool's size in blocks, instead of kv_cache_memory.
-        tenant_weights: shares of tenants (API keys) in relation to one another under the fair policy, as
-            "name=weight,name=weight"; 1 for those not named.
-        batching: "continuous" chooses the batch anew at every step; "static" closes it when it starts, and answers when
-            its last member is done.
-        static_batch_size: members of a static batch at most; the smaller of 8 and max_num_seqs if None.
-        static_run_to: "batch", if None, or "global": every static batch is decoded to the longest output of all
-            requests, which therefore must be forced.
-        kv: when a request gets its memory: "paged" takes blocks on demand; the others reserve at admission: "exact"
-            prompt and max_tokens, "max" max_model_len, "pow2" and "oracle" by the true output length, known only where
-            it is forced.
-        kv_arena: where reservations come from: "buddy" or "first-fit".
-        enable_prefix_caching: None is on for "paged" and off for reservations, which have none.
-        random_weights: build the model from its config alone, with random parameters.
-        skip_tokenizer_init: load no tokenizer: prompts are token ids, answers have no text.
-        seed: of the streams of requests that bring no seed of their own.
-        num_threads: of the CPU; None is all that this process may run on and has a control group's time for.
-        event_log: a file that receives every event as a JSON line.
-        record_trace: a file that receives every request that ended as a JSON line of lengths, times and keyed hashes of
-            its prompt's blocks: a workload to be served again, without its contents.
+        max_num_batched_tokens: the token budget of a step, at least max_num_seqs. None is
+            DEFAULT_MAX_NUM_BATCHED_TOKENS, or less if native kernels with continuous batching need too long for it.
+        scheduling_policy: "fcfs", "priority" or "fair".
+        tenant_weights: relative shares of tenants (API keys) under the fair policy, as "name=weight,name=weight"; 1 for
+            all other tenants.
+        batching: "continuous" chooses the batch again at every step; "static" closes it when it starts, and returns its
+            outputs when its last member has finished.
+        static_batch_size: maximum number of requests in a static batch; None is the smaller of 8 and max_num_seqs.
+        static_run_to: "batch" (None) decodes a static batch to its longest output, "global" to the longest output of
+            all requests, whose lengths must be forced.
+        block_size: number of KV slots in a block.
+        kv_cache_memory: bytes for K and V; None is a share of the free memory.
+        num_kv_blocks: the size of the pool in blocks, instead of kv_cache_memory.
+        kv: "paged" allocates blocks on demand. The others reserve slots at admission: "exact" for prompt and
+            max_tokens, "max" for max_model_len, "pow2" and "oracle" for the true output length, which must be forced.
+        kv_arena: the allocator of reservations: "buddy" or "first-fit".
+        enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
+        random_weights: create the model from its config.json alone, with random parameters.
+        skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
+        seed: the seed of the random streams of requests without a seed.
+        num_threads: number of CPU threads; None is the number of CPUs that this process and its control group may use.
+        event_log: a file to which every event is written as a JSON line.
+        record_trace: a file to which every finished request is written as a JSON line with lengths, times and keyed
+            hashes of the blocks of its prompt: a workload that can be replayed, without contents.
     """
 
     model: str | None = None
@@ -180,47 +187,50 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, Path(getattr(self, name)))
         if self.event_log is not None and self.event_log == self.record_trace:
-            raise ConfigError(f"event_log and record_trace are both {self.event_log}: give each a file of its own")
+            raise ConfigError(f"event_log and record_trace must be different files, got {self.event_log} for both")
         _one_of("dtype", self.dtype, DTYPES)
         self._check_kernels()
         _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
             if self.batching != "static" and getattr(self, name) is not None:
-                raise ConfigError(f"{name}={getattr(self, name)} is for batching=static: leave it out")
+                raise ConfigError(f"{name}={getattr(self, name)} needs batching=static: remove {name}")
         _one_of("kv", self.kv, KV_POLICIES)
         _one_of("kv_arena", self.kv_arena, KV_ARENAS)
         if self.kv != "paged" and self.enable_prefix_caching:
-            raise ConfigError(f"kv={self.kv} reserves and has no prefix cache: leave out enable_prefix_caching")
+            raise ConfigError(f"enable_prefix_caching needs kv=paged, got kv={self.kv}: remove enable_prefix_caching")
         if self.kv == "paged" and self.kv_arena != "buddy":
-            raise ConfigError(f"kv_arena={self.kv_arena} is for reservations, and kv=paged has none: leave it out")
+            raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
         _at_least("block_size", self.block_size, 1)
         for name in ("num_kv_blocks", "kv_cache_memory", "num_threads", "static_batch_size"):
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)
         if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
-            raise ConfigError("kv_cache_memory and num_kv_blocks both size the pool: give one of them")
+            raise ConfigError("kv_cache_memory and num_kv_blocks both set the size of the pool: remove one of them")
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
 
     def _check_kernels(self) -> None:
-        """Native kernels are for the CPU and compute in float32; they alone quantize, and torch keeps no int8."""
+        """Check the kernel set. Only native kernels quantize weights, and torch kernels have no int8 KV memory."""
         _one_of("kernels", self.kernels, KERNEL_SETS)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATIONS)
-        why = self.native_conflict
-        if why is None:
+        conflict = self.native_conflict
+        if conflict is None:
             return
         if self.kernels == "native":
-            raise ConfigError(f"kernels=native cannot be combined with {why}: leave one of them out")
+            raise ConfigError(f"kernels=native cannot be combined with {conflict}: remove one of them")
         if self.quantization is not None:
-            raise ConfigError(f"quantization={self.quantization} is for native kernels, not for {why}: leave one out")
-        if self.kv_cache_dtype == "int8" and self.kernels != "reference":
-            raise ConfigError(f"kv_cache_dtype=int8 is for native kernels, not for {why}: leave one out")
+            option = f"quantization={self.quantization}"
+        elif self.kv_cache_dtype == "int8" and self.kernels != "reference":
+            option = "kv_cache_dtype=int8"
+        else:
+            return
+        raise ConfigError(f"{option} needs native kernels and cannot be combined with {conflict}: remove one of them")
 
     @property
     def native_conflict(self) -> str | None:
-        """The option that rules native kernels out; None: they may be used."""
+        """The option that native kernels do not support; None if they can be used."""
         if self.kernels not in ("auto", "native"):
             return f"kernels={self.kernels}"
         if self.device != "cpu":
@@ -233,22 +243,22 @@ class EngineConfig:
 
     @property
     def largest_token_budget(self) -> int:
-        """`max_num_batched_tokens`, or the most that an engine chooses for it."""
+        """The maximum of the token budget: `max_num_batched_tokens`, or the largest value that an engine chooses."""
         if self.max_num_batched_tokens is not None:
             return self.max_num_batched_tokens
         return max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs)
 
     def check_files(self) -> None:
-        """Raises ConfigError if `event_log` or `record_trace` cannot be written."""
+        """Check that `event_log` and `record_trace` can be written, and raise ConfigError if not."""
         for name, path in (("event_log", self.event_log), ("record_trace", self.record_trace)):
             if path is not None:
                 check_writable(name, path)
 
     def scheduler_config(self, max_model_len: int, token_budget: int | None = None) -> SchedulerConfig:
-        """The scheduler's piece, once the length is settled.
+        """The configuration of the scheduler.
 
         Args:
-            token_budget: where the user gave none; None: the largest.
+            token_budget: the token budget if `max_num_batched_tokens` is None; None is the largest one.
         """
         if self.max_num_batched_tokens is not None or token_budget is None:
             token_budget = self.largest_token_budget

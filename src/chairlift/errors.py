@@ -1,18 +1,18 @@
-"""Errors that a user can cause. Each names the field, the value, the limit and the way out."""
+"""Errors that a user can cause. Each message names the field, the value, the limit and what to do."""
 
 from __future__ import annotations
 
 
 class ChairliftError(Exception):
-    """Base of every error that Chairlift raises on purpose."""
+    """The base class of all errors of Chairlift."""
 
 
 class ConfigError(ChairliftError, ValueError):
-    """An option of the engine that cannot be honoured."""
+    """An option has a value that is not supported."""
 
 
 class RequestError(ChairliftError, ValueError):
-    """A request that cannot be honoured. `param` names the offending field, if there is one."""
+    """A request is invalid or not supported. `param` is the name of the field that caused it, or None."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -20,23 +20,23 @@ class RequestError(ChairliftError, ValueError):
 
 
 class ModelLoadError(ChairliftError):
-    """A model that cannot be loaded: says which file, which key, and what would work."""
+    """A model cannot be loaded. The message names the file and the key."""
 
 
 class EngineDeadError(ChairliftError, RuntimeError):
-    """The engine stopped; requests in flight ended with it."""
+    """The engine has stopped, and all unfinished requests ended with it."""
 
 
 class DeadlineError(ChairliftError, TimeoutError):
-    """A request ran out of the time that it was given."""
+    """The timeout of a request passed before it was finished."""
 
 
 class OverloadedError(ChairliftError, RuntimeError):
-    """A request that was not taken in, because too much waits already or its key has had its share for now.
+    """A request was not admitted because the queue is full or its API key has reached a limit.
 
     Args:
-        retry_after: seconds after which it may be taken in.
-        code: which limit, as a word for programs.
+        retry_after: seconds after which the request may be sent again.
+        code: the limit, as an identifier for programs.
     """
 
     def __init__(self, message: str, retry_after: float, code: str) -> None:
@@ -46,10 +46,10 @@ class OverloadedError(ChairliftError, RuntimeError):
 
 
 class EngineUnavailableError(EngineDeadError, OverloadedError):
-    """The engine died and cannot be started again for now; starts go on, so a request may be sent again later.
+    """The engine died and could not be restarted so far; further restarts follow.
 
     Args:
-        retry_after: seconds until the next start.
+        retry_after: seconds until the next restart.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:

@@ -1,6 +1,6 @@
-"""The one schema of what happened: request events and one event a step, as JSON lines.
+"""The events of an engine: one for each change of a request and one for each step, and their JSON lines.
 
-Metrics, plots, traces and tests read events; nothing else measures. An event is built only if somebody listens.
+Metrics, figures, traces and tests are derived from events alone. An event is built only if there is a sink for it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ SCHEMA_VERSION = 4
 
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
-    """The first event of a log: the limits under which everything after it happened.
+    """The first event of a log, with the limits that apply to all later events.
 
     Attributes:
-        static_batch_size, static_run_to: None unless `batching` is "static"; kv_arena: None where `kv` is "paged".
-        kernels: "native", "torch" or "reference"; kv_cache_dtype: of K and V; quantization: as asked for; "" or None
-            where no model computes.
-        weight_bytes: read from memory by every step; kv_bytes_per_slot: K and V of one token in all layers; 0 where no
-            model computes.
+        static_batch_size, static_run_to: None unless `batching` is "static".
+        kv_arena: the allocator of reservations; None where `kv` is "paged".
+        kernels: "native", "torch" or "reference"; "" in a simulation.
+        kv_cache_dtype: the data type of K and V; "" in a simulation.
+        quantization: the configured format of the weights; None leaves them as in the file.
+        weight_bytes: bytes of weights that each step reads from memory; 0 in a simulation.
+        kv_bytes_per_slot: bytes of K and V of one token in all layers; 0 in a simulation.
     """
 
     type: ClassVar[str] = "engine_started"
@@ -59,9 +61,13 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A request joined the queue (or waits for its leader's prefill). `output_len`: the true length, if forced;
-    `tenant`: whom it is served for, and under the fair policy whose turn it takes; `step`: the first one that it can be
-    in."""
+    """A request was added to the queue, or is parked until its leader has computed the shared prompt.
+
+    Attributes:
+        output_len: the number of output tokens, if it is forced.
+        tenant: the unit of fair scheduling that the request belongs to.
+        step: the first step that can contain the request.
+    """
 
     type: ClassVar[str] = "request_arrived"
     time: float
@@ -76,7 +82,7 @@ class RequestArrived:
 
     @classmethod
     def from_request(cls, request: Request, step: int) -> RequestArrived:
-        """The event of a request that arrives before the step is planned."""
+        """The event of a request that arrives before `step` is scheduled."""
         return cls(
             time=request.arrival_time,
             request_id=request.request_id,
@@ -92,7 +98,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued:
-    """A request that waited for its leader's prefill joined the queue; `step`: the first one that it can be in."""
+    """A parked request was added to the queue; `step` is the first step that can contain it."""
 
     type: ClassVar[str] = "request_queued"
     time: float
@@ -102,7 +108,7 @@ class RequestQueued:
 
 @dataclass(frozen=True, slots=True)
 class RequestRejected:
-    """A request that can never fit, refused at the door with the arithmetic."""
+    """A request was rejected because it exceeds a limit of the engine; `message` has the numbers."""
 
     type: ClassVar[str] = "request_rejected"
     time: float
@@ -112,12 +118,16 @@ class RequestRejected:
 
 @dataclass(frozen=True, slots=True)
 class RequestWaiting:
-    """The head of the queue was not admitted, for another reason than in the step before.
+    """The head of the queue was not admitted, for another reason than in the previous step.
 
-    Blocks are counted: needed by the request, free in the pool, how many of the free ones are evictable (cached), and
-    the largest piece of consecutive ones (of any ones, where blocks need not be consecutive).
-    A request that was left out of a static batch needs its worst case, and free are the blocks that the members leave
-    at their worst. `step` is the first one that it is left out of for this reason.
+    For a static batch, all counts are those of the worst case: every member has its maximum length.
+
+    Attributes:
+        reason: a `WaitReason`.
+        needed_blocks: blocks that the request needs.
+        free_blocks: free blocks of the pool; evictable_blocks: those of them that hold cached prefixes.
+        largest_free_piece: the largest number of contiguous free blocks; all free blocks with paged memory.
+        step: the first step that does not contain the request for this reason.
     """
 
     type: ClassVar[str] = "request_waiting"
@@ -134,21 +144,25 @@ class RequestWaiting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, emitted when its result is known. The columns `request_ids`, `num_scheduled`, `num_computed`, `num_new`
-    and `num_padding` are parallel.
+    """The result of one step.
+
+    The lists `request_ids`, `num_scheduled`, `num_computed`, `num_new` and `num_padding` are columns: entry i of each
+    belongs to the same request.
 
     Attributes:
-        time: when its result was known; scheduled_time: when it was planned.
+        time: when the result was known; scheduled_time: when the step was scheduled.
         num_scheduled: tokens computed; num_computed: tokens that had K and V before the step; num_new: tokens sampled.
-        num_padding: padding computed besides, for a static batch; empty if there was none.
+        num_padding: padding tokens computed for a static batch; empty if there are none.
         num_recomputed: scheduled tokens that had K and V before a preemption.
-        admitted, preempted: by the schedule of this step; finished: by its result.
-        new_blocks: block ids that each request received; the whole table when it is admitted.
-        num_running, num_waiting, free_blocks, evictable_blocks: after its schedule.
-        token_states, reserved, internal, external, free: the pool's slots by kind after its schedule, see
-            `core.kv.accounting`; reserved and internal are split by `max_tokens`.
-        shared: slots that several requests hold; saved: slots that they would hold besides, had each its own.
-        wait_reason: why the head of the queue, `head_id`, is not in it; None if nobody waits.
+        admitted, preempted: requests that the schedule of this step admitted or preempted.
+        finished: requests that ended with the result of this step.
+        new_blocks: ids of the blocks that each request received; the whole block table when it is admitted.
+        num_running, num_waiting, free_blocks, evictable_blocks: counts after the schedule.
+        token_states, reserved, internal, external, free: slots of the pool by kind after the schedule, as defined in
+            `core.kv.accounting`. `max_tokens` separates reserved from internal slots.
+        shared: slots that several requests hold.
+        saved: slots that these requests would hold in addition if they did not share.
+        wait_reason: why the head of the queue, `head_id`, was not admitted; None if the queue is empty.
     """
 
     type: ClassVar[str] = "step"
@@ -182,11 +196,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request left; times are seconds of the engine's clock, None where it never got so far.
+    """A request ended. In a static batch it ends together with the batch.
 
-    Under static batching a request leaves with its batch, and gets all its tokens then. `steps_waited` counts, by
-    reason (see `WaitReason`), the steps that began while it waited; `step` is the first one that was planned after it
-    left; the other counts are those of `RequestStats`.
+    Attributes:
+        first_scheduled_time, first_token_time: None if the request was never scheduled, or has no output token.
+        steps_waited: reason (a `WaitReason`) -> number of steps that were scheduled while the request waited.
+        num_recomputed_tokens, num_padding_tokens, kv_slot_seconds_held, kv_slot_seconds_used: see `RequestStats`.
+        step: the first step that was scheduled after the end of the request.
     """
 
     type: ClassVar[str] = "request_finished"
@@ -209,7 +225,7 @@ class RequestFinished:
 
     @classmethod
     def from_request(cls, request: Request, now: float, step: int) -> RequestFinished:
-        """The event of a request that leaves at `now`, before the step is planned."""
+        """The event of a request that ends at `now`, before `step` is scheduled."""
         assert request.finish_reason is not None
         return cls(
             time=now,
@@ -233,21 +249,21 @@ class RequestFinished:
 
 Event = EngineStarted | RequestArrived | RequestQueued | RequestRejected | RequestWaiting | Step | RequestFinished
 DroppableEvent = Step | RequestWaiting
-"""What may be dropped for a listener that is too busy. The others say who is there and how it ended, a few for each
-request that was sent: whoever misses one of them waits for a request that is gone."""
+"""Events that may be dropped for a slow listener. The other events determine which requests exist, and there are only a
+few for each request."""
 
 EVENT_TYPES: dict[str, type[Event]] = {kind.type: kind for kind in get_args(Event)}
 
 
 class EventSink(Protocol):
-    """Somebody who listens. Called on the step's thread: must not block."""
+    """A receiver of events. `emit` is called on the thread of the step loop and must not block."""
 
     def emit(self, event: Event) -> None: ...
 
 
 @dataclass(slots=True)
 class EventList:
-    """Keeps events in memory."""
+    """An event sink that keeps all events in memory."""
 
     events: list[Event] = field(default_factory=list)
 
@@ -256,7 +272,7 @@ class EventList:
 
 
 class EventBroadcaster:
-    """Hands every event to several listeners, in their order."""
+    """An event sink that passes every event to several sinks, in their order."""
 
     def __init__(self, *sinks: EventSink) -> None:
         self._sinks = sinks
@@ -267,22 +283,22 @@ class EventBroadcaster:
 
 
 def to_json(event: Event) -> str:
-    """One line, without the newline."""
+    """The JSON line of an event, without the newline."""
     return json.dumps({"type": event.type, **asdict(event)}, separators=(",", ":"))
 
 
 def from_json(line: str) -> Event:
-    """The event of one line.
+    """The event of a JSON line.
 
     Raises:
-        ValueError: not JSON, an unknown type, or missing or unknown fields; says which.
+        ValueError: the line is not JSON, or has an unknown type, or fields are missing or unknown.
     """
     record: Any = json.loads(line)
     if not isinstance(record, dict):
-        raise ValueError(f"an event is a JSON object, got {line[:80]!r}")
+        raise ValueError(f"an event must be a JSON object, got {line[:80]!r}")
     kind = EVENT_TYPES.get(record.pop("type", ""))
     if kind is None:
-        raise ValueError(f"unknown event type in {line[:80]!r}; known are {', '.join(EVENT_TYPES)}")
+        raise ValueError(f"type must be one of {', '.join(EVENT_TYPES)}, got {line[:80]!r}")
     known = {f.name for f in fields(kind)}
     if unknown := set(record) - known:
         raise ValueError(f"event {kind.type} has unknown fields {sorted(unknown)}")
@@ -293,7 +309,11 @@ def from_json(line: str) -> Event:
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a log file, in order; raises ValueError naming the line that is not one."""
+    """The events of a log file, in order.
+
+    Raises:
+        ValueError: a line is not an event; the message has its number.
+    """
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
@@ -303,9 +323,9 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 class EventFile:
-    """Writes events to a file as JSON lines, encoding and writing on a thread of its own.
+    """An event sink that writes JSON lines to a file, on a thread of its own.
 
-    If the file cannot be written any more, later events are dropped and `error` says why: the engine goes on.
+    If the file can no longer be written, later events are dropped, `error` is set, and the engine continues.
     """
 
     def __init__(self, path: Path) -> None:
@@ -327,25 +347,29 @@ class EventFile:
                 if self._queue.empty():
                     self._file.flush()
             except OSError as error:
-                self._cut_short(error)
+                self._record_error(error)
 
     def close(self) -> None:
-        """Write what is queued and close the file."""
+        """Write all queued events and close the file."""
         self._queue.put(None)
         self._thread.join()
         try:
             self._file.close()
         except OSError as error:
-            self._cut_short(error)
+            self._record_error(error)
 
-    def _cut_short(self, error: OSError) -> None:
+    def _record_error(self, error: OSError) -> None:
         if self.error is None:
             self.error = error
-            logger.warning("the event log %s is cut short: %s", self._file.name, error)
+            logger.warning("event log %s: cannot be written, later events are dropped: %s", self._file.name, error)
 
 
 def open_event_log(path: Path | None) -> EventFile | None:
-    """The file of the option `event_log`, if it is given; raises ConfigError if it cannot be written."""
+    """Open the file of the option `event_log`, if it is given.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     if path is None:
         return None
     try:

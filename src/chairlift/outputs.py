@@ -1,4 +1,5 @@
-"""The records that cross a border: small, frozen, made of ints, floats, strings, lists and one another.
+"""The records that the parts of the engine exchange. They contain plain values and each other, so that they can be sent
+to another process.
 
 Scheduler --SchedulerOutput--> Executor --ModelRunnerOutput--> Scheduler --EngineCoreOutput--> front end
                                                                front end --RequestOutput--> user
@@ -16,15 +17,15 @@ from chairlift.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """Introduces a request to the executor, once; again when it resumes after a preemption.
+    """A request that joins the batch of the executor: when it is admitted, and again after each preemption.
 
     Attributes:
-        token_ids: every token known so far, the prompt first.
-        num_prompt_tokens: how many of them are the prompt.
-        num_computed_tokens: how many already have K and V in `block_ids` (a prefix hit).
-        block_ids: the block table so far, the blocks for this step included.
-        seed: of the request's random stream.
-        stop_token_ids: tokens that end it, EOS included unless ignored (masked below min_tokens).
+        token_ids: all known tokens, the prompt first.
+        num_prompt_tokens: the number of them that belong to the prompt.
+        num_computed_tokens: the number of them that have K and V in `block_ids` (a hit in the prefix cache).
+        block_ids: the block table, including the blocks for this step.
+        seed: the seed of the random stream of the request.
+        stop_token_ids: tokens that end the output, including EOS unless it is ignored; masked below min_tokens.
     """
 
     request_id: str
@@ -39,17 +40,17 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """What the executor has to do in one step. Carries deltas only.
+    """The input of one step of the executor, as changes to the previous step.
 
     Attributes:
-        step: counts up by one.
-        num_scheduled_tokens: request id -> tokens to compute, in batch order. A request whose tokens are then all
-            computed gets its next token sampled. 0 only where there is padding.
-        new_requests: introduced in this step (all of them are scheduled in it).
-        new_block_ids: blocks appended to the tables of requests introduced before.
-        removed: requests that finished, were aborted or preempted since the last step: forget them first.
-        num_padding_tokens: request id -> padding to compute before its tokens, with slot -1: nothing is written. Only
-            static batches have any.
+        step: the number of the step, which increases by one.
+        num_scheduled_tokens: request id -> number of tokens to compute, in batch order. If all tokens of a request are
+            computed after the step, its next token is sampled. 0 only where there is padding.
+        new_requests: requests that join the batch in this step; all of them are scheduled.
+        new_block_ids: request id -> blocks to append to the table of a request that is already in the batch.
+        removed: requests that finished or were aborted or preempted since the previous step; they are removed first.
+        num_padding_tokens: request id -> number of padding tokens to compute before its tokens, in static batches.
+            Their slot is -1, so no K and V are written.
     """
 
     step: int
@@ -61,7 +62,7 @@ class SchedulerOutput:
 
     @property
     def total_num_scheduled_tokens(self) -> int:
-        """Without padding."""
+        """The number of tokens to compute, without padding."""
         return sum(self.num_scheduled_tokens.values())
 
     @property
@@ -70,7 +71,7 @@ class SchedulerOutput:
 
 
 class Logprob(NamedTuple):
-    """One token and its log-probability; `rank` 1 is the likeliest."""
+    """A token with its log-probability and rank; rank 1 is the most likely token."""
 
     token_id: int
     logprob: float
@@ -78,7 +79,7 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """The logprobs at one position: of the token that stands there, then of the likeliest ones in order."""
+    """The logprobs at one position: those of its token, and those of the most likely tokens in descending order."""
 
     token: Logprob
     top: list[Logprob]
@@ -86,15 +87,15 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """What one step gave.
+    """The result of one step of the executor.
 
     Attributes:
-        step: of the SchedulerOutput that this answers.
-        token_ids: request id -> new tokens; requests that did not reach their last token are absent.
-        logprobs: request id -> one entry a new token, for requests that asked.
-        prompt_logprobs: request id -> (position of the first entry, one entry a prompt token); entry i describes
-            the prompt token at position first + i.
-        errors: request id -> why it cannot go on; its token means nothing.
+        step: the number of the `SchedulerOutput`.
+        token_ids: request id -> new tokens, for requests whose known tokens are all computed.
+        logprobs: request id -> one entry for each new token, for requests with `logprobs`.
+        prompt_logprobs: request id -> (position of the first entry, one entry for each prompt token), for requests with
+            `prompt_logprobs`.
+        errors: request id -> error that ends the request; its token is not valid.
     """
 
     step: int
@@ -106,7 +107,7 @@ class ModelRunnerOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When things happened to a request, in seconds of the engine's clock; None: not yet."""
+    """The times of a request, in seconds of the engine's clock; None until the event has happened."""
 
     arrival: float
     first_scheduled: float | None = None
@@ -115,21 +116,21 @@ class RequestTimes:
 
     @property
     def queue_time(self) -> float | None:
-        """Seconds from arrival to the first step."""
+        """Seconds from arrival to the schedule of the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrival
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What a request waited for, and what it cost.
+    """The waits and the cost of a request.
 
     Attributes:
-        steps_waited: reason (see `request.WaitReason`) -> steps that began while it was not admitted for it; whoever
-            stands behind the head of the queue waits for the head's reason.
-        num_recomputed_tokens: computed again after a preemption.
-        num_padding_tokens: computed for its row of a static batch, beside its own.
-        kv_slot_seconds_held: slots that it held, summed over time; kv_slot_seconds_used: of those, written, and still
-            needed by it. Shared slots count for every holder.
+        steps_waited: reason (a `WaitReason`) -> number of steps that were scheduled while the request waited. A request
+            behind the head of the queue has the reason of the head.
+        num_recomputed_tokens: tokens that were computed again after a preemption.
+        num_padding_tokens: padding tokens that were computed for the request in a static batch.
+        kv_slot_seconds_held: held KV slots times seconds. A shared slot counts for each holder.
+        kv_slot_seconds_used: the part of it for slots that were written and that the request still needed.
     """
 
     steps_waited: dict[str, int]
@@ -140,7 +141,7 @@ class RequestStats:
 
     @classmethod
     def total(cls, parts: Sequence[RequestStats]) -> RequestStats:
-        """Of all answers to a prompt."""
+        """The sum over all answers to a prompt."""
         steps_waited: Counter[str] = Counter()
         for part in parts:
             steps_waited.update(part.steps_waited)
@@ -154,13 +155,14 @@ class RequestStats:
 
 
 class EngineCoreOutput(NamedTuple):
-    """What one step means for one request. A named tuple, because one is made for each of them in every step.
+    """The result of one step for one request. It is a named tuple because each step creates one for each request.
 
     Attributes:
-        finish_reason: set in the last one only, and so is `stats`.
-        num_cached_tokens: set in the first one with a token; `times` in that one and in the last.
-        num_preemptions: so far.
-        error: the request was refused, and `error_param` is the field to blame; there is no other output then.
+        finish_reason, stats: set in the last output only.
+        num_cached_tokens: set in the first output with a token.
+        times: set in the first output with a token and in the last output.
+        num_preemptions: the number of preemptions so far.
+        error: why the request was rejected or failed; `error_param` is the field that caused it.
     """
 
     request_id: str
@@ -180,7 +182,7 @@ class EngineCoreOutput(NamedTuple):
 def attach_prompt_logprobs(
     outputs: list[EngineCoreOutput], prompt_logprobs: dict[str, tuple[int, list[TokenLogprobs]]]
 ) -> list[EngineCoreOutput]:
-    """Attach prompt logprobs by request id. A chunk that sampled no token gets an output of its own."""
+    """The outputs with prompt logprobs added by request id; a request without an output gets one without tokens."""
     pending = dict(prompt_logprobs)
     outputs = [o._replace(prompt_logprobs=pending.pop(o.request_id, None)) for o in outputs]
     return outputs + [EngineCoreOutput(rid, [], prompt_logprobs=entry) for rid, entry in pending.items()]
@@ -188,10 +190,10 @@ def attach_prompt_logprobs(
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` hold what is new since the last one.
+    """One answer to a prompt. In a stream `text`, `token_ids` and `logprobs` contain only new content.
 
     Attributes:
-        cumulative_logprob: of all tokens so far, if logprobs were asked for.
+        cumulative_logprob: the sum of the logprobs of all tokens so far, if the request has `logprobs`.
     """
 
     index: int
@@ -205,12 +207,11 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its answers, by index.
+    """A request with its answers, in the order of their index.
 
     Attributes:
-        times: of the answer that ended last; None until then.
-        stats: summed over the answers that have ended, but for those that a stop string ended; None while there is
-            none.
+        times: the times of the answer that ended last; None until an answer has ended.
+        stats: the sum over the answers that have ended, except those that a stop string ended; None until there is one.
     """
 
     request_id: str

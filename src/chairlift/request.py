@@ -4,20 +4,20 @@
     |-- K, V in memory --|-- to be computed --|-- not yet known --------|
     |-- prompt (num_prompt_tokens) --|-- output --|
 
-There are no phases: `num_computed_tokens` chases `num_tokens`. When it has caught up, the next token is sampled and
-`num_tokens` moves on. `num_tokens` counts tokens whose value is still on its way from the device
-(`num_pending_tokens` of them), so a step can be planned before the last one is answered:
+A request has no phases. Steps compute tokens until `num_computed_tokens` equals `num_tokens`; then the next token is
+sampled and `num_tokens` increases. `num_tokens` includes `num_pending_tokens` tokens that the device has not returned
+yet, so that a step can be scheduled before the result of the previous one is known:
 
     len(token_ids) + num_pending_tokens == num_tokens <= end_total_tokens <= max_total_tokens
 
-`max_total_tokens` is what was asked for; `end_total_tokens` is less where a shorter length is forced.
+`max_total_tokens` follows from the requested `max_tokens`; `end_total_tokens` is smaller if a shorter output is forced.
 
-`num_slots` says how far the held KV memory reaches; the KV cache manager alone writes it.
+`num_slots` is the number of KV slots held; only the KV cache manager writes it.
 
-A member of a static batch that has ended runs on, `done_time` and `finish_reason` set, until the batch is over.
+A finished member of a static batch keeps running, with `done_time` and `finish_reason` set, until the batch ends.
 
-Slot-seconds are kept without a loop over time: slots taken at t1, t2 ... and given back at T were held for
-n * T - (t1 + t2 + ...), and the sum in brackets is the moment. `hold_moment` sums over slots held, `write_moment` over
+Slot-seconds are computed without a loop over time: n slots allocated at t1 ... tn and freed at T were held for
+n * T - (t1 + ... + tn) seconds. `hold_moment` is the sum of these times over the slots held, `write_moment` over the
 slots written.
 """
 
@@ -31,7 +31,7 @@ from chairlift.sampling_params import SamplingParams
 
 
 class RequestStatus(enum.IntEnum):
-    """PARKED waits for its leader's prompt (see `Scheduler`); WAITING is in the queue."""
+    """The state of a request. PARKED: waits until its leader has computed the prompt; WAITING: is in the queue."""
 
     PARKED = 0
     WAITING = 1
@@ -40,7 +40,7 @@ class RequestStatus(enum.IntEnum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended; the values are OpenAI's where it has one. TIMEOUT: its deadline passed."""
+    """Why a request ended, with OpenAI's values where they exist. TIMEOUT: the deadline of the request passed."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -52,13 +52,15 @@ class FinishReason(enum.StrEnum):
 class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
-    SEATS: max_num_seqs are running, or a static batch has its static_batch_size. MEMORY: too few free blocks; for a
-    static batch, with all members at their worst. SIBLING_PREFILL: it will share the blocks of a sibling whose prompt
-    is not computed yet. PENDING_TOKEN: it was preempted and its last token is still on its way from the device.
-    PREEMPTION: a running request was preempted in this step, so nobody is admitted. BATCH: it came, or came to the head
-    of the queue, when a static batch was closed already. Whoever was refused when the batch closed keeps that reason
-    while it runs. FAIRNESS: it is another tenant's turn, which had less service; the head of the queue, who is that
-    tenant's, has the reason why nobody is admitted.
+    SEATS: max_num_seqs requests are running, or a static batch has static_batch_size members.
+    MEMORY: there are too few free blocks; for a static batch, if all members reach their maximum length.
+    SIBLING_PREFILL: its leader has not computed the shared prompt yet.
+    PENDING_TOKEN: it was preempted, and the device has not returned its last token yet.
+    PREEMPTION: a running request was preempted in this step, so no request is admitted.
+    BATCH: a static batch was already closed when it reached the head of the queue. A request that was at the head when
+        the batch closed keeps its earlier reason while the batch runs.
+    FAIRNESS: another tenant, which received less service, has its turn. The head of the queue belongs to that tenant
+        and has the reason why no request is admitted.
     """
 
     SEATS = "seats"
@@ -72,21 +74,21 @@ class WaitReason(enum.StrEnum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """One sequence on its way through the engine. Owns its tokens and its progress, nothing else.
+    """One sequence in the engine, with its tokens and its progress.
 
     Args:
-        request_id: unique among the unfinished.
+        request_id: unique among the unfinished requests.
         prompt_token_ids: at least one token.
-        sampling_params: `n` must be 1 here; siblings are requests of their own with the same `leader_id`.
-        max_tokens: output tokens at most, resolved.
-        stop_token_ids: tokens that end it, EOS included unless ignored.
+        sampling_params: `n` must be 1; siblings are separate requests with the same `leader_id`.
+        max_tokens: maximum number of output tokens.
+        stop_token_ids: tokens that end the output, including EOS unless it is ignored.
         arrival_time: seconds of the engine's clock.
-        priority: smaller goes first under the priority policy.
-        leader_id: the sibling whose prefill this request waits for, if any.
-        output_len: how many output tokens there will be, if that is known beforehand (a forced length).
-        tenant: whom it is served for; the fair policy shares the engine between tenants.
-        cache_salt: KV blocks are shared only between requests of the same salt.
-        deadline: seconds of the engine's clock after which nobody wants it any more.
+        priority: a smaller number is scheduled first under the priority policy.
+        leader_id: the sibling that computes the shared prompt, if this request waits for it.
+        output_len: the number of output tokens, if it is forced.
+        tenant: the unit of fair scheduling.
+        cache_salt: KV blocks are shared only between requests with the same salt.
+        deadline: seconds of the engine's clock after which the request is aborted.
     """
 
     request_id: str
@@ -159,9 +161,9 @@ class Request:
         return num_recomputed
 
     def append_sampled(self, tokens: list[int]) -> list[int]:
-        """Append the value of the oldest pending token, and tokens beyond it if a step sampled several.
+        """Append the sampled tokens of one step, the first of which replaces the oldest pending token.
 
-        Returns the appended tokens: up to the first stop token, which is kept, or to the length limit.
+        Returns the appended tokens: up to and including the first stop token, or up to the length limit.
         """
         if len(tokens) > 1 or tokens[0] in self.stop_token_ids:
             tokens = self._until_stop(tokens)
@@ -179,7 +181,7 @@ class Request:
         return tokens
 
     def drop_pending(self) -> None:
-        """Remove the oldest pending token, which never gets a value."""
+        """Remove the oldest pending token, which the device will not return."""
         self.num_pending_tokens -= 1
         self.num_tokens -= 1
 
@@ -195,7 +197,7 @@ class Request:
         self.kv_slot_seconds_used += self.num_computed_tokens * used_until - self.write_moment
 
     def new_request(self, block_ids: list[int]) -> NewRequest:
-        """What the executor receives when the request joins the batch, with a copy of its block table."""
+        """The record that adds the request to the executor; `block_ids` is a copy of its block table."""
         return NewRequest(
             request_id=self.request_id,
             token_ids=list(self.token_ids),
@@ -212,7 +214,7 @@ class Request:
         assert self.deadline is not None
         seconds = round(self.deadline - self.arrival_time, 3)
         if seconds > 0:
-            problem = f"the timeout of {seconds:g} s passed when {self.num_output_tokens} output tokens were computed"
+            problem = f"the timeout of {seconds:g} s passed after {self.num_output_tokens} output tokens"
         else:
             problem = "the timeout passed before the request reached the engine"
         return EngineCoreOutput(
@@ -220,12 +222,12 @@ class Request:
             [],
             finish_reason=FinishReason.TIMEOUT.value,
             num_preemptions=self.num_preemptions,
-            error=f"{problem}: allow more time, or ask for fewer tokens",
+            error=f"{problem}: increase timeout, or reduce max_tokens",
             error_param="timeout",
         )
 
     def final_output(self, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
-        """The output with all that is set in the last one of a request that finishes at `now`."""
+        """The output of the last step of a request that finishes at `now`, with the fields that only it has."""
         assert self.finish_reason is not None
         return output._replace(
             finish_reason=self.finish_reason.value,
@@ -235,6 +237,7 @@ class Request:
         )
 
     def times(self, finished: float | None = None) -> RequestTimes:
+        """The times of the request so far."""
         return RequestTimes(self.arrival_time, self.first_scheduled_time, self.first_token_time, finished)
 
     def _stats(self) -> RequestStats:

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler. Validated when made; field names are vLLM's."""
+"""The sampling parameters of a request, with vLLM's field names. They are checked when they are created."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ MAX_LOGPROBS = 20
 MAX_N = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 16 << 10
-"""Characters of all stop strings of one request."""
+"""Maximum number of characters in all stop strings of one request."""
 
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 8 << 10
-"""Characters of all bad words of one request."""
+"""Maximum number of characters in all bad words of one request."""
 
 MAX_TOKEN_IDS = 1 << 19
-"""Token ids in `stop_token_ids` or `allowed_token_ids`: more than the largest vocabulary in use."""
+"""Maximum number of token ids in `stop_token_ids` or `allowed_token_ids`; no vocabulary in use is larger."""
 
 SEED_BITS = 64
 MAX_INTEGER = (1 << 63) - 1
-"""Larger ones do not go into a record of msgpack."""
+"""The largest integer of msgpack."""
 
 CONTRADICTS_STRUCTURE = {
-    "ignore_eos": "the answer ends where the structure does. Leave it out.",
-    "bad_words": "the structure may need what they forbid. Say it in the structure.",
-    "allowed_token_ids": "the structure may need others. Say it in the structure.",
+    "ignore_eos": "the answer ends where the structure ends. Remove it.",
+    "bad_words": "the structure may need these words. Exclude them in the structure.",
+    "allowed_token_ids": "the structure may need other tokens. Restrict them in the structure.",
 }
-"""Fields that cannot go with structured_outputs, and why."""
+"""Fields that cannot be combined with structured_outputs, with the reason and what to do."""
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
@@ -59,7 +59,7 @@ def _flag(name: str, value: Any) -> None:
 
 def _check_characters(name: str, texts: Sequence[str], limit: int) -> None:
     if (total := sum(map(len, texts))) > limit:
-        raise RequestError(f"{name} must hold at most {limit} characters in all, got {total}: shorten it", name)
+        raise RequestError(f"{name} must have at most {limit} characters in total, got {total}", name)
 
 
 def _check_unicode(name: str, strings: Iterable[str]) -> None:
@@ -68,7 +68,7 @@ def _check_unicode(name: str, strings: Iterable[str]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError(
-                f"{name} must be valid Unicode text, and a surrogate without its pair is not, got {text!r:.100}", name
+                f"{name} must be valid Unicode text without unpaired surrogates, got {text!r:.100}", name
             ) from None
 
 
@@ -79,9 +79,9 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) for s in strings):
         raise RequestError(f"stop must be a string or a list of strings, got {value!r:.100}", "stop")
     if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
+        raise RequestError(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(strings)}", "stop")
     if any(not s for s in strings):
-        raise RequestError("stop must not hold an empty string: it would end every answer at once", "stop")
+        raise RequestError("stop must not contain an empty string, which would end every answer immediately", "stop")
     _check_characters("stop", strings, MAX_STOP_CHARACTERS)
     _check_unicode("stop", strings)
     return tuple(strings)
@@ -93,11 +93,11 @@ def _bad_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RequestError(f"bad_words must be a list of strings, got {value!r:.100}", "bad_words")
     if len(value) > MAX_BAD_WORDS:
-        raise RequestError(f"bad_words must hold at most {MAX_BAD_WORDS} words, got {len(value)}", "bad_words")
+        raise RequestError(f"bad_words must have at most {MAX_BAD_WORDS} words, got {len(value)}", "bad_words")
     words = tuple(word if isinstance(word, str) else _token_ids("bad_words", word) for word in value)
     _check_characters("bad_words", [word for word in words if isinstance(word, str)], MAX_BAD_WORD_CHARACTERS)
     if not all(word.strip() if isinstance(word, str) else word for word in words):
-        raise RequestError("bad_words must not hold an empty word or one of spaces alone", "bad_words")
+        raise RequestError("bad_words must not contain an empty word or a word of spaces", "bad_words")
     _check_unicode("bad_words", (word for word in words if isinstance(word, str)))
     return words
 
@@ -108,7 +108,7 @@ def _allowed_token_ids(value: Any) -> tuple[int, ...] | None:
     token_ids = _token_ids("allowed_token_ids", value)
     if not token_ids:
         raise RequestError(
-            "allowed_token_ids must hold at least one token id; leave it out to allow all", "allowed_token_ids"
+            "allowed_token_ids must have at least one token id; remove it to allow all tokens", "allowed_token_ids"
         )
     return token_ids
 
@@ -119,7 +119,7 @@ def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RequestError(f"{name} must be a list of token ids, got {value!r:.100}", name)
     if len(value) > MAX_TOKEN_IDS:
-        raise RequestError(f"{name} must hold at most {MAX_TOKEN_IDS} token ids, got {len(value)}", name)
+        raise RequestError(f"{name} must have at most {MAX_TOKEN_IDS} token ids, got {len(value)}", name)
     for token in value:
         _integer(name, token, 0)
     return tuple(value)
@@ -131,7 +131,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise RequestError(f"logit_bias must map token ids to numbers, got {value!r:.100}", "logit_bias")
     if len(value) > MAX_LOGIT_BIAS:
-        raise RequestError(f"logit_bias must hold at most {MAX_LOGIT_BIAS} tokens, got {len(value)}", "logit_bias")
+        raise RequestError(f"logit_bias must have at most {MAX_LOGIT_BIAS} tokens, got {len(value)}", "logit_bias")
     bias: dict[int, float] = {}
     for key, amount in value.items():
         try:
@@ -146,36 +146,37 @@ def _logit_bias(value: Any) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next tokens of one request are chosen.
+    """The parameters that determine how the tokens of one request are sampled.
 
     Attributes:
-        n: how many answers to the same prompt.
-        temperature: 0 is greedy.
-        top_k: keep the k likeliest tokens; 0 or -1 keeps all.
-        top_p: keep the smallest set of tokens whose probabilities sum to top_p.
-        min_p: drop tokens less likely than min_p times the likeliest.
-        repetition_penalty: over prompt and output (Keskar et al., 2019); 1 is none.
-        presence_penalty, frequency_penalty: over the output, as OpenAI defines them; 0 is none.
-        logit_bias: added to the logits of these token ids, -100 to 100.
-        max_tokens: output tokens at most; None is whatever fits the context and the pool.
-        min_tokens: EOS and stop_token_ids are masked until there are so many output tokens.
-        stop: strings that end the answer and are cut from it (see include_stop_str_in_output).
+        n: the number of answers to the prompt.
+        temperature: 0 is greedy sampling.
+        top_k: sample from the k most likely tokens; 0 or -1 from all.
+        top_p: sample from the smallest set of tokens whose probabilities add up to top_p.
+        min_p: exclude tokens that are less likely than min_p times the most likely token.
+        repetition_penalty: penalty for tokens of prompt and output (Keskar et al., 2019); 1 is none.
+        presence_penalty, frequency_penalty: OpenAI's penalties for tokens of the output; 0 is none.
+        logit_bias: token id -> value that is added to its logit, from -100 to 100.
+        max_tokens: maximum number of output tokens; None is the maximum that the context and the pool allow.
+        min_tokens: EOS and stop_token_ids are masked until the output has this number of tokens.
+        stop: strings that end the answer and are removed from it, unless include_stop_str_in_output is set.
         stop_token_ids: token ids that end the answer.
-        ignore_eos: go on after the end-of-sequence token.
-        logprobs: logprobs of the sampled token and of this many likeliest ones.
-        prompt_logprobs: the same for every prompt token but the first.
-        seed: of the request's own random stream; None lets the engine choose one.
-        detokenize: give the text of the answer, not only its token ids; stop and bad_words need no less.
+        ignore_eos: continue after the end-of-sequence token.
+        logprobs: return the logprobs of each sampled token and of this number of most likely tokens.
+        prompt_logprobs: return them for each prompt token except the first.
+        seed: the seed of the random stream of the request; None lets the engine choose one.
+        detokenize: return the text of the answer in addition to its token ids; stop and bad_words need it.
         skip_special_tokens: leave special tokens out of the text.
-        truncate_prompt_tokens: keep this many tokens from the end of the prompt; -1 keeps what fits beside
-            max_tokens; None refuses a prompt that is too long.
-        bad_words: words that are not said: the token that would complete the tokens of one is masked. A word is a text,
-            with and without a space before it, or a list of token ids. Other ways to spell it with tokens remain.
-        allowed_token_ids: only these tokens are sampled; EOS is not among them unless it is listed.
-        structured_outputs: what the answer has to look like.
+        truncate_prompt_tokens: keep this number of tokens at the end of the prompt; -1 keeps as many as fit beside
+            max_tokens; None rejects a prompt that is too long.
+        bad_words: words that are not generated: the token that would complete the tokens of a word is masked. A word is
+            a text, with and without a space before it, or a list of token ids. Other token sequences that spell the
+            word remain possible.
+        allowed_token_ids: only these tokens are sampled; EOS must be listed to be sampled.
+        structured_outputs: a constraint on the text of the answer.
 
     Raises:
-        RequestError: naming the field, the value and the limit.
+        RequestError: a value is out of range; the message names the field, the value and the limit.
     """
 
     n: int = 1
@@ -234,13 +235,15 @@ class SamplingParams:
         self._check_constraints()
 
     def _check_constraints(self) -> None:
-        """What contradicts itself is refused here; what does so with this model, in the input processor."""
+        """Check combinations of fields. The input processor checks those that depend on the model."""
         if self.truncate_prompt_tokens is not None:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_INTEGER)
             if self.truncate_prompt_tokens == 0:
                 raise RequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", "truncate_prompt_tokens")
         if self.stop and not self.detokenize:
-            raise RequestError("stop needs text: leave out detokenize=False, or use stop_token_ids", "detokenize")
+            raise RequestError(
+                "stop needs detokenize=True: remove detokenize=False, or use stop_token_ids", "detokenize"
+            )
         constraint = self.structured_outputs
         if constraint is None:
             return
@@ -250,12 +253,12 @@ class SamplingParams:
             )
         for name, why in CONTRADICTS_STRUCTURE.items():
             if getattr(self, name):
-                raise RequestError(f"{name} cannot go with structured_outputs: {why}", name)
+                raise RequestError(f"{name} cannot be combined with structured_outputs: {why}", name)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
     def for_single_answer(self) -> SamplingParams:
-        """The parameters of one of the `n` answers. Its random stream is the request's business."""
+        """The parameters of one of the `n` answers."""
         return replace(self, n=1)

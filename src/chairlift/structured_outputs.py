@@ -1,4 +1,4 @@
-"""What an answer has to look like: a JSON schema, a regular expression, a list of choices or a grammar."""
+"""Constraints on the text of an answer: a JSON schema, a regular expression, a list of choices or a grammar."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ MAX_CHOICES: Final = 1024
 MAX_CHOICES_BYTES: Final = 64 * 1024
 
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
-"""Of these exactly one is given."""
+"""The kinds of constraints. Exactly one of these fields must be set."""
 
 WHITESPACE: Final = ("disable_any_whitespace", "whitespace_pattern")
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What stands around the thoughts that an answer may begin with.
+    """The strings that open and close the reasoning at the beginning of an answer.
 
     Attributes:
-        is_inside: the prompt has begun them, so the answer ends them; else it may do without.
+        is_inside: the prompt ends with the opening string, so the answer must close the reasoning; if false, the
+            answer may have no reasoning.
     """
 
     opening: str
@@ -37,23 +38,22 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """A constraint on the text of an answer; field names are vLLM's. Equal constraints are equal, and hash alike.
+    """A constraint on the text of an answer, with vLLM's field names. Equal constraints have equal hashes.
 
     Attributes:
-        json: a JSON schema, as an object or as its text; kept as text.
-        regex: a regular expression in the syntax of Rust's regex crate, with ASCII's \\d, \\w and \\s and without
-            look-around; the whole answer matches it.
+        json: a JSON schema, as an object or as JSON text; stored as text.
+        regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate with ASCII's \\d,
+            \\w and \\s and without look-around.
         choice: the answer is one of these strings.
-        grammar: in llguidance's dialect of Lark, beginning with `start`; or in GBNF (`root ::= ...`).
-        json_object: any JSON object.
-        disable_any_whitespace: of JSON: none between the tokens of it, where by default one space may follow a colon
-            or a comma.
-        whitespace_pattern: of JSON: what may stand between the tokens of it instead, as a regular expression.
-        reasoning: the answer may think first, as it likes; the constraint holds behind that, from the first character
-            that is no new line. None: it holds from the beginning.
+        grammar: a grammar in llguidance's dialect of Lark, beginning with `start`, or in GBNF (`root ::= ...`).
+        json_object: the answer is any JSON object.
+        disable_any_whitespace: JSON has no space between its tokens; by default a space may follow a colon or a comma.
+        whitespace_pattern: a regular expression for the text between the tokens of JSON.
+        reasoning: the answer may begin with free reasoning, and the constraint applies from the first character after
+            it that is not a newline. None applies the constraint from the beginning.
 
     Raises:
-        RequestError: naming the field, the value and the limit.
+        RequestError: a value is invalid; the message names the field, the value and the limit.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -68,12 +68,12 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool):
-                _refuse(name, f"must be true or false, got {getattr(self, name)!r}")
+                _reject(name, f"must be true or false, got {getattr(self, name)!r}")
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             what = f"got {' and '.join(given)}" if given else "got none"
             raise RequestError(
-                f"structured_outputs must hold exactly one of {', '.join(KINDS)}: {what}", "structured_outputs"
+                f"structured_outputs must have exactly one of {', '.join(KINDS)}, {what}", "structured_outputs"
             )
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
@@ -84,62 +84,62 @@ class StructuredOutputs:
             object.__setattr__(self, "choice", _choices(self.choice))
         self._check_whitespace(given[0])
         if self.reasoning is not None and not isinstance(self.reasoning, Reasoning):
-            _refuse("reasoning", f"must be a Reasoning record, got {self.reasoning!r:.100}")
+            _reject("reasoning", f"must be a Reasoning record, got {self.reasoning!r:.100}")
 
     @property
     def kind(self) -> str:
-        """The field that is given."""
+        """The name of the field that is set."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     def _check_whitespace(self, kind: str) -> None:
         if self.whitespace_pattern is not None:
             _check_text("whitespace_pattern", self.whitespace_pattern, MAX_REGEX_BYTES)
             if self.disable_any_whitespace:
-                _refuse("whitespace_pattern", "contradicts disable_any_whitespace: give one of them")
+                _reject("whitespace_pattern", "cannot be combined with disable_any_whitespace: remove one of them")
         for name in WHITESPACE:
             if getattr(self, name) and kind not in ("json", "json_object"):
-                _refuse(name, f"has no effect on {kind}: it is for json and json_object. Leave it out.")
+                _reject(name, f"needs json or json_object, got {kind}: remove {name}")
 
 
-def _refuse(name: str, why: str) -> NoReturn:
-    raise RequestError(f"structured_outputs.{name} {why}", f"structured_outputs.{name}")
+def _reject(name: str, reason: str) -> NoReturn:
+    raise RequestError(f"structured_outputs.{name} {reason}", f"structured_outputs.{name}")
 
 
 def _check_text(name: str, value: Any, max_bytes: int) -> None:
     if not isinstance(value, str) or not value:
-        _refuse(name, f"must be a text that is not empty, got {value!r:.100}")
+        _reject(name, f"must be a string that is not empty, got {value!r:.100}")
     try:
         num_bytes = len(value.encode())
     except UnicodeEncodeError as error:
-        _refuse(name, f"is not valid Unicode text: {error.reason}")
+        _reject(name, f"is not valid Unicode text: {error.reason}")
     if num_bytes > max_bytes:
-        _refuse(name, f"is {num_bytes} bytes long, but at most {max_bytes} are allowed. Shorten it.")
+        _reject(name, f"must have at most {max_bytes} bytes, got {num_bytes}")
 
 
 def _schema_text(schema: Any) -> str:
-    """The schema as JSON text; texts of the same object are equal."""
+    """The schema as JSON text in a normal form, so that the texts of equal schemas are equal."""
     if isinstance(schema, str):
         _check_text("json", schema, MAX_SCHEMA_BYTES)
         _check_depth(schema)
         try:
             schema = json_module.loads(schema, parse_constant=_no_constant)
         except ValueError as error:
-            _refuse("json", f"is not JSON: {error}")
+            _reject("json", f"is not JSON: {error}")
     if not isinstance(schema, Mapping):
-        _refuse("json", f"must be a schema, as an object or as its text, got {schema!r:.100}")
+        _reject("json", f"must be a JSON schema, as an object or as JSON text, got {schema!r:.100}")
     try:
         text = json_module.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        _refuse("json", f"is not JSON: {error}")
+        _reject("json", f"is not JSON: {error}")
     except RecursionError:
-        _refuse("json", f"is nested deeper than {MAX_SCHEMA_DEPTH}. Flatten it, or use $ref and $defs.")
+        _reject("json", f"must have at most {MAX_SCHEMA_DEPTH} levels. Use $ref and $defs.")
     _check_text("json", text, MAX_SCHEMA_BYTES)
     _check_depth(text)
     return text
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _check_depth(text: str) -> None:
@@ -147,11 +147,11 @@ def _check_depth(text: str) -> None:
         return
     depth = max(_depths(text), default=0)
     if depth > MAX_SCHEMA_DEPTH:
-        _refuse("json", f"is nested {depth} deep, but at most {MAX_SCHEMA_DEPTH} is allowed. Use $ref and $defs.")
+        _reject("json", f"must have at most {MAX_SCHEMA_DEPTH} levels, got {depth}. Use $ref and $defs.")
 
 
 def _depths(text: str) -> Iterator[int]:
-    """How many brackets are open at each one that opens, without parsing: a parser could be the victim."""
+    """The depth of each opening bracket. The text is not parsed, because deep nesting could crash a parser."""
     depth, in_string, escaped = 0, False, False
     for character in text:
         if in_string:
@@ -167,12 +167,12 @@ def _depths(text: str) -> Iterator[int]:
 
 def _choices(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        _refuse("choice", f"must be a list of at least one string, got {value!r:.100}")
+        _reject("choice", f"must be a list of at least one string, got {value!r:.100}")
     if len(value) > MAX_CHOICES:
-        _refuse("choice", f"holds {len(value)} strings, but at most {MAX_CHOICES} are allowed")
+        _reject("choice", f"must have at most {MAX_CHOICES} strings, got {len(value)}")
     for choice in value:
         _check_text("choice", choice, MAX_CHOICES_BYTES)
     num_bytes = sum(len(choice.encode()) for choice in value)
     if num_bytes > MAX_CHOICES_BYTES:
-        _refuse("choice", f"is {num_bytes} bytes long in all, but at most {MAX_CHOICES_BYTES} are allowed")
+        _reject("choice", f"must have at most {MAX_CHOICES_BYTES} bytes in total, got {num_bytes}")
     return tuple(value)

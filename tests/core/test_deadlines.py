@@ -56,7 +56,7 @@ def test_a_deadline_that_passes_on_the_way_to_the_engine_is_reported_without_a_t
     core.add(request)
     (output,) = core.step()
     assert output.error == (
-        "the timeout passed before the request reached the engine: allow more time, or ask for fewer tokens"
+        "the timeout passed before the request reached the engine: increase timeout, or reduce max_tokens"
     )
 
 

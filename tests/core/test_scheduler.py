@@ -260,7 +260,7 @@ def test_several_tokens_in_one_step_are_taken_and_cut_at_a_stop_token() -> None:
 
 
 def test_the_budget_must_hold_a_full_batch() -> None:
-    with pytest.raises(ConfigError, match="max_num_batched_tokens=4 is less than max_num_seqs=8"):
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=4 must be at least max_num_seqs=8"):
         SchedulerConfig(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=4)
 
 

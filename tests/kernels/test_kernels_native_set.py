@@ -260,10 +260,16 @@ def test_without_the_extension_torch_is_used_with_one_warning(
     [
         ({"kernels": "native", "device": "cuda"}, "kernels=native cannot be .* device=cuda"),
         ({"kernels": "native", "dtype": "bfloat16"}, "kernels=native cannot be .* dtype=bfloat16"),
-        ({"quantization": "q8_0", "kernels": "torch"}, "quantization=q8_0 is for native kernels, not for"),
-        ({"quantization": "q8_0", "device": "cuda"}, "quantization=q8_0 is for native kernels, not for device=cuda"),
+        (
+            {"quantization": "q8_0", "kernels": "torch"},
+            "quantization=q8_0 needs native kernels and cannot be combined with",
+        ),
+        (
+            {"quantization": "q8_0", "device": "cuda"},
+            "quantization=q8_0 needs native kernels and cannot be combined with device=cuda",
+        ),
         ({"quantization": "q5_0"}, "quantization must be one of int8, q8_0, q4_0, q4_1, got 'q5_0'"),
-        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype=int8 is for native kernels"),
+        ({"kv_cache_dtype": "int8", "kernels": "torch"}, "kv_cache_dtype=int8 needs native kernels"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be one of auto, bfloat16, float32, int8, got 'fp8'"),
     ],
 )

@@ -29,13 +29,13 @@ def test_a_served_session_is_read_back_with_its_lengths_and_common_beginnings(
     assert "token_ids" not in path.read_text()
 
 
-def test_a_trace_that_cannot_be_written_is_refused(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"record_trace=.*No such file or directory; make the folder"):
+def test_a_trace_that_cannot_be_written_is_rejected(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"record_trace=.*No such file or directory; create the folder"):
         LLM(
             str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=50, record_trace=tmp_path / "no" / "t"
         )
 
 
-def test_a_trace_in_the_event_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a file of its own"):
+def test_trace_and_event_log_must_be_different_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be different files"):
         EngineConfig(record_trace=tmp_path / "log", event_log=tmp_path / "log")

@@ -12,7 +12,6 @@ from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
-from chairlift.observability.wait_text import describe_span
 from chairlift.request import WaitReason
 from tracked_crowds import Crowd
 
@@ -20,9 +19,9 @@ Prompts = list[tuple[int, int]]
 """(prompt tokens, max_tokens) of requests that come at once."""
 
 
-def first_step(asks: Prompts, **options: Any) -> Crowd:
+def first_step(requests: Prompts, **options: Any) -> Crowd:
     crowd = Crowd(**options)
-    for length, max_tokens in asks:
+    for length, max_tokens in requests:
         crowd.add([crowd.count] * length, max_tokens)
     crowd.steps(1)
     return crowd
@@ -39,7 +38,7 @@ def explain(crowd: Crowd, request_id: str, viewer: Viewer | None = None) -> Expl
     return Explainer(crowd.tracker).explain(request, viewer or Viewer(), crowd.clock.now())
 
 
-ASKS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=2, max_size=6)
+REQUESTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=2, max_size=6)
 ENGINES = st.fixed_dictionaries(
     {
         "num_blocks": st.integers(8, 16),
@@ -55,11 +54,11 @@ ENGINES = st.fixed_dictionaries(
 )
 
 
-@given(asks=ASKS, options=ENGINES)
+@given(requests=REQUESTS, options=ENGINES)
 @settings(max_examples=300, deadline=None)
-def test_what_would_have_let_it_in_does(asks: Prompts, options: dict[str, Any]) -> None:
+def test_changes_that_would_admit_do_admit(requests: Prompts, options: dict[str, Any]) -> None:
     try:
-        crowd = first_step(asks, **options)
+        crowd = first_step(requests, **options)
     except ChairliftError:
         return
     refused = next((r for r in crowd.tracker.waiting()), None)
@@ -68,7 +67,7 @@ def test_what_would_have_let_it_in_does(asks: Prompts, options: dict[str, Any]) 
     index = int(refused.request_id[1:]) - 1
     for way in explain(crowd, refused.request_id).would_admit:
         changes = dict(way.changes)
-        changed = asks[: index + 1]
+        changed = requests[: index + 1]
         if (max_tokens := changes.pop("max_tokens", None)) is not None:
             changed = [*changed[:-1], (changed[-1][0], int(max_tokens))]
         assert admits(changed, options, changes, refused.request_id) is way.admits, way
@@ -80,29 +79,29 @@ def test_what_would_have_let_it_in_does(asks: Prompts, options: dict[str, Any]) 
             assert not admits(longer, options, changes, refused.request_id), "the largest max_tokens"
 
 
-def admits(asks: Prompts, options: dict[str, Any], changes: dict[str, Any], request_id: str) -> bool:
+def admits(requests: Prompts, options: dict[str, Any], changes: dict[str, Any], request_id: str) -> bool:
     changed = {**options, **{key: value for key, value in changes.items() if key != "num_kv_blocks"}}
     changed["num_blocks"] = changes.get("num_kv_blocks", options["num_blocks"])
     try:
-        return request_id in admitted(first_step(asks, **changed))
+        return request_id in admitted(first_step(requests, **changed))
     except ChairliftError:
         return False
 
 
-def test_before_the_first_steps_it_is_not_known_how_long() -> None:
+def test_without_enough_steps_there_is_no_estimate() -> None:
     crowd = first_step([(4, 20), (4, 12)], max_num_seqs=1)
     early = explain(crowd, "r2")
     assert (early.position, early.expected_wait) == (0, None)
     seats = early.waits[0].spans[-1]
     assert (seats.reason, seats.estimate) == (WaitReason.SEATS, None)
-    assert describe_span(seats).endswith("; estimated wait: unknown")
+    assert seats.text.endswith("; estimated wait: unknown")
     crowd.steps(MIN_STEPS)
     later = explain(crowd, "r2")
     assert later.expected_wait is not None
-    assert not describe_span(later.waits[0].spans[-1]).endswith("; estimated wait: unknown")
+    assert not later.waits[0].spans[-1].text.endswith("; estimated wait: unknown")
 
 
-def test_the_wait_is_about_as_long_as_said() -> None:
+def test_the_expected_wait_is_close_to_the_real_wait() -> None:
     crowd = first_step([(4, 20), (4, 12), (4, 9)], max_num_seqs=2, max_num_batched_tokens=16)
     crowd.steps(4)
     crowd.add([5], 3)
@@ -122,7 +121,7 @@ def test_the_wait_is_about_as_long_as_said() -> None:
         assert said == pytest.approx(request.first_scheduled - now, rel=0.4, abs=0.2)
 
 
-def test_the_crowd_costs_what_its_tokens_cost() -> None:
+def test_contention_costs_the_time_of_other_tokens() -> None:
     """Steps take 0.1 s and 0.01 s a token (see `TimedExecutor`), and 3 ms to be read."""
     crowd = first_step([(10, 30), (20, 8), (5, 4)])
     crowd.to_end()
@@ -147,7 +146,7 @@ def test_preemptions_are_costed() -> None:
     assert explained.contention.preempted_time == explained.waits[1].seconds > 0
 
 
-def test_others_are_an_opaque_id_and_a_size() -> None:
+def test_other_tenants_are_shown_as_opaque_id_and_size() -> None:
     crowd = Crowd(max_num_seqs=1)
     crowd.add([1, 2, 3], 9, tenant="rich")
     crowd.add([4, 5], 2, tenant="poor")
@@ -156,14 +155,14 @@ def test_others_are_an_opaque_id_and_a_size() -> None:
     (seats,) = (span for span in spans if span.reason == WaitReason.SEATS)
     assert seats.largest_holders[0].id.startswith("other-")
     assert seats.largest_holders[0].num_blocks == 1
-    assert "r1" not in describe_span(seats)
+    assert "r1" not in seats.text
     assert explain(crowd, "r2").waits[0].spans[-1].largest_holders[0].id == "r1"
 
 
-def test_a_wait_in_words() -> None:
+def test_the_text_of_a_span_has_its_numbers() -> None:
     crowd = Crowd(num_blocks=8, block_size=2, enable_prefix_caching=False)
     crowd.add([1] * 11, 5)
     crowd.add([2] * 5, 3)
     crowd.to_end()
     (memory,) = (span for span in explain(crowd, "r2").waits[0].spans if span.reason == WaitReason.MEMORY)
-    assert describe_span(memory).startswith("needs 3 blocks, 2 are free; running: r1 (6 blocks); estimated wait: ")
+    assert memory.text.startswith("needs 3 blocks, 2 are free; running: r1 (6 blocks); estimated wait: ")

@@ -89,7 +89,7 @@ def test_waits_in_seconds_are_the_queue_times_and_those_after_preemptions() -> N
     assert after > 0
 
 
-def test_gauges_show_the_moment() -> None:
+def test_gauges_show_the_current_state() -> None:
     crowd = Crowd(max_num_seqs=2, num_blocks=10)
     for start in range(4):
         crowd.add([start, 5, 6], 9)
@@ -114,7 +114,7 @@ def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
     assert found["chairlift:padding_tokens_total", ""] > 0
 
 
-def test_every_metric_is_there_before_anything_happens() -> None:
+def test_every_metric_is_exported_before_the_first_event() -> None:
     crowd = Crowd()
     names = {name for name, _ in exposed(EventList(), crowd)}
     assert {f"{name}_sum" for name in HISTOGRAMS} <= names

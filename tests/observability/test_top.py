@@ -101,7 +101,7 @@ def test_enter_explains_a_request_and_escape_closes_it() -> None:
     asyncio.run(look())
 
 
-def test_a_server_that_is_gone_is_told_and_comes_back() -> None:
+def test_a_disconnected_server_is_shown_and_reconnected() -> None:
     async def look() -> None:
         app = TopApp(FakeSource(SourceError("nobody answers"), BUSY), 60)
         async with app.run_test() as pilot:
@@ -113,7 +113,7 @@ def test_a_server_that_is_gone_is_told_and_comes_back() -> None:
     asyncio.run(look())
 
 
-def test_when_all_has_ended_nothing_runs_and_all_memory_is_free() -> None:
+def test_an_idle_engine_shows_free_memory() -> None:
     idle = engine(status={"state": "running", "restarts": 0, "num_unfinished": 0})
     assert status_line(idle, None) == "tiny: running   continuous/paged   idle after step 7"
     assert "token_states 0 (0%)" in memory_bar(idle, 40).plain
@@ -121,7 +121,7 @@ def test_when_all_has_ended_nothing_runs_and_all_memory_is_free() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(list(KINDS)), st.integers(0, 10_000)), st.integers(1, 300))
-def test_a_bar_is_as_wide_as_it_should_be(slots: dict[str, int], width: int) -> None:
+def test_the_memory_bar_fills_its_width(slots: dict[str, int], width: int) -> None:
     slots = {kind: slots.get(kind, 0) for kind in KINDS} | {"free": slots.get("free", 0) + 1}
     found = shares(slots, width)
     assert sum(found.values()) == width
@@ -129,7 +129,7 @@ def test_a_bar_is_as_wide_as_it_should_be(slots: dict[str, int], width: int) -> 
     assert all(abs(found[kind] - slots[kind] * width / total) < 1 for kind in KINDS)
 
 
-def test_a_url_must_be_one() -> None:
+def test_an_invalid_url_is_rejected() -> None:
     with pytest.raises(ConfigError, match="url must begin with http"):
         HttpSource("localhost:8000")
 
@@ -142,7 +142,7 @@ def busy_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
         yield running
 
 
-def test_it_watches_a_real_server(busy_server: RunningServer) -> None:
+def test_top_shows_a_real_server(busy_server: RunningServer) -> None:
     body = {"prompt": [3, 4, 5], "max_tokens": 80, "ignore_eos": True}
     callers = [
         threading.Thread(target=busy_server.post, args=("/v1/completions", {**body, "request_id": name}))
@@ -166,7 +166,7 @@ def test_it_watches_a_real_server(busy_server: RunningServer) -> None:
         caller.join()
 
 
-def test_without_a_terminal_it_says_so() -> None:
+def test_without_a_terminal_there_is_an_error() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "chairlift", "top"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
@@ -174,7 +174,7 @@ def test_without_a_terminal_it_says_so() -> None:
     assert "there is none: read /metrics or /v1/engine" in done.stderr
 
 
-def test_how_long_a_wait_will_be_is_said_or_said_to_be_unknown() -> None:
+def test_the_expected_wait_is_shown_or_unknown() -> None:
     waiting = {"waits": [], "would_admit": [], "position": 2, "expected_wait": None}
     assert explained_lines(waiting) == ["requests ahead: 2; estimated wait: unknown"]
     assert explained_lines({**waiting, "expected_wait": 1.25}) == ["requests ahead: 2; estimated wait: 1.2 s"]

@@ -84,7 +84,7 @@ WAYS: dict[WaitReason, Callable[[], Crowd]] = {
 }
 
 
-def test_there_is_a_crowd_for_every_reason() -> None:
+def test_there_is_a_load_for_every_wait_reason() -> None:
     assert set(WAYS) == set(WaitReason)
 
 
@@ -97,7 +97,7 @@ def test_the_spans_of_a_wait_are_its_queue_time(reason: WaitReason) -> None:
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_spans_add_up_in_any_crowd(data: st.DataObject) -> None:
+def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
     options = data.draw(ENGINES)
     crowd = Crowd(**options)
     for _ in range(data.draw(st.integers(3, 30))):
@@ -151,7 +151,7 @@ def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None
             return
 
 
-def test_lost_events_are_told_as_unknown_and_nothing_is_guessed() -> None:
+def test_lost_events_are_shown_as_unknown() -> None:
     crowd = seats()
     crowd.to_end()
     tracker = RequestTracker()
@@ -169,7 +169,7 @@ def test_lost_events_are_told_as_unknown_and_nothing_is_guessed() -> None:
     assert spans[-1].end - spans[0].start == request.queue_time
 
 
-def test_who_was_let_in_by_a_lost_step_runs_and_nobody_stays_behind() -> None:
+def test_requests_admitted_by_a_lost_step_are_running() -> None:
     crowd = seats()
     crowd.to_end()
     tracker = RequestTracker()
@@ -189,7 +189,7 @@ def test_who_was_let_in_by_a_lost_step_runs_and_nobody_stays_behind() -> None:
     assert not tracker.holders()
 
 
-def test_an_engine_that_died_is_followed_through_its_return() -> None:
+def test_requests_are_tracked_through_a_restart() -> None:
     crowd = seats()
     crowd.steps(2)
     tracker, started = crowd.tracker, crowd.tracker.started
@@ -213,8 +213,8 @@ def step_of(request_id: str, number: int, time: float) -> Step:
     return Step(time + 1, number, time, [request_id], [3], [0], [1], [request_id], [], [], 1, 0, 0, 0)
 
 
-def test_what_has_ended_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_module, "PRUNE_EVERY", 256)
+def test_ended_requests_are_removed_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module, "PRUNE_INTERVAL_STEPS", 256)
     crowd = Crowd(max_num_seqs=2)
     tracker = RequestTracker(max_finished=5)
     assert crowd.tracker.started is not None
@@ -228,7 +228,7 @@ def test_what_has_ended_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPat
     assert len(list(tracker.requests())) == 5
     assert tracker.get("r1") is None
     assert len(tracker.timeline._times) <= 256
-    assert sum(len(span.stretches) for r in tracker.requests() for w in tracker.spans(r) for span in w) <= 10
+    assert sum(len(span.intervals) for r in tracker.requests() for w in tracker.spans(r) for span in w) <= 10
 
 
 def test_after_each_step_the_batch_holds_what_is_not_free() -> None:

@@ -51,7 +51,7 @@ def test_a_disk_that_fills_ends_the_event_log_and_not_the_serving(tmp_path: Path
     with serve(options, preexec_fn=limited(resource.RLIMIT_FSIZE, FILE_BYTES)) as served:
         for _ in range(6):
             assert answer(served).status_code == 200
-        assert "is cut short: " in wait_for_word(served, str(log))
+        assert "cannot be written, later events are dropped: " in wait_for_word(served, str(log))
         assert answer(served).json()["usage"]["completion_tokens"] == 20
         assert served.get("/v1/engine")["status"]["restarts"] == 0
     assert log.stat().st_size == FILE_BYTES
@@ -81,7 +81,7 @@ def test_a_disk_that_fills_under_the_access_log_is_reported_once(tmp_path: Path)
             wait_for_word(served, f"{num_lost} lines were lost")
         limit_file_size(served, lambda: 0)
         assert answer(served).status_code == 200
-    wait_for_word(served, "in the end 1 lines were lost")
+    wait_for_word(served, "is closed; 1 lines were lost")
     said = "".join(served.said)
     assert said.count("cannot be written") == 3
     assert "Traceback" not in said
@@ -130,7 +130,7 @@ def _is_answered(served: Served) -> bool:
         ({"event_log": "/absent/events.jsonl"}, "event_log=/absent/events.jsonl: No such file or directory"),
         (
             {"record_trace": "/absent/trace.jsonl"},
-            "record_trace=/absent/trace.jsonl: No such file .*; make the folder /absent",
+            "record_trace=/absent/trace.jsonl: No such file .*; create the folder /absent",
         ),
     ],
 )

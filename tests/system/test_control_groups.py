@@ -22,7 +22,7 @@ def groups(mount: Path, lines: str) -> ControlGroups:
     return ControlGroups(mount, process)
 
 
-def test_version_2_the_tightest_ancestor_binds(tmp_path: Path) -> None:
+def test_version_2_the_lowest_limit_of_all_ancestors_counts(tmp_path: Path) -> None:
     own = groups(tmp_path, "0::/pod/box\n")
     write(tmp_path / "pod", memory__max=1000, memory__current=700, memory__stat="anon 1\ninactive_file 50")
     write(tmp_path / "pod" / "box", memory__max="max", memory__current=10, memory__stat="inactive_file 0")
@@ -68,7 +68,7 @@ def test_version_2_cpu_time(tmp_path: Path, inner: str, outer: str, quota: float
     assert groups(tmp_path, "0::/pod/box\n").cpu_quota() == quota
 
 
-def test_kills_for_want_of_memory_are_counted(tmp_path: Path) -> None:
+def test_oom_kills_are_counted(tmp_path: Path) -> None:
     own = groups(tmp_path, "3:memory:/box\n0::/box\n")
     assert own.oom_kills() == 0
     write(tmp_path / "box", memory__events="low 0\nhigh 3\noom 2\noom_kill 2\noom_group_kill 9")
@@ -77,7 +77,7 @@ def test_kills_for_want_of_memory_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "-5", "12 34 56", "\u0664"])
-def test_files_that_hold_something_else_are_no_limit(tmp_path: Path, content: str) -> None:
+def test_files_with_other_contents_are_no_limit(tmp_path: Path, content: str) -> None:
     own = groups(tmp_path, f"0::/\nnonsense\n{content}\n")
     names = ("memory__max", "memory__high", "memory__current", "memory__stat", "cpu__max", "memory__events")
     write(tmp_path, **dict.fromkeys(names, content))

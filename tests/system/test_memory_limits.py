@@ -37,7 +37,7 @@ def run_limited(num_mebibytes: int, arguments: Sequence[str]) -> subprocess.Comp
 @needs_limits
 @pytest.mark.parametrize("num_mebibytes", [36, 300, 1000])
 @pytest.mark.parametrize("arguments", [["serve", "--port", "0"], ["generate", "hi"]])
-def test_a_command_under_a_small_limit_prints_one_sentence(num_mebibytes: int, arguments: list[str]) -> None:
+def test_serve_under_a_small_address_space_prints_one_line(num_mebibytes: int, arguments: list[str]) -> None:
     """The smaller limits are hit while modules are imported, where in them depends on the machine."""
     done = run_limited(num_mebibytes, arguments)
     assert done.returncode == 2
@@ -48,7 +48,7 @@ def test_a_command_under_a_small_limit_prints_one_sentence(num_mebibytes: int, a
 
 
 @needs_limits
-def test_a_command_that_needs_no_engine_runs_under_such_a_limit() -> None:
+def test_commands_without_an_engine_run_under_a_small_address_space() -> None:
     assert run_limited(300, ["key", "bob"]).returncode == 0
 
 
@@ -56,12 +56,12 @@ def limited(monkeypatch: pytest.MonkeyPatch, num_bytes: int | None) -> None:
     monkeypatch.setattr(memory_limits, "address_space_limit", lambda: num_bytes)
 
 
-def test_the_least_that_an_engine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_small_address_space_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for enough in (None, 1 << 30):
         limited(monkeypatch, enough)
         check_address_space()
     limited(monkeypatch, (1 << 30) - 1)
-    with pytest.raises(ConfigError, match=r"limited to 1024 MiB \(ulimit -v\), and an engine needs at least 1024 MiB"):
+    with pytest.raises(ConfigError, match=r"limited to 1024 MiB \(ulimit -v\), but an engine needs at least 1024 MiB"):
         check_address_space()
 
 
@@ -88,7 +88,7 @@ def chained(error: Exception, cause: Exception) -> Exception:
         (ValueError("bad_alloc"), False, False),
     ],
 )
-def test_which_errors_mean_it(
+def test_errors_that_mean_out_of_memory(
     error: Exception, is_one: bool, is_one_under_a_limit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited(monkeypatch, None)
@@ -97,7 +97,7 @@ def test_which_errors_mean_it(
     limited(monkeypatch, 1 << 31)
     assert is_out_of_memory(error) == is_one_under_a_limit
     sentence = describe_out_of_memory(error)
-    assert sentence.endswith("or raise the limit of the address space, 2048 MiB (ulimit -v)")
+    assert sentence.endswith("or increase the limit of the address space, 2048 MiB (ulimit -v)")
     assert "\n" not in sentence
     assert "IMPORTANT" not in sentence
 
@@ -111,7 +111,7 @@ class FakeLink:
 
 
 @pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("not enough memory: you tried")])
-def test_an_engine_process_that_cannot_start_sends_one_sentence(
+def test_an_engine_process_that_cannot_start_sends_one_message(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def build(_config: EngineConfig, _outbox: engine_process.Outbox) -> Any:
@@ -124,5 +124,5 @@ def test_an_engine_process_that_cannot_start_sends_one_sentence(
         assert run(EngineConfig(), link) == 1
     (message,) = link.sent
     assert isinstance(message, StartFailed)
-    assert message.message.startswith(f"the engine cannot start: there is too little memory ({error}): free some")
+    assert message.message.startswith(f"the engine cannot start: out of memory ({error}): free memory")
     assert not caplog.records

@@ -13,7 +13,7 @@ from chairlift.errors import ConfigError
 from chairlift.system.output_files import check_writable
 
 
-def test_the_trial_leaves_files_as_they_are(tmp_path: Path) -> None:
+def test_the_check_leaves_files_unchanged(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("kept")
     for path in (old, new):
@@ -32,13 +32,13 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("no/log", "event_log={folder}/no/log: No such file or directory; make the folder {folder}/no, or name"),
-        ("", "event_log={folder}: Is a directory; name a file in it"),
-        ("file/log", "event_log={folder}/file/log: Not a directory; name a file that can be written"),
-        ("x" * 300, "File name too long; name a file that can be written"),
+        ("no/log", "event_log={folder}/no/log: No such file or directory; create the folder {folder}/no, or use"),
+        ("", "event_log={folder}: Is a directory; use a file in this folder"),
+        ("file/log", "event_log={folder}/file/log: Not a directory; use a file that can be written"),
+        ("x" * 300, "File name too long; use a file that can be written"),
     ],
 )
-def test_the_reason_and_the_way_out_are_told(tmp_path: Path, path: str, told: str) -> None:
+def test_errors_have_the_reason_and_the_advice(tmp_path: Path, path: str, told: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         check_writable("event_log", tmp_path / path)
@@ -46,20 +46,20 @@ def test_the_reason_and_the_way_out_are_told(tmp_path: Path, path: str, told: st
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_what_this_user_may_not_write(tmp_path: Path) -> None:
+def test_a_file_without_write_permission_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch(0o400)
-    with pytest.raises(ConfigError, match="Permission denied; name a file that can be written"):
+    with pytest.raises(ConfigError, match="Permission denied; use a file that can be written"):
         check_writable("event_log", path)
 
 
 @pytest.mark.parametrize("field", ["event_log", "record_trace"])
-def test_no_model_is_looked_for_before(
+def test_files_are_checked_before_the_model_is_loaded(
     field: str, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "chairlift.engine.startup.loaded_model.resolve_model", lambda _: pytest.fail("looks for the model")
     )
     config = EngineConfig(model=str(tiny_model_dir("llama")), **{field: tmp_path / "no" / "log"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"{field}=.*make the folder"):
+    with pytest.raises(ConfigError, match=f"{field}=.*create the folder"):
         LLM.from_config(config)

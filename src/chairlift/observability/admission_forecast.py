@@ -1,4 +1,4 @@
-"""How long until a request that waits is admitted."""
+"""Forecasts in how many steps a waiting request is admitted."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Member(NamedTuple):
-    """A request in the batch: steps until it ends, and blocks that it then gives back."""
+class RunningForecast(NamedTuple):
+    """A running request: the number of steps until it ends, and of blocks that it then frees."""
 
     steps_left: int
     num_blocks: int
 
 
-class Next(NamedTuple):
-    """A request in the queue: blocks that it needs, and steps that it will take."""
+class QueuedForecast(NamedTuple):
+    """A queued request: the number of blocks that it needs, and of steps that it will run."""
 
-    needed: int
+    num_blocks: int
     num_steps: int
 
 
 def steps_until_admitted(
-    batch: Iterable[Member], queue: Sequence[Next], free_blocks: int, free_seats: int
+    batch: Iterable[RunningForecast], queue: Sequence[QueuedForecast], free_blocks: int, free_seats: int
 ) -> int | None:
-    """Steps until the last one of the queue is admitted; None if that cannot be said.
+    """The number of steps until the last request of the queue is admitted; None if it never fits.
 
-    Everybody is taken to run as long as told, to give back then what it holds now, and to be admitted in the order of
-    the queue. Memory that the batch will yet grow into is not counted.
+    Requests are assumed to be admitted in the order of the queue and to hold the same blocks until they end. Blocks
+    that running requests will still allocate are not counted.
     """
-    ends = [(member.steps_left, member.num_blocks) for member in batch]
+    ends = [(request.steps_left, request.num_blocks) for request in batch]
     heapq.heapify(ends)
     step = 0
-    for entry in queue:
-        while free_seats < 1 or free_blocks < entry.needed:
+    for queued in queue:
+        while free_seats < 1 or free_blocks < queued.num_blocks:
             if not ends:
                 return None
             step, num_blocks = heapq.heappop(ends)
             free_blocks += num_blocks
             free_seats += 1
         free_seats -= 1
-        free_blocks -= entry.needed
-        heapq.heappush(ends, (step + entry.num_steps, entry.needed))
+        free_blocks -= queued.num_blocks
+        heapq.heappush(ends, (step + queued.num_steps, queued.num_blocks))
     return step

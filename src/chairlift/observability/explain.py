@@ -1,97 +1,60 @@
-"""Why a request waited: its spans with the arithmetic, what would have let it in, and what the crowd cost it."""
+"""Explains the waits of a request: spans with their reasons, changes that would have admitted it, and the cost of other
+requests."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
-from chairlift.observability.admission_forecast import Member, Next, steps_until_admitted
-from chairlift.observability.queue_timeline import Holder, Stretch
-from chairlift.observability.tracked_request import Span, TrackedRequest
+from chairlift.observability.admission_forecast import QueuedForecast, RunningForecast, steps_until_admitted
+from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_span
+from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
+from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.observability.tracker import RequestTracker
-from chairlift.observability.what_if import Ask, Refusal, WhatIf, what_ifs
+from chairlift.observability.what_if import BlockedRequest, RequestSize, WhatIf, what_ifs
 
 MAX_HOLDERS_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who asks: sees the requests of its own tenant by name, others by an opaque id and a size."""
+    """The rights of an API key: it sees requests of its tenant by name, and others by an opaque id and a size."""
 
     tenant: str = ""
     is_admin: bool = True
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
 
-    def may_see(self, tenant: str) -> bool:
+    def can_see(self, tenant: str) -> bool:
         return self.is_admin or tenant == self.tenant
 
-    def name(self, request_id: str, tenant: str) -> str:
-        """The request's id, or a name that says nothing but stays the same."""
-        if self.may_see(tenant):
+    def display_id(self, request_id: str, tenant: str) -> str:
+        """The id of a request, or an opaque id that is always the same for this request."""
+        if self.can_see(tenant):
             return request_id
         return "other-" + hashlib.blake2s(request_id.encode(), key=self.secret, digest_size=4).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMember:
-    """Somebody in the batch, and the blocks that it held."""
-
-    id: str
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedSpan:
-    """A part of a wait with one reason; `start` and `end` are seconds after the wait began.
-
-    Attributes:
-        reason: of `WaitReason`, or "next_step", "restart", "unknown": see `Span`.
-        num_steps: steps that were planned without it.
-        head: who stood at the head of the queue at first, itself perhaps; None outside of the queue.
-        needed_blocks, largest_free_piece: of that one's refusal; free_blocks, evictable_blocks: of the pool.
-        num_running, num_waiting: then.
-        largest_holders: who held the most memory then.
-        estimate: seconds that were to be expected then, had those in the batch run to their limits; None if it was not
-            at the head, or if there were too few steps yet to say.
-    """
-
-    reason: str
-    start: float
-    end: float
-    num_steps: int
-    head: str | None = None
-    is_head: bool = False
-    needed_blocks: int | None = None
-    free_blocks: int | None = None
-    evictable_blocks: int | None = None
-    largest_free_piece: int | None = None
-    num_running: int | None = None
-    num_waiting: int | None = None
-    largest_holders: tuple[BatchMember, ...] = ()
-    estimate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ExplainedWait:
-    """`cause`: "arrival" or "preemption"; the spans follow one another from 0 to `seconds` without gaps."""
+    """A wait after the arrival or after a preemption. Its spans cover the time from 0 to `seconds` without gaps."""
 
-    cause: str
+    cause: Literal["arrival", "preemption"]
     seconds: float
     spans: tuple[ExplainedSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ContentionCost:
-    """What others cost it, in seconds where nothing else is said.
+    """The cost that other requests caused; times are in seconds.
 
     Attributes:
-        queue_time: its first wait, up to now if that goes on; preempted_time: waits after preemptions.
-        recomputed_tokens, recompute_time: computed again after preemptions.
-        padding_tokens: of its row of a static batch.
-        shared_steps_time: by how much the steps that it was in were longer for the tokens of others.
+        queue_time: the first wait, up to now if it has not ended; preempted_time: all waits after preemptions.
+        recomputed_tokens, recompute_time: tokens that were computed again after preemptions, and their time.
+        padding_tokens: padding tokens of the request in a static batch.
+        shared_steps_time: the additional time of the steps of the request for tokens of other requests.
     """
 
     queue_time: float
@@ -105,119 +68,118 @@ class ContentionCost:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Of one request.
+    """The waits of one sequence and their causes.
 
     Attributes:
-        queue_time: None while it waits for the first time.
-        position: how many are to be admitted before it, and expected_wait: seconds until it is, if everybody runs to
-            the limit; None unless it waits, or if that cannot be said.
-        would_admit: when it was first left waiting.
+        queue_time: None until the first wait has ended.
+        position: number of requests ahead in the queue; None if the request is not waiting.
+        expected_wait: seconds until it is admitted if all requests reach their maximum lengths; None if unknown.
+        rejection: the message of a rejected request.
+        would_admit: changes, and whether they would have admitted the request when it first had to wait.
     """
 
     id: str
     state: str
     queue_time: float | None
+    position: int | None
+    expected_wait: float | None
+    rejection: str | None
     waits: tuple[ExplainedWait, ...]
     would_admit: tuple[WhatIf, ...]
     contention: ContentionCost
-    position: int | None = None
-    expected_wait: float | None = None
-    rejection: str | None = None
 
 
 class Explainer:
-    """Answers from what a tracker knows. Reading does not disturb it."""
+    """Explains requests from the state of a tracker, without changing it."""
 
     def __init__(self, tracker: RequestTracker) -> None:
         self._tracker = tracker
 
     def explain(
-        self, request: TrackedRequest, viewer: Viewer, now: float, ways: Sequence[WhatIf] | None = None
+        self, request: TrackedRequest, viewer: Viewer, now: float, would_admit: Sequence[WhatIf] | None = None
     ) -> Explanation:
         """Explain one sequence.
 
         Args:
             now: seconds of the engine's clock.
-            ways: what would have let it in, if that was found already: `what_ifs` of `refusal`, which may take long
-                enough to be worth a thread.
+            would_admit: the result of `what_ifs` for `blocked_request`, if the caller has computed it on a thread,
+                because it may take long.
         """
-        if ways is None:
-            refusal = self.refusal(request)
-            ways = [] if refusal is None else what_ifs(refusal)
-        waits = self._tracker.spans(request, now)
-        explained = tuple(self._wait(request, viewer, index, spans) for index, spans in enumerate(waits))
-        position, expected = self._outlook(request)
+        if would_admit is None:
+            blocked = self.blocked_request(request)
+            would_admit = [] if blocked is None else what_ifs(blocked)
+        spans_by_wait = self._tracker.spans(request, now)
+        waits = tuple(self._wait(request, viewer, index, spans) for index, spans in enumerate(spans_by_wait))
+        position, expected_wait = self._forecast(request)
         return Explanation(
             id=request.request_id,
             state=request.state,
             queue_time=request.queue_time,
-            waits=explained,
-            would_admit=tuple(ways),
-            contention=self._cost(request, explained),
             position=position,
-            expected_wait=expected,
+            expected_wait=expected_wait,
             rejection=request.rejection_message,
+            waits=waits,
+            would_admit=tuple(would_admit),
+            contention=self._contention_cost(request, waits),
         )
 
     # -- waits ---------------------------------------------------------------------------------------------------
 
-    def _wait(self, request: TrackedRequest, viewer: Viewer, index: int, spans: Sequence[Span]) -> ExplainedWait:
+    def _wait(self, request: TrackedRequest, viewer: Viewer, index: int, spans: Sequence[WaitSpan]) -> ExplainedWait:
         origin = request.waits[index].start
         explained = tuple(self._span(request, viewer, span, origin) for span in spans)
         seconds = explained[-1].end if explained else 0.0
         return ExplainedWait("preemption" if index else "arrival", seconds, explained)
 
-    def _span(self, request: TrackedRequest, viewer: Viewer, span: Span, origin: float) -> ExplainedSpan:
-        stretch = next(iter(span.telling(request.request_id)), None)
-        if stretch is None:
-            return ExplainedSpan(span.reason, span.start - origin, span.end - origin, span.num_steps)
-        is_head = stretch.head_id == request.request_id
-        needed, free, evictable, largest = _arithmetic(stretch)
-        head = None if stretch.head_id is None else viewer.name(stretch.head_id, stretch.head_tenant)
-        return ExplainedSpan(
-            reason=span.reason,
-            start=span.start - origin,
-            end=span.end - origin,
-            num_steps=span.num_steps,
-            head=head,
-            is_head=is_head,
-            needed_blocks=needed,
-            free_blocks=free,
-            evictable_blocks=evictable,
-            largest_free_piece=largest,
-            num_running=stretch.num_running,
-            num_waiting=stretch.num_waiting,
-            largest_holders=tuple(
-                BatchMember(viewer.name(holder.request_id, holder.tenant), holder.num_blocks)
-                for holder in stretch.holders[:MAX_HOLDERS_SHOWN]
-            ),
-            estimate=self._estimate(stretch) if is_head else None,
-        )
+    def _span(self, request: TrackedRequest, viewer: Viewer, span: WaitSpan, origin: float) -> ExplainedSpan:
+        explained = ExplainedSpan(span.reason, "", span.start - origin, span.end - origin, span.num_steps)
+        if (interval := span.decisive_interval(request.request_id)) is not None:
+            is_head = interval.head_id == request.request_id
+            needed, free, evictable, largest = _block_counts(interval)
+            explained = replace(
+                explained,
+                head=None if interval.head_id is None else viewer.display_id(interval.head_id, interval.head_tenant),
+                is_head=is_head,
+                needed_blocks=needed,
+                free_blocks=free,
+                evictable_blocks=evictable,
+                largest_free_piece=largest,
+                num_running=interval.num_running,
+                num_waiting=interval.num_waiting,
+                largest_holders=tuple(
+                    BatchMember(viewer.display_id(holder.request_id, holder.tenant), holder.num_blocks)
+                    for holder in interval.holders[:MAX_HOLDERS_SHOWN]
+                ),
+                estimate=self._estimate(interval) if is_head else None,
+            )
+        return replace(explained, text=describe_span(explained))
 
-    def _estimate(self, stretch: Stretch) -> float | None:
-        needed, free, _, _ = _arithmetic(stretch)
-        steps = steps_until_admitted(
-            self._members(stretch.holders),
-            [Next(needed or 0, 1)],
-            stretch.free_blocks if free is None else free,
-            self._free_seats(stretch.num_running),
-        )
-        return self._seconds(steps, stretch.num_running)
+    def _estimate(self, interval: QueueInterval) -> float | None:
+        needed, free, _, _ = _block_counts(interval)
+        queue = [QueuedForecast(needed or 0, 1)]
+        free_seats = self._free_seats(interval.num_running)
+        steps = steps_until_admitted(self._running_forecasts(interval.holders), queue, free, free_seats)
+        return self._seconds(steps, interval.num_running)
 
-    # -- what is to come -----------------------------------------------------------------------------------------
+    # -- forecast ------------------------------------------------------------------------------------------------
 
-    def _outlook(self, request: TrackedRequest) -> tuple[int | None, float | None]:
+    def _forecast(self, request: TrackedRequest) -> tuple[int | None, float | None]:
+        """The position of a waiting request in the queue, and the expected seconds until it is admitted."""
         last = self._tracker.last_step
         if request.state != "waiting" or last is None or request.waits[-1].queued_step is None:
             return None, None
         ahead = [other for other in self._tracker.waiting() if other is not request and self._precedes(other, request)]
-        queue = [Next(self._needed(entry), 1 + entry.limit - entry.num_output_tokens) for entry in (*ahead, request)]
-        members = self._members(self._tracker.holders())
-        steps = steps_until_admitted(members, queue, last.free_blocks, self._free_seats(last.num_running))
+        queue = [
+            QueuedForecast(self._needed_blocks(entry), 1 + entry.max_output_tokens - entry.num_output_tokens)
+            for entry in (*ahead, request)
+        ]
+        running = self._running_forecasts(self._tracker.holders())
+        steps = steps_until_admitted(running, queue, last.free_blocks, self._free_seats(last.num_running))
         return len(ahead), self._seconds(steps, last.num_running)
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
-        """In the order of the queue; under the fair policy, among those of one tenant."""
+        """Whether one request is ahead of another one in the queue; under the fair policy, for requests of one tenant
+        and for the head of the queue."""
         started = self._tracker.started
         if started is None or started.scheduling_policy == "fcfs":
             return one.index < other.index
@@ -225,24 +187,24 @@ class Explainer:
             return self._tracker.last_step is not None and one.request_id == self._tracker.last_step.head_id
         return (one.arrived.priority, one.index) < (other.arrived.priority, other.index)
 
-    def _needed(self, request: TrackedRequest) -> int:
-        """Blocks: as it was told, or for all of its known tokens, nothing shared."""
-        if request.refusal is not None:
-            return request.refusal.needed_blocks
+    def _needed_blocks(self, request: TrackedRequest) -> int:
+        """The needed blocks in the last event of the request, or those of all its tokens without sharing."""
+        if request.waiting_event is not None:
+            return request.waiting_event.needed_blocks
         block_size = 1 if self._tracker.started is None else self._tracker.started.block_size
         return -(-(request.arrived.num_prompt_tokens + request.num_output_tokens) // block_size)
 
-    def _members(self, holders: Sequence[Holder]) -> list[Member]:
+    def _running_forecasts(self, holders: Sequence[BlockHolder]) -> list[RunningForecast]:
         started = self._tracker.started
         budget = 1 if started is None else started.max_num_batched_tokens
-        members = [
-            Member(h.num_left + -(-max(0, h.num_prompt_tokens - h.num_computed) // budget), h.num_blocks)
+        running = [
+            RunningForecast(h.num_left + -(-max(0, h.num_prompt_tokens - h.num_computed) // budget), h.num_blocks)
             for h in holders
         ]
-        if started is None or started.batching != "static" or not members:
-            return members
-        longest = max(member.steps_left for member in members)
-        return [Member(longest, member.num_blocks) for member in members]
+        if started is None or started.batching != "static" or not running:
+            return running
+        longest = max(request.steps_left for request in running)
+        return [RunningForecast(longest, request.num_blocks) for request in running]
 
     def _free_seats(self, num_running: int) -> int:
         started = self._tracker.started
@@ -256,47 +218,47 @@ class Explainer:
         seconds = self._tracker.cost.seconds(num_running)
         return None if steps is None or seconds is None else max(1, steps) * seconds
 
-    # -- what would have let it in -------------------------------------------------------------------------------
+    # -- changes that would have admitted it ---------------------------------------------------------------------
 
-    def refusal(self, request: TrackedRequest) -> Refusal | None:
-        """The moment at which it was first left waiting in the queue; None if it never was."""
+    def blocked_request(self, request: TrackedRequest) -> BlockedRequest | None:
+        """The request with the state of the engine when it first had to wait in the queue; None if it did not."""
         started, waits = self._tracker.started, self._tracker.spans(request)
-        span = next((span for span in waits[0] if span.stretches), None) if waits else None
-        if started is None or span is None:
+        span = next((span for span in waits[0] if span.intervals), None) if waits else None
+        interval = None if span is None else span.decisive_interval(request.request_id)
+        if started is None or interval is None:
             return None
-        (stretch,) = span.telling(request.request_id)
-        is_head = stretch.head_id == request.request_id
-        needed, free, _, largest = _arithmetic(stretch)
-        return Refusal(
+        is_head = interval.head_id == request.request_id
+        needed, free, _, largest = _block_counts(interval)
+        return BlockedRequest(
             started=started,
-            reason=stretch.reason or "unknown",
-            request=_ask(request, needed if is_head else None),
-            holders=stretch.holders,
-            ahead=() if is_head else tuple(_ask(other, None) for other in self._queue_before(request, stretch)),
-            num_running=stretch.num_running,
-            free_blocks=stretch.free_blocks if free is None else free,
-            largest_free_piece=stretch.free_blocks if largest is None else largest,
+            reason=interval.reason or "unknown",
+            request=_request_size(request, needed if is_head else None),
+            holders=interval.holders,
+            ahead=() if is_head else tuple(_request_size(other) for other in self._requests_ahead(request, interval)),
+            num_running=interval.num_running,
+            free_blocks=free,
+            largest_free_piece=interval.free_blocks if largest is None else largest,
         )
 
-    def _queue_before(self, request: TrackedRequest, stretch: Stretch) -> list[TrackedRequest]:
-        step = max(stretch.first_step, request.waits[0].queued_step or 0)
+    def _requests_ahead(self, request: TrackedRequest, interval: QueueInterval) -> list[TrackedRequest]:
+        step = max(interval.first_step, request.waits[0].queued_step or 0)
         return [
             other
             for other in self._tracker.requests()
             if other is not request and _is_queued(other, step) and self._precedes(other, request)
         ]
 
-    # -- what it cost --------------------------------------------------------------------------------------------
+    # -- cost of other requests ----------------------------------------------------------------------------------
 
-    def _cost(self, request: TrackedRequest, waits: Sequence[ExplainedWait]) -> ContentionCost:
+    def _contention_cost(self, request: TrackedRequest, waits: Sequence[ExplainedWait]) -> ContentionCost:
         line = self._tracker.cost.line()
-        alone = None if line is None else line[0] * request.num_steps + line[1] * request.step_tokens
+        alone = None if line is None else line.base * request.num_steps + line.per_token * request.step_tokens
         return ContentionCost(
             queue_time=waits[0].seconds if waits else 0.0,
             preempted_time=sum(wait.seconds for wait in waits[1:]),
             num_preemptions=request.num_preemptions,
             recomputed_tokens=request.recompute_tokens,
-            recompute_time=None if line is None else line[1] * request.recompute_tokens,
+            recompute_time=None if line is None else line.per_token * request.recompute_tokens,
             padding_tokens=request.padding_tokens,
             shared_steps_time=None if alone is None else max(0.0, request.step_seconds - alone),
         )
@@ -309,14 +271,16 @@ def _is_queued(request: TrackedRequest, step: int) -> bool:
     )
 
 
-def _ask(request: TrackedRequest, needed: int | None) -> Ask:
+def _request_size(request: TrackedRequest, needed: int | None = None) -> RequestSize:
     arrived = request.arrived
-    return Ask(arrived.num_prompt_tokens, arrived.num_prompt_tokens, arrived.max_tokens, arrived.output_len, needed)
+    return RequestSize(
+        arrived.num_prompt_tokens, arrived.num_prompt_tokens, arrived.max_tokens, arrived.output_len, needed
+    )
 
 
-def _arithmetic(stretch: Stretch) -> tuple[int | None, int | None, int | None, int | None]:
-    """Needed, free, evictable, largest piece: as the head was told when it was refused."""
-    told = stretch.refusal
-    if told is None:
-        return None, stretch.free_blocks, stretch.evictable_blocks, None
-    return told.needed_blocks, told.free_blocks, told.evictable_blocks, told.largest_free_piece
+def _block_counts(interval: QueueInterval) -> tuple[int | None, int, int, int | None]:
+    """Needed, free and evictable blocks and the largest free piece, as in the event of the head if there was one."""
+    event = interval.waiting_event
+    if event is None:
+        return None, interval.free_blocks, interval.evictable_blocks, None
+    return event.needed_blocks, event.free_blocks, event.evictable_blocks, event.largest_free_piece

@@ -1,5 +1,7 @@
-"""Prometheus metrics of a running engine, from its events. What vLLM counts too has vLLM's name, unit and buckets, so
-that its dashboards work; the rest begins with `chairlift:`.
+"""Prometheus metrics of a running engine, computed from its events.
+
+Metrics that vLLM has too have its names, units and buckets, so that its dashboards work. The names of other metrics
+begin with `chairlift:`.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ STEP_BUCKETS: Final = tuple(map(float, (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2
 TOKEN_BUCKETS: Final = tuple(float(digit * 10**power) for power in range(5) for digit in (1, 2, 5))
 
 
-class Histogram:
-    """Counts by bucket; a value may come several times at once."""
+class BucketCounts:
+    """The counts and the sum of a Prometheus histogram."""
 
     def __init__(self, buckets: tuple[float, ...]) -> None:
         self._buckets = buckets
@@ -40,11 +42,12 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, value: float, count: int = 1) -> None:
+        """Count a value `count` times."""
         self._counts[bisect_left(self._buckets, value)] += count
         self._sum += value * count
 
     def points(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulative counts by upper bound, and the sum of all values."""
+        """(upper bound, cumulative count) of each bucket, and the sum of all values."""
         bounds = [*map(str, self._buckets), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._sum
 
@@ -53,40 +56,40 @@ HISTOGRAMS: Final = {
     "vllm:time_to_first_token_seconds": ("Time to first token.", TTFT_BUCKETS),
     "vllm:inter_token_latency_seconds": ("Time between two tokens of a request.", ITL_BUCKETS),
     "vllm:request_time_per_output_token_seconds": ("Mean time per output token of a request.", ITL_BUCKETS),
-    "vllm:e2e_request_latency_seconds": ("From arrival to the end.", LATENCY_BUCKETS),
-    "vllm:request_queue_time_seconds": ("From arrival to the first step.", LATENCY_BUCKETS),
-    "vllm:request_inference_time_seconds": ("From the first step to the end.", LATENCY_BUCKETS),
-    "vllm:request_prefill_time_seconds": ("From the first step to the first token.", LATENCY_BUCKETS),
-    "vllm:request_decode_time_seconds": ("From the first token to the end.", LATENCY_BUCKETS),
-    "vllm:request_prompt_tokens": ("Prompt tokens of a request.", TOKEN_BUCKETS),
-    "vllm:request_generation_tokens": ("Output tokens of a request.", TOKEN_BUCKETS),
-    "vllm:iteration_tokens_total": ("Tokens computed in a step.", STEP_BUCKETS),
+    "vllm:e2e_request_latency_seconds": ("Time from the arrival to the end of a request.", LATENCY_BUCKETS),
+    "vllm:request_queue_time_seconds": ("Time from the arrival of a request to its first step.", LATENCY_BUCKETS),
+    "vllm:request_inference_time_seconds": ("Time from the first step of a request to its end.", LATENCY_BUCKETS),
+    "vllm:request_prefill_time_seconds": ("Time from the first step of a request to its first token.", LATENCY_BUCKETS),
+    "vllm:request_decode_time_seconds": ("Time from the first token of a request to its end.", LATENCY_BUCKETS),
+    "vllm:request_prompt_tokens": ("Number of prompt tokens of a request.", TOKEN_BUCKETS),
+    "vllm:request_generation_tokens": ("Number of output tokens of a request.", TOKEN_BUCKETS),
+    "vllm:iteration_tokens_total": ("Number of tokens computed in a step.", STEP_BUCKETS),
 }
 
 COUNTERS: Final = {
-    "vllm:num_preemptions": ("Preemptions.", ()),
-    "vllm:prompt_tokens": ("Prompt tokens of requests that were admitted.", ()),
-    "vllm:generation_tokens": ("Output tokens.", ()),
+    "vllm:num_preemptions": ("Preemptions of requests.", ()),
+    "vllm:prompt_tokens": ("Prompt tokens of admitted requests.", ()),
+    "vllm:generation_tokens": ("Output tokens of all requests.", ()),
     "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", ()),
     "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache.", ()),
-    "vllm:request_success": ("Requests that ended, by reason.", ("finished_reason",)),
-    "chairlift:requests_rejected": ("Requests refused because they could never fit.", ()),
-    "chairlift:steps": ("Steps computed.", ()),
+    "vllm:request_success": ("Requests that ended, by finish reason.", ("finished_reason",)),
+    "chairlift:requests_rejected": ("Requests rejected because they exceed a limit of the engine.", ()),
+    "chairlift:steps": ("Computed steps.", ()),
     "chairlift:recomputed_tokens": ("Tokens computed again after preemptions.", ()),
-    "chairlift:padding_tokens": ("Padding computed for static batches.", ()),
+    "chairlift:padding_tokens": ("Padding tokens computed for static batches.", ()),
     "chairlift:preempted_seconds": ("Seconds that requests waited after preemptions.", ()),
-    "chairlift:wait_steps": ("Steps that began while a request waited, by reason.", ("reason",)),
+    "chairlift:wait_steps": ("Steps scheduled while a request waited, by reason.", ("reason",)),
     "chairlift:wait_seconds": ("Seconds that requests waited, by reason.", ("reason",)),
-    "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by what was in them.", ("kind",)),
+    "chairlift:kv_slot_seconds": ("KV slots times seconds of steps, by kind of slot.", ("kind",)),
 }
 
 
 class PrometheusMetrics(Collector):
-    """An event sink and a collector.
+    """An event sink that counts, and a collector that exports the counts.
 
     Args:
-        tracker: of the same events, told before this one.
-        gauges: further values that are asked for when metrics are collected: name -> (help, value).
+        tracker: a tracker that receives the same events before this sink.
+        gauges: additional gauges: name -> (help, function that returns the value).
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class PrometheusMetrics(Collector):
     ) -> None:
         self._tracker = tracker
         self._gauges = gauges or {}
-        self._histograms = {name: Histogram(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
+        self._histograms = {name: BucketCounts(buckets) for name, (_, buckets) in HISTOGRAMS.items()}
         self._counters: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
         self._arrivals: dict[str, float] = {}
         self._last_tokens: dict[str, float] = {}
@@ -105,7 +108,7 @@ class PrometheusMetrics(Collector):
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Step):
-            self._take_step(event)
+            self._record_step(event)
         elif isinstance(event, RequestArrived):
             self._arrivals[event.request_id] = event.time
         elif isinstance(event, RequestFinished):
@@ -113,14 +116,14 @@ class PrometheusMetrics(Collector):
         elif isinstance(event, RequestRejected):
             self._count("chairlift:requests_rejected")
         elif isinstance(event, EngineStarted):
-            for kept in (self._arrivals, self._last_tokens):
-                kept.clear()
+            self._arrivals.clear()
+            self._last_tokens.clear()
             self._seen.clear()
 
     def _count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name][labels] += amount  # type: ignore[assignment]
 
-    def _take_step(self, step: Step) -> None:
+    def _record_step(self, step: Step) -> None:
         self._count("chairlift:steps")
         self._count("vllm:num_preemptions", len(step.preempted))
         self._count("vllm:generation_tokens", sum(step.num_new))
@@ -130,9 +133,9 @@ class PrometheusMetrics(Collector):
         for kind in SLOT_KINDS:
             self._count("chairlift:kv_slot_seconds", seconds * getattr(step, kind), kind)
         self._histograms["vllm:iteration_tokens_total"].add(sum(step.num_scheduled) + sum(step.num_padding))
-        self._admit(step)
+        self._count_admitted_prompts(step)
         if self._is_streamed:
-            self._take_tokens(step)
+            self._record_tokens(step)
         for request_id in self._leaving:
             self._arrivals.pop(request_id, None)
             self._last_tokens.pop(request_id, None)
@@ -144,8 +147,8 @@ class PrometheusMetrics(Collector):
         started = self._tracker.started
         return started is None or started.batching != "static"
 
-    def _admit(self, step: Step) -> None:
-        """Prompts count when they are first admitted."""
+    def _count_admitted_prompts(self, step: Step) -> None:
+        """Count the prompt tokens of the requests that were admitted for the first time."""
         started = self._tracker.started
         has_cache = started is not None and started.enable_prefix_caching
         for request_id in step.admitted:
@@ -158,8 +161,8 @@ class PrometheusMetrics(Collector):
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
                 self._count("vllm:prefix_cache_hits", request.num_cached_tokens)
 
-    def _take_tokens(self, step: Step) -> None:
-        """Most rows of a step have the same gap to their last token."""
+    def _record_tokens(self, step: Step) -> None:
+        """Record the latency of new tokens. Equal gaps are counted first, because most rows of a step share one."""
         gaps: Counter[float] = Counter()
         for request_id, num_new in zip(step.request_ids, step.num_new, strict=True):
             if not num_new or (arrival := self._arrivals.get(request_id)) is None:
@@ -229,16 +232,16 @@ class PrometheusMetrics(Collector):
         started, state = self._tracker.started, self._tracker.counts()
         held = 0.0 if started is None else self._tracker.num_held_blocks() / started.num_blocks
         values: dict[str, tuple[str, float]] = {
-            "vllm:num_requests_running": ("Requests in the batch.", state["running"]),
-            "vllm:num_requests_waiting": ("Requests that wait.", state["waiting"]),
-            "vllm:kv_cache_usage_perc": ("Share of the KV blocks that is held; 1 is all.", held),
+            "vllm:num_requests_running": ("Number of running requests.", state["running"]),
+            "vllm:num_requests_waiting": ("Number of waiting requests.", state["waiting"]),
+            "vllm:kv_cache_usage_perc": ("Share of the KV blocks that requests hold, from 0 to 1.", held),
             **{name: (text, value()) for name, (text, value) in self._gauges.items()},
         }
         for name, (text, number) in values.items():
             gauge = GaugeMetricFamily(name, text, labels=list(labels))
             gauge.add_metric(list(labels.values()), float(number))
             yield gauge
-        kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by what is in them.", labels=[*labels, "kind"])
+        kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by kind.", labels=[*labels, "kind"])
         for kind, count in self._tracker.slots().items():
             kinds.add_metric([*labels.values(), kind], float(count))
         yield kinds
@@ -256,6 +259,6 @@ def _cache_config(started: EngineStarted) -> Metric:
         "kv": started.kv,
         "batching": started.batching,
     }
-    info = GaugeMetricFamily("vllm:cache_config_info", "The KV pool's configuration.", labels=list(shown))
+    info = GaugeMetricFamily("vllm:cache_config_info", "Configuration of the KV pool.", labels=list(shown))
     info.add_metric(list(shown.values()), 1.0)
     return info

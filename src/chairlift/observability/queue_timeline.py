@@ -1,11 +1,11 @@
-"""Why the queue stood, step by step: kept once for everybody who waits in it.
+"""The reason why the queue was blocked in each step, recorded once for all waiting requests.
 
     step        0    1    2    3    4    5    6
     reason      -    -  memory memory memory seats -
     head               r7     r7    r7    r9
-    stretches   |---------|---------------|-----|----|
+    intervals   |---------|---------------|-----|----|
 
-A request that joined before step 3 and was admitted in step 6 waited for steps 3 to 5: a slice of this.
+A request that joined before step 3 and was admitted in step 6 waited for the reasons of steps 3 to 5.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from typing import NamedTuple
 from chairlift.events import RequestWaiting, Step
 
 
-class Holder(NamedTuple):
-    """A request in the batch, and what it held after a schedule. `num_computed`: tokens with K and V, once that step is
-    over; `num_left`: tokens that it may still sample after it."""
+class BlockHolder(NamedTuple):
+    """A running request and its progress after the schedule of a step.
+
+    Attributes:
+        num_computed: number of tokens that have K and V after the step.
+        num_left: maximum number of tokens that it samples after the step.
+    """
 
     request_id: str
     tenant: str
@@ -35,15 +39,15 @@ class Holder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Consecutive steps in which the same head of the queue was refused for the same reason.
+class QueueInterval:
+    """Consecutive steps in which the same head of the queue was not admitted for the same reason.
 
     Attributes:
-        first_step: of them; the next stretch begins where this one ends.
-        reason, head_id, head_tenant: None if nobody waited; "unknown" for steps whose events were lost.
-        free_blocks, evictable_blocks, num_running, num_waiting: after the first one's schedule.
-        refusal: the arithmetic of the head, if it was told.
-        holders: the batch, the one that holds most first.
+        first_step: the first of these steps; the next interval begins where this one ends.
+        reason, head_id, head_tenant: None if the queue was empty; "unknown" for steps whose events were lost.
+        free_blocks, evictable_blocks, num_running, num_waiting: counts after the schedule of the first step.
+        waiting_event: the last event of the head with its needed blocks, if there was one.
+        holders: the running requests, in descending order of their blocks.
     """
 
     first_step: int
@@ -54,65 +58,66 @@ class Stretch:
     evictable_blocks: int = 0
     num_running: int = 0
     num_waiting: int = 0
-    refusal: RequestWaiting | None = None
-    holders: tuple[Holder, ...] = ()
+    waiting_event: RequestWaiting | None = None
+    holders: tuple[BlockHolder, ...] = ()
 
 
 UNKNOWN = "unknown"
 
 
 class QueueTimeline:
-    """Stretches, and the time at which every step was planned."""
+    """The intervals of the queue, and the time at which each step was scheduled."""
 
     def __init__(self) -> None:
         self.next_step = 0
         self._first_step = 0
         self._times = array("d")
-        self._stretches: list[Stretch] = []
+        self._intervals: list[QueueInterval] = []
 
-    def begin(self, step: Step) -> bool:
-        """Take in the next step's time; returns whether a stretch begins with it, which is then to be added.
+    def add_step(self, step: Step) -> bool:
+        """Add the time of the next step; returns whether an interval begins with it, which must then be added.
 
-        Steps that are missing are told as unknown, and taken to have been planned when this one was.
+        Missing steps become an interval of unknown reason. They get the time of this step.
         """
         if not self._times:
             self._first_step = self.next_step = step.step
         missing = step.step - self.next_step
         if missing > 0:
-            self._stretches.append(Stretch(self.next_step, UNKNOWN))
+            self._intervals.append(QueueInterval(self.next_step, UNKNOWN))
             self._times.extend([step.scheduled_time] * missing)
         self._times.append(step.scheduled_time)
         self.next_step = step.step + 1
-        last = self._stretches[-1] if self._stretches else None
+        last = self._intervals[-1] if self._intervals else None
         return last is None or (last.reason, last.head_id) != (step.wait_reason, step.head_id)
 
-    def add(self, stretch: Stretch) -> None:
-        self._stretches.append(stretch)
+    def add_interval(self, interval: QueueInterval) -> None:
+        """Add an interval that begins with the last added step."""
+        self._intervals.append(interval)
 
-    def time_of(self, step: int) -> float | None:
-        """When it was planned; None: not yet, or not known any more."""
+    def scheduled_time(self, step: int) -> float | None:
+        """The time at which a step was scheduled; None if it was not yet, or if its time was removed."""
         index = step - self._first_step
         return self._times[index] if 0 <= index < len(self._times) else None
 
-    def slice(self, first: int, end: int) -> Iterator[tuple[int, int, Stretch]]:
-        """(first step, end, stretch) for the steps from `first` up to `end`, as far as they are known."""
+    def slice(self, first: int, end: int) -> Iterator[tuple[int, int, QueueInterval]]:
+        """(first step, end, interval) for the recorded steps from `first` to `end` - 1."""
         end = min(end, self.next_step)
-        at = max(0, bisect_right(self._stretches, first, key=lambda stretch: stretch.first_step) - 1)
-        stretches = list(islice(self._stretches, at, None))
-        for index, stretch in enumerate(stretches):
-            if stretch.first_step >= end:
+        at = max(0, bisect_right(self._intervals, first, key=lambda interval: interval.first_step) - 1)
+        intervals = list(islice(self._intervals, at, None))
+        for index, interval in enumerate(intervals):
+            if interval.first_step >= end:
                 return
-            until = stretches[index + 1].first_step if index + 1 < len(stretches) else self.next_step
-            begin = max(first, stretch.first_step)
+            until = intervals[index + 1].first_step if index + 1 < len(intervals) else self.next_step
+            begin = max(first, interval.first_step)
             if begin < min(until, end):
-                yield begin, min(until, end), stretch
+                yield begin, min(until, end), interval
 
-    def forget_before(self, step: int) -> None:
-        """Nobody will ask for earlier steps any more."""
+    def remove_before(self, step: int) -> None:
+        """Remove the steps before `step`."""
         step = min(step, self.next_step)
         if (count := step - self._first_step) <= 0:
             return
         del self._times[:count]
         self._first_step = step
-        keep = bisect_right(self._stretches, step, key=lambda stretch: stretch.first_step) - 1
-        del self._stretches[: max(0, keep)]
+        keep = bisect_right(self._intervals, step, key=lambda interval: interval.first_step) - 1
+        del self._intervals[: max(0, keep)]

@@ -1,27 +1,36 @@
-"""What a step costs by its tokens, learned while an engine runs."""
+"""The time of a step as a linear function of its tokens, fitted to the steps of a running engine."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from chairlift.events import Step
 
 DECAY: Final = 0.998
-"""Weight of a step in relation to the next one: the last 500 steps or so count."""
+"""Weight of a step relative to the next one, so that about the last 500 steps determine the line."""
 
 MIN_STEPS: Final = 8
+"""Before this number of steps nothing is estimated, because the first steps are slower than later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """Seconds of a step: base + per_token * tokens."""
+
+    base: float
+    per_token: float
 
 
 class StepCost:
-    """A line through the steps that were observed, the later ones counting more: seconds = base + per_token * tokens,
-    neither negative. Least squares, kept as five sums."""
+    """A least-squares fit of the seconds of steps to their tokens. Later steps have more weight."""
 
     def __init__(self) -> None:
         self._count = 0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """A step took so long; padding is tokens too."""
+        """Add a step with this number of tokens, including padding."""
         self._count += 1
         x = float(num_tokens)
         self._weight = DECAY * self._weight + 1
@@ -30,34 +39,32 @@ class StepCost:
         self._xx = DECAY * self._xx + x * x
         self._xy = DECAY * self._xy + x * seconds
 
-    def line(self) -> tuple[float, float] | None:
-        """(base, per_token); None before MIN_STEPS steps, or while all were alike."""
+    def line(self) -> CostLine | None:
+        """The line, whose values are not negative; None before MIN_STEPS steps or if all steps have equal tokens."""
         spread = self._weight * self._xx - self._x * self._x
         if self._count < MIN_STEPS or spread <= 1e-9 * self._weight * self._xx:
             return None
         slope = max(0.0, (self._weight * self._xy - self._x * self._y) / spread)
         base = (self._y - slope * self._x) / self._weight
         if base < 0:
-            return 0.0, self._xy / self._xx
-        return base, slope
+            return CostLine(0.0, self._xy / self._xx)
+        return CostLine(base, slope)
 
     def seconds(self, num_tokens: int) -> float | None:
-        """Of a step with so many tokens; the mean if all were alike; None before MIN_STEPS steps, since the first ones
-        are slower than what comes."""
+        """Seconds of a step with this number of tokens: from the line, otherwise the mean; None before MIN_STEPS."""
         if (line := self.line()) is not None:
-            base, per_token = line
-            return base + per_token * num_tokens
+            return line.base + line.per_token * num_tokens
         return self._y / self._weight if self._count >= MIN_STEPS else None
 
 
 class StepTimer:
-    """Seconds of each step: from the result before it to its own; from when it was planned if the engine was idle."""
+    """Measures each step from the previous result to its own result, or from its schedule if the engine was idle."""
 
     def __init__(self) -> None:
         self._before: Step | None = None
 
     def seconds(self, step: Step) -> float:
-        """Of the next step, in order."""
+        """Seconds of the next step. Steps must be passed in order."""
         before, self._before = self._before, step
         start = step.scheduled_time
         if before is not None and (before.num_waiting or len(before.finished) < before.num_running):

@@ -1,4 +1,4 @@
-"""Records what was served as a workload that can be served again: lengths, times and which beginnings were equal."""
+"""Records served requests as a workload that can be replayed: lengths, times and keyed hashes of prompt blocks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestFinished
 from chairlift.request import Request
+from chairlift.system.output_files import unwritable_file_error
 
 logger = logging.getLogger("chairlift")
 
 DIGEST_BYTES: Final = 8
 HASH_BLOCK_SIZE: Final = 16
-"""Prompt tokens for each hash."""
+"""Number of prompt tokens for each hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A request that has not ended."""
+    """An unfinished request."""
 
     time: float
     num_prompt_tokens: int
@@ -37,16 +37,13 @@ class _Arrival:
 
 
 class TraceRecorder:
-    """Writes the requests of a served session to `path`, in the format `chairlift`, each when it has ended.
+    """Writes each finished request as a JSON line in Chairlift's trace format. Its methods can be called by any thread.
 
-    Neither text nor tokens nor the ids of requests are written. Equal beginnings of prompts are known by the hashes of
-    their blocks of 16 tokens, each chained to the one before and keyed with random bytes that are written nowhere: they
-    can be compared with one another, and not with hashes of guessed prompts. Times count from the first request.
+    Texts, tokens and request ids are not written. Prompts with a common prefix have equal hashes of their blocks of 16
+    tokens. Each hash includes the previous one and a random key that is not written, so hashes of one file can be
+    compared with each other, but not with hashes of guessed prompts. Times count from the first request.
 
-    Replayed outputs are other tokens than the recorded ones, so of a conversation that sends answers back, the hits on
-    earlier prompts are found again, and those on earlier answers are not.
-
-    Calls may come from any thread. The file is complete after `close`, which leaves out requests that have not ended.
+    A replay generates other outputs, so prefix-cache hits on earlier outputs of a conversation are not reproduced.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -56,7 +53,7 @@ class TraceRecorder:
         try:
             self._file = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:
-            raise ConfigError(f"trace {path}: cannot be written ({error.strerror or error})") from None
+            raise unwritable_file_error("record_trace", Path(path), error) from None
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._unfinished: dict[str, _Arrival] = {}
@@ -66,20 +63,20 @@ class TraceRecorder:
     def arrived(
         self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, now: float, priority: int = 0
     ) -> None:
-        """A request came at `now`, in seconds of any clock; its id must not be that of one that has not ended."""
+        """Record the arrival of a request at `now`, in seconds; no unfinished request may have the same id."""
         hashes = _block_hashes(self._key, prompt_token_ids)
         with self._lock:
-            assert request_id not in self._unfinished, f"{request_id!r} has not ended"
+            assert request_id not in self._unfinished, f"{request_id!r} is unfinished"
             if self._start is None:
                 self._start = now
             arrival = _Arrival(now, len(prompt_token_ids), hashes, max_tokens, priority)
             self._unfinished[request_id] = arrival
 
     def finished(self, request_id: str, num_output_tokens: int, now: float) -> None:
-        """A request ended at `now` with so many tokens of output, whatever the reason."""
+        """Record the end of a request at `now`, for any reason."""
         with self._lock:
             arrival = self._unfinished.pop(request_id)
-            assert now >= arrival.time, f"{request_id!r} ended before it came"
+            assert now >= arrival.time, f"{request_id!r} ended before it arrived"
             assert num_output_tokens <= arrival.max_tokens, f"{request_id!r} has more than max_tokens"
             if num_output_tokens < 1 or self._file.closed:
                 self._num_left_out += 1
@@ -89,21 +86,21 @@ class TraceRecorder:
 
     @property
     def num_left_out(self) -> int:
-        """Requests that ended without a token of output, or that came too late for the file."""
+        """The number of requests that ended without an output token or could not be written."""
         return self._num_left_out
 
     def close(self) -> None:
-        """Complete the file. What ends afterwards is left out."""
+        """Close the file. Requests that end later are not recorded."""
         with self._lock:
             self._file.close()
 
     def _write(self, line: str) -> None:
-        """One line; a full disk ends the recording and not the serving."""
+        """Write one line. An error, such as a full disk, ends the recording."""
         try:
             self._file.write(line)
         except OSError as error:
             self._num_left_out += 1
-            logger.error("trace %s: recording ends here (%s)", self._file.name, error.strerror or error)
+            logger.error("trace %s: cannot be written (%s); recording ends", self._file.name, error.strerror or error)
             with suppress(OSError):
                 self._file.close()
 
@@ -115,7 +112,7 @@ class TraceRecorder:
 
 
 class EngineRecorder:
-    """Feeds a TraceRecorder from an engine core: `on_add` is called with its requests, `emit` with its events."""
+    """Connects a TraceRecorder to an engine core, which calls `on_add` with requests and `emit` with events."""
 
     def __init__(self, recorder: TraceRecorder) -> None:
         self._recorder = recorder
@@ -134,7 +131,7 @@ class EngineRecorder:
 
 
 def _block_hashes(key: bytes, token_ids: Sequence[int]) -> list[str]:
-    """A keyed hash for each full block, of its tokens and the hash of the block before."""
+    """A keyed hash for each full block, of its tokens and the previous hash."""
     hashes: list[str] = []
     previous = b""
     for end in range(HASH_BLOCK_SIZE, len(token_ids) + 1, HASH_BLOCK_SIZE):

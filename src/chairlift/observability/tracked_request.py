@@ -1,4 +1,4 @@
-"""One request as the tracker knows it: its waits, its progress, and what it cost."""
+"""The state of one request as its events show it: waits, progress and cost."""
 
 from __future__ import annotations
 
@@ -6,47 +6,52 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from chairlift.events import RequestArrived, RequestFinished, RequestWaiting
-from chairlift.observability.queue_timeline import Stretch
+from chairlift.observability.queue_timeline import QueueInterval
 
 RequestState = Literal["waiting", "running", "finished", "rejected", "lost"]
 
 
-class Span(NamedTuple):
-    """A part of a wait with one reason.
+class WaitSpan(NamedTuple):
+    """A part of a wait with one reason, which lasts from the schedule of one step to that of another.
 
-    A step's decision holds until the next step is planned; `num_steps` counts the decisions. `reason` is one of
-    `request.WaitReason`, or
+    The reason is a `request.WaitReason`, or
 
-    - "next_step": handed over to the engine, which was computing a step,
-    - "restart": the engine was being started again,
+    - "next_step": the time until the next step was scheduled,
+    - "restart": the time until the engine was restarted,
     - "unknown": the events of these steps were lost.
 
     Attributes:
-        start, end: seconds of the engine's clock; a span begins exactly where the one before it ends.
-        stretches: of the queue's timeline that it is made of, in order; of a wait that is over, the telling one.
+        start, end: seconds of the engine's clock; each span begins where the previous one ends.
+        num_steps: number of steps that were scheduled without the request.
+        intervals: the intervals of the queue in the span, in order; only the decisive one after the wait has ended.
     """
 
     reason: str
     start: float
     end: float
     num_steps: int
-    stretches: tuple[Stretch, ...] = ()
+    intervals: tuple[QueueInterval, ...] = ()
 
-    def telling(self, request_id: str) -> tuple[Stretch, ...]:
-        """The first stretch in which the request was at the head itself; the first one of all otherwise."""
-        own = (stretch for stretch in self.stretches if stretch.head_id == request_id)
-        first = next(own, next(iter(self.stretches), None))
-        return () if first is None else (first,)
+    def decisive_interval(self, request_id: str) -> QueueInterval | None:
+        """The first interval with the request at the head of the queue, otherwise the first interval."""
+        at_head = (interval for interval in self.intervals if interval.head_id == request_id)
+        return next(at_head, next(iter(self.intervals), None))
+
+    def with_decisive_interval(self, request_id: str) -> WaitSpan:
+        """The span without its other intervals."""
+        interval = self.decisive_interval(request_id)
+        return self._replace(intervals=() if interval is None else (interval,))
 
 
 @dataclass(slots=True)
 class Wait:
-    """From its arrival, or from a preemption, until it is admitted or gone.
+    """The time from the arrival or a preemption of a request until it is admitted or ends.
 
     Attributes:
-        first_step: that it could have been in; end_step: that it is in, or the first one planned after it was gone.
-        queued_step: the first one for which it was in the queue, after its leader's prefill; None while it is parked.
-        spans: kept once it is over and all of its steps are known.
+        first_step: the first step that could have contained the request.
+        end_step: the step that contains it, or the first step that was scheduled after its end.
+        queued_step: the first step for which it was in the queue; None while it is parked.
+        spans: set when the wait has ended and all of its steps are known.
     """
 
     start: float
@@ -55,19 +60,21 @@ class Wait:
     end: float | None = None
     end_step: int | None = None
     is_restart: bool = False
-    spans: list[Span] | None = None
+    spans: list[WaitSpan] | None = None
 
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """What is known of a request.
+    """A request with its state, progress and waits.
 
     Attributes:
-        waits: in order; the first one is its queue time.
-        num_computed: tokens with K and V; num_blocks: held, shared ones included.
-        num_steps, step_seconds, step_tokens: the steps that it was in, how long they took, and its tokens in them.
-        recompute_tokens: computed again after preemptions.
-        first_refusal: why it was not admitted when it was first at the head of the queue.
+        waits: in order; the first one is the queue time.
+        num_computed: number of tokens with K and V; num_blocks: number of held blocks, including shared ones.
+        num_steps, step_seconds, step_tokens: number and seconds of the steps that contained the request, and the number
+            of its own tokens in them.
+        recompute_tokens: tokens that were computed again after preemptions.
+        waiting_event: the last event of the request at the head of the queue.
+        last_token: the time of its last output token.
     """
 
     index: int
@@ -89,8 +96,7 @@ class TrackedRequest:
     step_seconds: float = 0.0
     step_tokens: int = 0
     padding_tokens: int = 0
-    refusal: RequestWaiting | None = None
-    first_refusal: RequestWaiting | None = None
+    waiting_event: RequestWaiting | None = None
     last_token: float | None = None
 
     @property
@@ -102,21 +108,17 @@ class TrackedRequest:
         return self.arrived.tenant
 
     @property
-    def limit(self) -> int:
-        """Output tokens that it will have at most."""
+    def max_output_tokens(self) -> int:
+        """The forced output length, or `max_tokens`."""
         return self.arrived.max_tokens if self.arrived.output_len is None else self.arrived.output_len
 
     @property
-    def end_step(self) -> int | None:
-        return None if self.finished is None else self.finished.step
-
-    @property
     def queue_time(self) -> float | None:
-        """Seconds from arrival to the first step."""
+        """Seconds from arrival to the schedule of the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrived.time
 
-    def take_row(self, start: int, count: int, num_new: int, padding: int, seconds: float, time: float) -> None:
-        """It was in a step."""
+    def add_row(self, start: int, count: int, num_new: int, padding: int, seconds: float, time: float) -> None:
+        """Add a step that computed `count` tokens from position `start` and sampled `num_new`, in `seconds`."""
         end = start + count
         self.num_computed = end
         self.num_steps += 1
@@ -130,15 +132,17 @@ class TrackedRequest:
             self.last_token = time
 
     def preempt(self, step: int, time: float) -> None:
+        """Begin a new wait with the preemption in `step`."""
         self.recompute_until = max(self.recompute_until, self.num_computed)
         self.num_computed = self.num_blocks = 0
         self.num_preemptions += 1
         self.waits.append(Wait(time, step, step))
         self.state = "waiting"
         if self.finished is not None:
-            self.end(self.finished)
+            self.finish(self.finished)
 
     def admit(self, step: int, time: float, num_cached: int) -> None:
+        """End the current wait with the admission in `step`."""
         wait = self.waits[-1]
         wait.end, wait.end_step, wait.spans = time, step, None
         if wait.queued_step is None:
@@ -149,8 +153,8 @@ class TrackedRequest:
         if self.finished is None:
             self.state = "running"
 
-    def end(self, event: RequestFinished) -> None:
-        """It left. A step that was planned before may still be told of."""
+    def finish(self, event: RequestFinished) -> None:
+        """End the request. The event of a step that was scheduled earlier may still follow."""
         self.finished = event
         self.state = "finished"
         wait = self.waits[-1]

@@ -1,1 +1,1 @@
-"""Limits that the operating system sets: memory, control groups, files."""
+"""Limits of the operating system: memory, control groups, writable files and optional packages."""

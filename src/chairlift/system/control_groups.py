@@ -1,7 +1,7 @@
-"""What the control groups of this process allow it: memory and CPU time, in versions 1 and 2 of Linux's interface.
+"""The limits of memory and CPU time that the Linux control groups (version 1 or 2) of this process set.
 
-A group is bound by its ancestors too, so the tightest limit counts. In a container the path of the group may be the
-host's, of which only the root exists.
+The limits of all ancestors apply too, so the lowest limit counts. In a container the listed path of the group may be
+that of the host, of which only the root exists.
 """
 
 from __future__ import annotations
@@ -18,47 +18,45 @@ MEMORY_FILES: Final = (
     (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of either version: limits, usage, and the line of memory.stat with the page cache that is dropped first. Beyond
-memory.high the kernel slows a process down until it stands still; there is nothing to gain there."""
+"""For each version: the files of limits and usage, and the line of memory.stat with the page cache that is dropped
+first. memory.high counts as a limit because above it the kernel throttles a process almost to a halt."""
 
 UNLIMITED_BYTES: Final = 1 << 60
-"""Version 1 writes the largest number of pages that it can count where there is no limit."""
+"""Larger limits mean no limit: version 1 then writes the largest number of pages that it can count."""
 
 OOM_KILL_FILES: Final = ("memory.events", "memory.oom_control")
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroups:
-    """The groups of a process.
+    """The control groups of a process.
 
     Args:
-        mount: where the file systems of control groups are mounted.
-        process: lists the groups, such as /proc/self/cgroup.
+        mount: the folder in which the file systems of control groups are mounted.
+        process: the file that lists the groups of the process.
     """
 
     mount: Path = Path("/sys/fs/cgroup")
     process: Path = Path("/proc/self/cgroup")
 
     def memory_limit(self) -> int | None:
-        """Bytes that all processes of the tightest group may use together; None: no limit."""
+        """The lowest memory limit, in bytes for all processes of a group together; None if there is no limit."""
         return min((limit for folder in self._folders(MEMORY) for limit in _memory_limits(folder)), default=None)
 
     def memory_available(self) -> int | None:
-        """Bytes left below the tightest limit, with the page cache that the kernel drops first; None: no limit."""
-        rooms = [room for folder in self._folders(MEMORY) if (room := _memory_room(folder)) is not None]
-        return min(rooms, default=None)
+        """Bytes below the lowest limit that are free or used by droppable page cache; None if there is no limit."""
+        return min((n for folder in self._folders(MEMORY) if (n := _free_memory(folder)) is not None), default=None)
 
     def cpu_quota(self) -> float | None:
-        """CPUs whose time the tightest group may use, 1.5 for 150 ms in each 100 ms; None: no limit."""
-        quotas = [quota for folder in self._folders(CPU) if (quota := _cpu_quota(folder)) is not None]
-        return min(quotas, default=None)
+        """The lowest CPU quota, in CPUs: 1.5 for 150 ms in each 100 ms; None if there is no limit."""
+        return min((quota for folder in self._folders(CPU) if (quota := _cpu_quota(folder)) is not None), default=None)
 
     def oom_kills(self) -> int:
-        """Processes that the kernel has killed in these groups because memory was short; 0 where it does not count."""
+        """The number of processes in these groups that the kernel killed for lack of memory; 0 if it is not counted."""
         return sum(_oom_kills(folder) for folder in self._folders(MEMORY))
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """Every group that binds this process with one of its controllers."""
+        """The folder of each group whose limits for the controller apply to this process."""
         for line in _read(self.process).splitlines():
             _hierarchy, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
@@ -79,7 +77,7 @@ def _memory_limits(folder: Path) -> list[int]:
     return [limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES]
 
 
-def _memory_room(folder: Path) -> int | None:
+def _free_memory(folder: Path) -> int | None:
     limits = _memory_limits(folder)
     for _names, usage_name, cache_key in MEMORY_FILES:
         usage = _number(_read(folder / usage_name))
@@ -102,13 +100,13 @@ def _oom_kills(folder: Path) -> int:
 
 
 def _line(path: Path, key: str) -> int:
-    """The number of the line `key 123`; 0 where there is none."""
+    """The number in the line `key number`; 0 if there is no such line."""
     pairs = (line.split() for line in _read(path).splitlines())
     return next((_number(pair[1]) or 0 for pair in pairs if len(pair) == 2 and pair[0] == key), 0)
 
 
 def _number(text: str) -> int | None:
-    """None for `max`, for -1 (no limit in version 1), and for what is no number."""
+    """The number in a file; None for `max`, for -1 (no limit in version 1) and for any other text."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() else None
 

@@ -1,7 +1,7 @@
-"""Too little memory, as a sentence: which errors mean it, and what to do about it.
+"""Recognizes errors that mean too little memory, and describes them in one sentence.
 
-A limit of the address space (`ulimit -v`) shows in many forms: as MemoryError, as a library that cannot be mapped, as a
-thread that cannot be started, or as an abort inside a native library, which no handler sees.
+A limit of the address space (`ulimit -v`) can cause a MemoryError, a library that cannot be mapped, a thread that
+cannot be started, or an abort in a native library, which cannot be handled.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 from chairlift.errors import ConfigError
 
 try:
-    import resource  # Here, since it could not be imported any more when it is needed.
-except ImportError:  # Windows has no such limits.
+    import resource  # Imported early: when memory has run out, this could fail.
+except ImportError:  # Windows has no resource limits.
     resource = None  # type: ignore[assignment]
 
 MIN_ADDRESS_SPACE: Final = 1 << 30
-"""Bytes of address space without which no engine starts: PyTorch's libraries alone map 640 MB."""
+"""The least address space of an engine, in bytes. The libraries of PyTorch alone map 640 MB."""
 
 _WORDS: Final = (
     "failed to map segment",
@@ -28,11 +28,11 @@ _WORDS: Final = (
     "bad_alloc",
 )
 _THREAD_WORDS: Final = ("can't start new thread", "resource temporarily unavailable")
-"""A thread needs address space for its stack; without a limit of that, it is processes that there are too many of."""
+"""These mean too little memory only if the address space is limited; otherwise there are too many processes."""
 
 
 def address_space_limit() -> int | None:
-    """Bytes that a process may map (RLIMIT_AS); None if they are not limited."""
+    """The limit of the address space in bytes (RLIMIT_AS); None if there is no limit."""
     if resource is None:
         return None
     limit, _hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -40,35 +40,35 @@ def address_space_limit() -> int | None:
 
 
 def check_address_space() -> None:
-    """Refuse a limit of the address space under which no engine can start.
+    """Check that the limit of the address space allows an engine to start.
 
     Raises:
-        ConfigError: names the limit and the least that is needed.
+        ConfigError: the limit is too low; the message has the limit and the minimum.
     """
     limit = address_space_limit()
     if limit is not None and limit < MIN_ADDRESS_SPACE:
         raise ConfigError(
-            f"the address space of a process is limited to {_mebibytes(limit)} (ulimit -v), and an engine needs at "
-            f"least {_mebibytes(MIN_ADDRESS_SPACE)} besides its model: raise the limit"
+            f"the address space is limited to {_mebibytes(limit)} (ulimit -v), but an engine needs at least "
+            f"{_mebibytes(MIN_ADDRESS_SPACE)} in addition to its model: increase the limit"
         )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, means that there is too little memory."""
+    """Whether an error, or one of its causes, means that there is too little memory."""
     return _memory_error(error) is not None
 
 
 def describe_out_of_memory(error: BaseException) -> str:
-    """A sentence about such an error, with the ways out."""
+    """One sentence that describes an error of memory and says what to do."""
     found = _memory_error(error) or error
     reason = (str(found).strip() or type(found).__name__).splitlines()[0]
-    return f"there is too little memory ({reason:.200}): free some, use a smaller model or KV cache{limit_hint()}"
+    return f"out of memory ({reason:.200}): free memory, use a smaller model or KV cache{limit_hint()}"
 
 
 def limit_hint() -> str:
-    """The way out that a limit of the address space offers; "" if there is none."""
+    """The advice to increase the limit of the address space; "" if there is no limit."""
     limit = address_space_limit()
-    return "" if limit is None else f", or raise the limit of the address space, {_mebibytes(limit)} (ulimit -v)"
+    return "" if limit is None else f", or increase the limit of the address space, {_mebibytes(limit)} (ulimit -v)"
 
 
 def _memory_error(error: BaseException) -> BaseException | None:
@@ -86,7 +86,7 @@ def _means_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     is_limited = address_space_limit() is not None
-    if isinstance(error, SystemError):  # Native code that has failed without an error of its own.
+    if isinstance(error, SystemError):  # Native code failed without setting an error.
         return is_limited
     text = str(error).lower()
     words = (*_WORDS, *_THREAD_WORDS) if is_limited else _WORDS

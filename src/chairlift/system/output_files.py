@@ -1,4 +1,4 @@
-"""Files that are written while requests are served: that they can be is found out before a model is loaded."""
+"""Checks that output files can be written before a model is loaded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from chairlift.errors import ConfigError
 
 
 def check_writable(field: str, path: Path) -> None:
-    """Refuse a file that cannot be written, and leave it as it is.
+    """Check that a file can be written, without changing it.
 
     Raises:
-        ConfigError: names the field, the path, the reason and the way out.
+        ConfigError: the file cannot be written; the message has the field, the path, the reason and what to do.
     """
     is_new = not os.path.lexists(path)
     if not (is_new or path.is_file() or path.is_dir()):
-        return  # opening a pipe waits for its reader, and closing it sends that one away
+        return  # Opening a pipe would block until it has a reader, and closing it would end the reader.
     try:
         path.open("ab").close()
     except OSError as error:
@@ -26,11 +26,11 @@ def check_writable(field: str, path: Path) -> None:
 
 
 def unwritable_file_error(field: str, path: Path, error: OSError) -> ConfigError:
-    """What `check_writable` raises."""
+    """The error that an output file cannot be written, with the reason and what to do."""
     if isinstance(error, FileNotFoundError):
-        way_out = f"make the folder {path.parent}, or name another file"
+        advice = f"create the folder {path.parent}, or use another file"
     elif isinstance(error, IsADirectoryError):
-        way_out = "name a file in it"
+        advice = "use a file in this folder"
     else:
-        way_out = "name a file that can be written"
-    return ConfigError(f"{field}={path}: {error.strerror or error}; {way_out}")
+        advice = "use a file that can be written"
+    return ConfigError(f"{field}={path}: {error.strerror or error}; {advice}")

@@ -211,10 +211,10 @@ def test_both_batching_policies_give_the_same_tokens_under_every_kv_policy(kv: s
     [
         ({"batching": "dynamic", "static_batch_size": 4}, "batching must be one of continuous, static"),
         ({"batching": "static", "static_run_to": "end"}, "static_run_to must be one of batch, global"),
-        ({"static_batch_size": 4}, "static_batch_size=4 is for batching=static"),
-        ({"static_run_to": "batch"}, "static_run_to=batch is for batching=static"),
+        ({"static_batch_size": 4}, "static_batch_size=4 needs batching=static"),
+        ({"static_run_to": "batch"}, "static_run_to=batch needs batching=static"),
         ({"batching": "static", "static_batch_size": 0}, "static_batch_size must be at least 1"),
-        ({"batching": "static", "static_batch_size": 65}, "static_batch_size=65 is more than max_num_seqs=64"),
+        ({"batching": "static", "static_batch_size": 65}, "static_batch_size=65 must be at most max_num_seqs=64"),
     ],
 )
 def test_options_that_cannot_be_honoured_raise_an_error(options: dict[str, Any], message: str) -> None:

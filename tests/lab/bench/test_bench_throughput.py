@@ -14,7 +14,7 @@ from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Step, read_events
 from chairlift.lab.bench.tables import print_result
-from chairlift.lab.bench.throughput import FIGURES, ThroughputOptions, run_throughput
+from chairlift.lab.bench.throughput import REPORTED_METRICS, ThroughputOptions, run_throughput
 
 TinyModel = Callable[..., Path]
 OPTIONS = ThroughputOptions(num_prompts=6, prompt_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
@@ -35,7 +35,7 @@ def test_burst(tiny_model_dir: TinyModel) -> None:
         assert run.cached_tokens == 0, "every run has tokens of its own"
         assert run.output_tokens_per_s == pytest.approx(run.output_tokens / run.duration)
         assert 0 < (run.kv_use_mean or 0) <= (run.kv_use_peak or 0) <= 1
-    speed = result.spread(FIGURES[0])
+    speed = result.spread(REPORTED_METRICS[0])
     assert speed is not None
     assert 0 < speed.min <= speed.median <= speed.max
     assert result.engine.num_blocks == 64
@@ -68,7 +68,7 @@ def test_report(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
     assert record["workload"]["prompt_len"] == "uniform:5..40"
     assert record["engine"]["num_blocks"] == 64
     assert record["machine"] == result.machine.to_dict()
-    assert set(record["results"]) == {figure.key for figure in FIGURES}
+    assert set(record["results"]) == {metric.key for metric in REPORTED_METRICS}
     assert record["results"]["output_tokens_per_s"]["median"] > 0
     assert len(record["runs"]) == 2
     for label in ("output tokens", "TTFT p99", "ITL p50", "preemptions"):

@@ -13,7 +13,7 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.events import EventList
-from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 
@@ -39,12 +39,12 @@ def figures() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def runs(figures: ModuleType) -> dict[str, Run]:
+def runs(figures: ModuleType) -> dict[str, RecordedRun]:
     """Every run of the benchmark, in the simulator: its decisions are the engine's (tests/lab/sim/test_fidelity.py)."""
     return {label: simulated(figures, label) for label in figures.POLICIES}
 
 
-def simulated(figures: ModuleType, label: str) -> Run:
+def simulated(figures: ModuleType, label: str) -> RecordedRun:
     config = EngineConfig(**figures.LIMITS, **figures.POLICIES[label])
     assert config.max_model_len is not None
     assert config.num_kv_blocks is not None
@@ -53,17 +53,17 @@ def simulated(figures: ModuleType, label: str) -> Run:
     )
     log = EventList()
     simulate(figures.make_requests(256), sim, NoTime(), log)
-    return run_of(log.events, label)
+    return recorded_run(log.events, label)
 
 
-def test_the_page_has_the_numbers_of_these_runs(figures: ModuleType, runs: dict[str, Run]) -> None:
+def test_the_page_has_the_numbers_of_these_runs(figures: ModuleType, runs: dict[str, RecordedRun]) -> None:
     table = figures.markdown([figures.numbers(run) for run in runs.values()])
     assert table in (PAGES / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("label", ["continuous/paged", "static(4)/paged"])
 def test_a_model_gives_the_numbers_of_the_simulator(
-    figures: ModuleType, runs: dict[str, Run], label: str, tiny_model_dir: Callable[..., Path]
+    figures: ModuleType, runs: dict[str, RecordedRun], label: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     model = str(tiny_model_dir("llama", max_position_embeddings=256))
     run, tokens = figures.run_policy(label, load_model(EngineConfig(model, skip_tokenizer_init=True, num_threads=1)))
@@ -73,7 +73,9 @@ def test_a_model_gives_the_numbers_of_the_simulator(
     }
 
 
-def test_every_figure_is_drawn_and_shown_on_a_page(figures: ModuleType, runs: dict[str, Run], tmp_path: Path) -> None:
+def test_every_figure_is_drawn_and_shown_on_a_page(
+    figures: ModuleType, runs: dict[str, RecordedRun], tmp_path: Path
+) -> None:
     shown = {
         name
         for page in PAGES.glob("*.md")

@@ -72,7 +72,7 @@ def test_latencies_of_a_chunked_prefill() -> None:
     assert (a.finish_reason, b.finish_reason) == ("length", "stop")
 
 
-def test_run() -> None:
+def test_summarize_a_run() -> None:
     run = summarize(CHUNKED)
     assert run.duration == 4.0
     assert (run.num_requests, run.num_answered, run.num_unfinished, run.num_rejected) == (2, 2, 0, 0)
@@ -88,13 +88,13 @@ def test_run() -> None:
     assert (run.itl.count, run.itl.p50) == (3, 0.5)
 
 
-def test_a_log_read_back_gives_the_same() -> None:
+def test_metrics_of_a_log_equal_those_of_its_events() -> None:
     run = summarize(CHUNKED)
     assert summarize([from_json(to_json(event)) for event in CHUNKED]) == run
     assert json.loads(json.dumps(run.to_dict()))["ttft"]["p50"] == 1.625
 
 
-def test_preemption() -> None:
+def test_a_preempted_request_is_counted_once() -> None:
     """b is thrown out after its first token, comes back with 4 cached tokens and goes on."""
     events: list[Event] = [
         STARTED,
@@ -129,7 +129,7 @@ def test_siblings_share_the_prompt_and_count_each() -> None:
     assert (sibling.queue_time, sibling.ttft, sibling.tpot, sibling.itls) == (1.0, 2.0, None, [])
 
 
-def test_several_tokens_in_one_step_are_no_time_apart() -> None:
+def test_tokens_of_one_step_have_zero_latency_between_them() -> None:
     events: list[Event] = [
         arrived("a", 0.0, 2),
         step(0, 0.0, 1.0, [("a", 2, 0, 1)], admitted=["a"]),
@@ -142,7 +142,7 @@ def test_several_tokens_in_one_step_are_no_time_apart() -> None:
     assert summarize(events).kv_use_mean is None, "the size of the pool is not known"
 
 
-def test_aborted_refused_and_unfinished() -> None:
+def test_aborted_rejected_and_unfinished_requests_are_counted() -> None:
     events: list[Event] = [
         STARTED,
         RequestRejected(0.0, "big", "does not fit"),
@@ -161,7 +161,7 @@ def test_aborted_refused_and_unfinished() -> None:
     assert only(events, "queued").queue_time is None
 
 
-def test_a_request_id_that_comes_again() -> None:
+def test_a_reused_request_id_is_a_new_request() -> None:
     """A step in flight when the first one ended still names it; it must not give the second one a token."""
     events: list[Event] = [
         arrived("a", 0.0, 2),
@@ -178,7 +178,7 @@ def test_a_request_id_that_comes_again() -> None:
     assert (second.token_times, second.queue_time) == ([5.0], 0.5)
 
 
-def test_nothing_happened() -> None:
+def test_a_run_without_events_has_zero_metrics() -> None:
     run = summarize([STARTED])
     assert (run.duration, run.output_tokens_per_s, run.mean_batch_size, run.num_steps) == (0.0, 0.0, 0.0, 0)
     assert run.ttft is None

@@ -44,7 +44,7 @@ BATCH: list[Event] = [
 ]
 
 
-def test_a_static_batch_delivers_when_it_ends() -> None:
+def test_a_static_batch_returns_tokens_when_it_ends() -> None:
     a, b, late = request_metrics(BATCH)
     assert (a.token_times, b.token_times, late.token_times) == ([2.0, 2.0, 2.0], [2.0], [])
     assert (a.ttft, a.e2e_latency, b.ttft, late.ttft) == (2.0, 2.0, 2.0, None)
@@ -54,7 +54,7 @@ def test_a_static_batch_delivers_when_it_ends() -> None:
     assert (run.num_answered, run.num_unfinished) == (2, 1)
 
 
-def test_an_aborted_member_of_a_static_batch_was_told_nothing() -> None:
+def test_an_aborted_member_of_a_static_batch_has_no_tokens() -> None:
     core, _, _, events = make_engine(batching="static", static_batch_size=2)
     for name in ("gone", "stays"):
         core.add(make_request(name, [1, 2], 4))
@@ -77,14 +77,14 @@ def test_recomputed_tokens_are_added_up() -> None:
     assert summarize(steps).recomputed_tokens == 6
 
 
-def test_a_result_half_way_changes_nothing() -> None:
+def test_an_intermediate_result_changes_nothing() -> None:
     tally = RunTally()
     for index, event in enumerate(BATCH):
         tally.emit(event)
         assert tally.result() == summarize(BATCH[: index + 1])
 
 
-def test_complete_requests_are_given_away_at_once() -> None:
+def test_complete_requests_are_passed_on_immediately() -> None:
     given_away: list[tuple[int, RequestMetrics]] = []
     tally = RequestTally(lambda index, metrics: given_away.append((index, metrics)))
     for event in BATCH[:-1]:
@@ -96,7 +96,7 @@ def test_complete_requests_are_given_away_at_once() -> None:
 @given(st.lists(st.floats(-1e6, 1e6), max_size=60))
 def test_counted_values_give_the_same_summary(values: list[float]) -> None:
     values += values[: len(values) // 2]
-    counted, listed = Summary.of_counts(Counter(values)), Summary.of(values)
+    counted, listed = Summary.from_counts(Counter(values)), Summary.from_values(values)
     if counted is None or listed is None:
         assert counted is listed is None
         return

@@ -56,14 +56,14 @@ BAD_FILES = {
     "empty": (b"", "is empty"),
     "not json": (b"time,latency\n1,2\n", "line 1: "),
     "not text": (b"\x89PNG\xff\xfe", "line 1: not UTF-8"),
-    "other json": (b'{"a": 1}\n', "line 1: unknown event type"),
-    "second line": (to_json(engine_started()).encode() + b"\n{}\n", "line 2: unknown event type"),
+    "other json": (b'{"a": 1}\n', "line 1: type must be one of"),
+    "second line": (to_json(engine_started()).encode() + b"\n{}\n", "line 2: type must be one of"),
     "no steps": (to_json(engine_started()).encode() + b"\n", "1 lines: no step was computed"),
 }
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_FILES.values(), ids=BAD_FILES)
-def test_what_is_no_event_log_is_refused_with_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_logs_are_rejected_with_file_and_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -72,12 +72,12 @@ def test_what_is_no_event_log_is_refused_with_file_and_line(tmp_path: Path, cont
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_log_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read: No such file"):
         read_log(tmp_path / "none.jsonl")
 
 
-def test_a_log_without_its_beginning_or_with_two(tmp_path: Path) -> None:
+def test_a_log_must_have_exactly_one_beginning(tmp_path: Path) -> None:
     events = small_run()
     with pytest.raises(ConfigError, match="line 1: the first event must be engine_started"):
         read_log(write(tmp_path / "cut.jsonl", events[1:]))
@@ -96,13 +96,13 @@ BROKEN_STEPS: dict[str, tuple[Callable[[Step], Step], str]] = {
 
 
 @pytest.mark.parametrize(("change", "message"), BROKEN_STEPS.values(), ids=BROKEN_STEPS)
-def test_a_step_that_cannot_be_is_refused(tmp_path: Path, change: Callable[[Step], Step], message: str) -> None:
+def test_an_inconsistent_step_is_rejected(tmp_path: Path, change: Callable[[Step], Step], message: str) -> None:
     events = changed(Step, change)
     with pytest.raises(ConfigError, match=f"line {line_of(events, Step)}: .*{message}"):
         read_log(write(tmp_path / "a.jsonl", events))
 
 
-def test_labels(tmp_path: Path) -> None:
+def test_labels_are_distinct(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a.jsonl", small_run()), write(tmp_path / "b.jsonl", small_run())
     assert [run.label for run in load_runs([str(a)])] == ["continuous/paged"]
     both = ["continuous/paged (a)", "continuous/paged (b)"]
@@ -118,12 +118,12 @@ def test_labels(tmp_path: Path) -> None:
         load_runs([f"={a}"])
 
 
-def test_a_path_may_have_an_equals_sign(tmp_path: Path) -> None:
+def test_a_path_may_contain_an_equals_sign(tmp_path: Path) -> None:
     path = write(tmp_path / "rate=2.jsonl", small_run())
     assert load_runs([str(path)])[0].source == "rate=2.jsonl"
 
 
-def test_arrivals(tmp_path: Path) -> None:
+def test_arrivals_are_described_by_their_rate(tmp_path: Path) -> None:
     events = small_run()
     assert load_runs([str(write(tmp_path / "a.jsonl", events))])[0].arrivals == "all at once"
     later = [replace(e, time=float(e.request_id[1])) if isinstance(e, RequestArrived) else e for e in events]
@@ -147,7 +147,7 @@ def test_the_command_writes_the_page_and_its_figures(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", *(Path(path).name for path in written)}
 
 
-def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+def test_the_command_reports_errors_in_one_line(tmp_path: Path) -> None:
     none, log = tmp_path / "none.jsonl", write(tmp_path / "a.jsonl", small_run())
     done = command(none, "-o", tmp_path / "page.html")
     assert done.returncode == 2

@@ -78,7 +78,7 @@ def test_an_early_stop_turns_reserved_into_internal() -> None:
     assert true_kinds(log.events) == [MemoryKinds(3, 1, 8, 4, 16), MemoryKinds(4, 0, 8, 4, 16)]
 
 
-def test_of_an_unfinished_request_all_of_max_tokens_counts() -> None:
+def test_an_unfinished_request_counts_with_its_max_tokens() -> None:
     core, _, _, log = make_engine(kv="exact", num_blocks=8)
     log.events.append(engine_started(num_blocks=8, kv="exact", kv_arena="buddy"))
     core.add(make_request("a", [1, 2, 3], 9))
@@ -134,7 +134,7 @@ def test_shared_spans_are_blocks_with_several_holders(run: RecordedRun) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(recorded_runs())
-def test_rounding_is_what_the_buddy_gave_besides(run: RecordedRun) -> None:
+def test_rounding_spans_are_the_extra_blocks_of_the_buddy_arena(run: RecordedRun) -> None:
     steps_of(run)
     trace = trace_events(run.events)
     lost = [0] * len(run.holders)

@@ -25,7 +25,7 @@ from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, D
 from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, paint
 from chairlift.lab.report.lanes import lane_cells
 from chairlift.lab.report.page import render, svg_of
-from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.report.trace import RowKind
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import arrival_process
@@ -73,18 +73,18 @@ def static(size: int, **options: Any) -> list[Event]:
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Run]:
+def runs() -> list[RecordedRun]:
     """Every figure has what it needs: two lengths, two batch sizes, two policies, memory that runs short."""
     return [
-        run_of(static(4, kv="max"), "s4"),
-        run_of(static(8, kv="max", output="fixed:9"), "s8"),
-        run_of(simulated(num_blocks=24), "paged"),
-        run_of(simulated(kv="pow2", rate=2.0), "pow2"),
+        recorded_run(static(4, kv="max"), "s4"),
+        recorded_run(static(8, kv="max", output="fixed:9"), "s8"),
+        recorded_run(simulated(num_blocks=24), "paged"),
+        recorded_run(simulated(kv="pow2", rate=2.0), "pow2"),
     ]
 
 
 @pytest.fixture(scope="module")
-def parts(runs: list[Run]) -> list[Drawing | LeftOut]:
+def parts(runs: list[RecordedRun]) -> list[Drawing | LeftOut]:
     return draw_all(runs)
 
 
@@ -134,7 +134,9 @@ def read(page: str) -> Reader:
     return reader
 
 
-def test_the_page_has_every_figure_and_nothing_from_elsewhere(runs: list[Run], parts: list[Drawing | LeftOut]) -> None:
+def test_the_page_has_every_figure_and_nothing_from_elsewhere(
+    runs: list[RecordedRun], parts: list[Drawing | LeftOut]
+) -> None:
     assert [part.key for part in parts] == KEYS
     assert all(isinstance(part, Drawing) for part in parts), [p.reason for p in parts if isinstance(p, LeftOut)]
     page = render("A & B", runs, parts)
@@ -150,7 +152,7 @@ def test_the_page_has_every_figure_and_nothing_from_elsewhere(runs: list[Run], p
     assert "@import" not in page
 
 
-def test_the_table_has_every_run(runs: list[Run]) -> None:
+def test_the_table_has_every_run(runs: list[RecordedRun]) -> None:
     page = render("t", [*runs, *runs], [])
     assert page.count("<table>") == 2
     for run in runs:
@@ -161,7 +163,7 @@ def test_the_table_has_every_run(runs: list[Run]) -> None:
     assert [cell == "none" for cell in cells] == [True, True, False, False]
 
 
-def test_text_is_never_small(parts: list[Drawing | LeftOut]) -> None:
+def test_text_has_a_minimum_size(parts: list[Drawing | LeftOut]) -> None:
     for part in parts:
         assert isinstance(part, Drawing)
         sizes = {text.get_fontsize() for text in part.figure.findobj(Text) if text.get_text()}  # type: ignore[attr-defined]
@@ -169,7 +171,7 @@ def test_text_is_never_small(parts: list[Drawing | LeftOut]) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    run = run_of(simulated(4), "<b>&")
+    run = recorded_run(simulated(4), "<b>&")
     page = render("<i>", [run], draw_all([run]))
     read(page)
     assert "<b>&" not in page
@@ -182,8 +184,8 @@ def without_memory(events: Sequence[Event]) -> list[Event]:
     return [replace(event, **none) if isinstance(event, Step) else event for event in events]  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_drawn_is_left_out_with_a_reason() -> None:
-    run = run_of(without_memory(simulated(6)), "old")
+def test_figures_without_data_are_omitted_with_a_reason() -> None:
+    run = recorded_run(without_memory(simulated(6)), "old")
     assert run.kinds is None
     parts = draw_all([run])
     left_out = {part.key: part.reason for part in parts if isinstance(part, LeftOut)}
@@ -196,38 +198,38 @@ def test_what_cannot_be_drawn_is_left_out_with_a_reason() -> None:
     assert page.count("Left out: ") == 5
 
 
-def test_runs_without_memory_are_named_beside_the_others(runs: list[Run]) -> None:
-    parts = draw_all([runs[0], run_of(without_memory(simulated(6)), "old")])
+def test_runs_without_memory_are_named_beside_the_others(runs: list[RecordedRun]) -> None:
+    parts = draw_all([runs[0], recorded_run(without_memory(simulated(6)), "old")])
     captions = {part.key: part.caption for part in parts if isinstance(part, Drawing)}
     assert "Without memory in their logs: old." in captions["waste"]
     assert "Without memory in their logs: old." in captions["memory-kinds"]
 
 
-def test_more_runs_than_fit_over_time_are_counted() -> None:
+def test_runs_that_are_not_drawn_over_time_are_counted() -> None:
     events = simulated(4)
-    parts = draw_all([run_of(events, str(index)) for index in range(8)])
+    parts = draw_all([recorded_run(events, str(index)) for index in range(8)])
     assert isinstance(parts[0], Drawing)
     assert parts[0].caption.endswith("Shown are the first 6 of 8 runs.")
     assert len(parts[0].figure.axes) == 6
 
 
-def test_steps_stand_for_time_where_the_clock_stands_still() -> None:
+def test_steps_replace_time_if_the_clock_does_not_move() -> None:
     events = [replace(e, time=0.0, scheduled_time=0.0) if isinstance(e, Step) else e for e in simulated(6)]
-    parts = draw_all([run_of(events)])
+    parts = draw_all([recorded_run(events)])
     assert isinstance(parts[0], Drawing)
     assert parts[0].figure.axes[-1].get_xlabel() == "steps since the run began"
     assert isinstance(parts[KEYS.index("latency")], LeftOut)
 
 
 def test_the_map_shows_owners_rounding_sharing_and_free_blocks() -> None:
-    assert set(np.unique(paint(run_of(simulated(6))))) == {0, 1, 2, 3, 4, 5, FREE}
-    assert ROUNDING in paint(run_of(simulated(6, kv="pow2")))
+    assert set(np.unique(paint(recorded_run(simulated(6))))) == {0, 1, 2, 3, 4, 5, FREE}
+    assert ROUNDING in paint(recorded_run(simulated(6, kv="pow2")))
     shared = simulated(6, max_tokens=None)
     first = next(event for event in shared if isinstance(event, Step))
     names = first.request_ids[:2]
     blocks = {**first.new_blocks, names[1]: first.new_blocks[names[0]]}
     events = [replace(e, new_blocks=blocks, shared=4) if e is first else e for e in shared]
-    assert SHARED in paint(run_of(events))
+    assert SHARED in paint(recorded_run(events))
 
 
 def colours_of(drawing: Drawing) -> np.ndarray[Any, Any]:
@@ -246,11 +248,13 @@ def share_of(pixels: np.ndarray[Any, Any], colour: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def big() -> Run:
-    return run_of(simulated(2000, "exp:30,1..40", max_num_seqs=32, max_num_batched_tokens=256, num_blocks=512), "big")
+def big() -> RecordedRun:
+    return recorded_run(
+        simulated(2000, "exp:30,1..40", max_num_seqs=32, max_num_batched_tokens=256, num_blocks=512), "big"
+    )
 
 
-def test_two_thousand_requests_stay_small(big: Run, tmp_path: Path) -> None:
+def test_two_thousand_requests_stay_small(big: RecordedRun, tmp_path: Path) -> None:
     assert big.metrics.num_answered == 2000
     parts = draw_all([big])
     for part in parts:
@@ -260,7 +264,7 @@ def test_two_thousand_requests_stay_small(big: Run, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 2_000_000
 
 
-def test_what_the_legend_promises_is_to_be_seen(big: Run, runs: list[Run]) -> None:
+def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]) -> None:
     """Cells and images both lie over their background."""
     batch = [draw_all([run])[0] for run in (big, runs[0])]
     assert isinstance(batch[0], Drawing)
@@ -276,7 +280,7 @@ def test_what_the_legend_promises_is_to_be_seen(big: Run, runs: list[Run]) -> No
         assert shown == pytest.approx(seconds[kind] / seconds[RowKind.DECODE], rel=0.3)
 
 
-def test_kinds_fill_their_share(runs: list[Run]) -> None:
+def test_kinds_fill_their_share(runs: list[RecordedRun]) -> None:
     drawing = draw_all(runs[:1])[KEYS.index("memory-kinds")]
     assert isinstance(drawing, Drawing)
     pixels = colours_of(drawing)
@@ -286,14 +290,14 @@ def test_kinds_fill_their_share(runs: list[Run]) -> None:
     assert slots[2] / slots[0] * (1 - hatched) < internal / used < slots[2] / slots[0]
 
 
-def test_a_figure_is_the_same_each_time(runs: list[Run]) -> None:
+def test_a_figure_is_the_same_each_time(runs: list[RecordedRun]) -> None:
     first, second = (draw_all(runs[:1]) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         if isinstance(one, Drawing) and isinstance(other, Drawing):
             assert svg_of(one) == svg_of(other)
 
 
-def test_titles_name_a_few_runs_and_count_many(runs: list[Run]) -> None:
+def test_titles_name_a_few_runs_and_count_many(runs: list[RecordedRun]) -> None:
     assert default_title(runs[:1]) == "s4 on none"
     assert default_title(runs[:3]) == "s4, s8 and paged on none"
     assert default_title(runs) == "4 runs on none"

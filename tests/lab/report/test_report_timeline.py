@@ -13,7 +13,7 @@ from recorded_runs import engine_started
 from chairlift.events import Event, RequestArrived, RequestFinished, Step
 from chairlift.lab.report.compare import batch_size_point, cdf, variation, waste_shares
 from chairlift.lab.report.published import KWON_2023_FIGURE_2
-from chairlift.lab.report.run_log import Run, run_of
+from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.report.timeline import amounts_in_bins, means, stairs, time_edges
 from chairlift.lab.report.trace import Floats
 
@@ -52,7 +52,7 @@ def test_stairs_are_level_over_each_bin() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(2, 50))
-def test_cdf_rises_from_the_lowest_to_all(values: list[float], num_points: int) -> None:
+def test_cdf_rises_from_zero_to_one(values: list[float], num_points: int) -> None:
     found, shares = cdf(values, num_points)
     assert len(found) == len(shares) <= max(num_points, len(values)) + 1
     assert found == sorted(found)
@@ -100,26 +100,26 @@ def two_steps() -> list[Event]:
 
 
 @pytest.fixture
-def run() -> Run:
-    return run_of(two_steps())
+def run() -> RecordedRun:
+    return recorded_run(two_steps())
 
 
-def test_waste_counts_while_somebody_waits(run: Run) -> None:
+def test_waste_is_measured_while_requests_wait(run: RecordedRun) -> None:
     waste = waste_shares(run)
     assert waste.is_saturated
     shares = {"token_states": 3, "reserved": 1, "internal": 4, "external": 56, "free": 0}
     assert waste.shares == {kind: slots / 64 for kind, slots in shares.items()}
 
 
-def test_waste_is_a_mean_over_time_where_nobody_waits() -> None:
+def test_waste_is_the_mean_of_all_steps_if_no_request_waits() -> None:
     events = two_steps()
     object.__setattr__(events[2], "num_waiting", 0)
-    waste = waste_shares(run_of(events))
+    waste = waste_shares(recorded_run(events))
     assert not waste.is_saturated
     assert waste.shares["token_states"] == (1 * 3 + 3 * 4) / 4 / 64
 
 
-def test_batch_size_point(run: Run) -> None:
+def test_batch_size_point(run: RecordedRun) -> None:
     point = batch_size_point(run)
     assert (point.batch_size, point.peak, point.mean) == (4, 1, 1.0)
     assert point.output_tokens_per_s == 0.5
@@ -130,6 +130,6 @@ def test_batch_size_point(run: Run) -> None:
     assert point.memory_limit == 64 / mean_held
 
 
-def test_time_edges_are_as_wide_as_in_the_longest_run(run: Run) -> None:
+def test_time_edges_are_as_wide_as_in_the_longest_run(run: RecordedRun) -> None:
     assert time_edges(run.trace, 8.0, 4).tolist() == [0, 2, 4]
     assert time_edges(run.trace, 4.0, 3).tolist() == pytest.approx([0, 4 / 3, 8 / 3, 4])

@@ -20,7 +20,7 @@ def has_steps(run: RecordedRun) -> bool:
 
 @settings(max_examples=80, deadline=None)
 @given(recorded_runs())
-def test_stays_are_those_who_held_memory(run: RecordedRun) -> None:
+def test_residencies_are_those_that_held_memory(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     held: list[dict[str, list[int]]] = [{} for _ in trace.steps]
@@ -52,7 +52,7 @@ def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(recorded_runs())
-def test_cells_say_what_every_row_computed(run: RecordedRun) -> None:
+def test_lane_cells_have_the_kind_of_each_row(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     kinds: dict[tuple[int, str], RowKind] = {}
@@ -92,7 +92,7 @@ def test_static_batch_of_three() -> None:
     ]
 
 
-def test_a_clock_that_stands_still_counts_steps() -> None:
+def test_without_a_moving_clock_the_axis_counts_steps() -> None:
     core, _, _, log = make_engine()
     log.events.append(engine_started(num_blocks=64))
     core.add(make_request("a", [1, 2, 3], 4))

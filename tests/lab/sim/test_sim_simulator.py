@@ -124,8 +124,8 @@ def test_first_event_describes_the_engine() -> None:
     ("fields", "message"),
     [
         ({"kv": "fast"}, "kv must be one of"),
-        ({"kv": "max", "enable_prefix_caching": True}, "has no prefix cache"),
-        ({"kv_arena": "first-fit"}, "is for reservations"),
+        ({"kv": "max", "enable_prefix_caching": True}, "enable_prefix_caching needs kv=paged"),
+        ({"kv_arena": "first-fit"}, "needs a reservation policy"),
         ({"num_blocks": 0}, "num_kv_blocks must be at least 1"),
     ],
 )

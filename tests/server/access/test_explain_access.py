@@ -20,7 +20,7 @@ from chairlift.events import RequestRejected
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.engine import event_stream
-from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, Readiness
+from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, ReadinessCheck
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -59,7 +59,7 @@ async def crowd(server: RunningServer) -> dict[str, str]:
         return {"bob": await ask("bob"), "ann": await first}
 
 
-def test_a_key_sees_its_own_requests_and_an_opaque_id_of_others(shared: RunningServer) -> None:
+def test_a_key_sees_its_own_requests_and_opaque_ids_of_others(shared: RunningServer) -> None:
     calls = asyncio.run(crowd(shared))
     for path in (f"/v1/requests/{calls['ann']}", f"/v1/requests/{calls['ann']}/explain"):
         assert get(shared, path, "ann").status_code == 200
@@ -99,15 +99,15 @@ def test_a_request_id_of_another_key_is_free(shared: RunningServer) -> None:
     assert seen["ann"] != seen["bob"]
 
 
-def test_the_engine_and_its_events_need_an_admins_key(shared: RunningServer) -> None:
+def test_engine_and_events_need_an_admin_key(shared: RunningServer) -> None:
     assert get(shared, "/v1/engine", "root").status_code == 200
     for path in ("/v1/engine", "/v1/events"):
         answer = get(shared, path, "ann")
         assert answer.status_code == 403
-        assert "needs an admin's key" in answer.json()["error"]["message"]
+        assert "needs an admin key" in answer.json()["error"]["message"]
 
 
-def test_a_slow_reader_of_events_is_told_what_it_lost() -> None:
+def test_a_slow_event_reader_receives_the_number_of_lost_events() -> None:
     async def read() -> list[str]:
         hub, tracker = EventHub(), RequestTracker()
         subscription = hub.subscribe(2)
@@ -124,20 +124,20 @@ def test_a_slow_reader_of_events_is_told_what_it_lost() -> None:
 
 def readiness(
     state: EngineState, unfinished: int = 0, stalled: float = 0.0, last_failure: str | None = None
-) -> Readiness:
+) -> ReadinessCheck:
     llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled, last_failure))
-    return Readiness(llm)  # type: ignore[arg-type]
+    return ReadinessCheck(llm)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_restarts_or_died_is_not_ready() -> None:
-    assert readiness("running", 3).why_not() is None
-    reasons = {state: readiness(state, last_failure="SIGKILL").why_not() or "" for state in NOT_RUNNING}
+    assert readiness("running", 3).obstacle() is None
+    reasons = {state: readiness(state, last_failure="SIGKILL").obstacle() or "" for state in NOT_RUNNING}
     assert len(set(reasons.values())) == len(NOT_RUNNING) == 4
-    assert reasons["restarting"] == "the engine died and is being started again: SIGKILL"
-    assert "cannot be started again" in reasons["cannot_restart"]
+    assert reasons["restarting"] == "the engine died and is restarting: SIGKILL"
+    assert "cannot be restarted" in reasons["cannot_restart"]
 
 
-def test_an_engine_that_hangs_is_not_ready_and_one_that_was_idle_is() -> None:
-    assert readiness("running", 2, STALL_SECONDS - 1).why_not() is None
+def test_a_hanging_engine_is_not_ready_but_an_idle_one_is() -> None:
+    assert readiness("running", 2, STALL_SECONDS - 1).obstacle() is None
     stalled = readiness("running", 2, STALL_SECONDS)
-    assert stalled.why_not() == "2 requests are unfinished and there was no step for 10 s"
+    assert stalled.obstacle() == "no step for 10 seconds with 2 unfinished requests"

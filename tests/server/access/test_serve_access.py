@@ -78,11 +78,14 @@ def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
         (["serve", "--max-queued-requests", "0"], "max_queued_requests must be at least 1"),
         (
             ["serve", "--event-log", "no/such.jsonl"],
-            "event_log=no/such.jsonl: No such file or directory; make the folder no",
+            "event_log=no/such.jsonl: No such file or directory; create the folder no",
         ),
-        (["serve", "--record-trace", "no/such"], "record_trace=no/such: No such file or directory; make the folder no"),
-        (["serve", "--access-log", "/dev"], "access_log=/dev: Is a directory; name a file in it"),
-        (["serve", "--tenant-weights", "a=2"], "tenant_weights have no effect"),
+        (
+            ["serve", "--record-trace", "no/such"],
+            "record_trace=no/such: No such file or directory; create the folder no",
+        ),
+        (["serve", "--access-log", "/dev"], "access_log=/dev: Is a directory; use a file in this folder"),
+        (["serve", "--tenant-weights", "a=2"], "tenant_weights need scheduling_policy=fair"),
         (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free one, got 99999: choose another"),
         (["serve", "--kv-cache-memory", "lots"], "kv_cache_memory must be a positive amount such as 4GiB"),
         (["key", "a b"], "name must match"),

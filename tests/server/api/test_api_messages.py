@@ -119,5 +119,5 @@ def test_errors_have_the_form_of_anthropic(api_server: RunningServer) -> None:
         client(api_server).messages.create(**request, thinking={"type": "enabled", "budget_tokens": 1024})
     with pytest.raises(anthropic.BadRequestError, match="unknown or not supported"):
         client(api_server).messages.create(**request, extra_body={"frobnicate": 1})
-    with pytest.raises(anthropic.BadRequestError, match="stop_sequences must not hold an empty string"):
+    with pytest.raises(anthropic.BadRequestError, match="stop_sequences must not contain an empty string"):
         client(api_server).messages.create(**request, stop_sequences=[""])

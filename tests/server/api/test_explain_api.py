@@ -65,7 +65,7 @@ def test_a_request_is_shown_with_its_timings(tight: RunningServer) -> None:
     assert times["time_per_output_token"] == pytest.approx((times["last_token"] - times["time_to_first_token"]) / 29)
 
 
-def test_a_wait_for_memory_is_explained_with_the_arithmetic(tight: RunningServer) -> None:
+def test_a_wait_for_memory_is_explained_with_block_counts(tight: RunningServer) -> None:
     waited = []
     for call in crowd(tight, "crowd"):
         (explained,) = get(tight, f"/v1/requests/{call}/explain")["sequences"]
@@ -87,7 +87,7 @@ def test_a_wait_for_memory_is_explained_with_the_arithmetic(tight: RunningServer
     assert ways['{"kv": "max"}'] is False
 
 
-def test_a_request_that_nobody_knows_is_a_404(tight: RunningServer) -> None:
+def test_an_unknown_request_is_a_404(tight: RunningServer) -> None:
     for path in ("/v1/requests/nobody", "/v1/requests/nobody/explain"):
         answer = httpx.get(tight.url + path)
         assert answer.status_code == 404

@@ -117,5 +117,5 @@ def test_definitions_of_tools_have_a_limit_on_their_size() -> None:
 def test_stop_strings_and_bad_words_have_a_limit_on_their_length(field: str, limit: int) -> None:
     half = "x" * (limit // 2)
     SamplingParams(**{field: [half, half]})
-    with pytest.raises(RequestError, match=f"{field} must hold at most {limit} characters in all, got {limit + 1}"):
+    with pytest.raises(RequestError, match=f"{field} must have at most {limit} characters in total, got {limit + 1}"):
         SamplingParams(**{field: [half, half, "x"]})

@@ -59,9 +59,9 @@ def observer() -> EngineObserver:
 
 
 def call(
-    observer: EngineObserver, app: ASGIApp, *listeners: CallListener, keeps_body: bool = False, **options: Any
+    observer: EngineObserver, app: ASGIApp, *listeners: CallListener, has_body: bool = False, **options: Any
 ) -> None:
-    logged = CallLogMiddleware(app, observer, listeners, keeps_body)
+    logged = CallLogMiddleware(app, observer, listeners, has_body)
 
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(logged), base_url="http://server") as client:
@@ -70,7 +70,7 @@ def call(
     asyncio.run(ask())
 
 
-def test_a_line_of_json_has_sizes_and_times_and_no_prompt(observer: EngineObserver, tmp_path: Path) -> None:
+def test_a_json_line_has_sizes_and_times_but_no_prompt(observer: EngineObserver, tmp_path: Path) -> None:
     call(observer, answering(), AccessLog("json", tmp_path / "log"))
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert SECRET not in line
@@ -96,8 +96,8 @@ def test_a_line_of_json_has_sizes_and_times_and_no_prompt(observer: EngineObserv
     }
 
 
-def test_a_line_of_text_and_the_body_if_it_is_wanted(observer: EngineObserver, tmp_path: Path) -> None:
-    call(observer, answering(404, None), AccessLog("text", tmp_path / "log"), keeps_body=True)
+def test_a_text_line_has_the_body_if_it_is_configured(observer: EngineObserver, tmp_path: Path) -> None:
+    call(observer, answering(404, None), AccessLog("text", tmp_path / "log"), has_body=True)
     (line,) = (tmp_path / "log").read_text().splitlines()
     assert " 127.0.0.1 ann POST /v1/completions 404 duration=" in line
     assert SECRET in line
@@ -115,7 +115,7 @@ def test_a_path_cannot_forge_a_line_or_a_field(observer: EngineObserver, tmp_pat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_a_stop_string_ended_says_so(api_server: RunningServer, stream: bool) -> None:
+def test_a_stop_string_is_logged_as_finish_reason_stop(api_server: RunningServer, stream: bool) -> None:
     body = {"prompt": "once", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     text = api_server.post("/v1/completions", body).json()["choices"][0]["text"]
     stopped = api_server.post("/v1/completions", {**body, "stop": [text[2]], "stream": stream})
@@ -129,7 +129,7 @@ def test_an_answer_that_a_stop_string_ended_says_so(api_server: RunningServer, s
     assert [line["finish_reason"] for line in lines[-2:]] == ["length", "stop"]
 
 
-def test_how_an_answer_ended_is_told_before_the_engine_has_heard_of_it(tmp_path: Path) -> None:
+def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> None:
     crowd = Crowd()
     crowd.add([1, 2, 3], 9, tenant="ann")
     crowd.steps(3)
@@ -151,7 +151,7 @@ def test_how_an_answer_ended_is_told_before_the_engine_has_heard_of_it(tmp_path:
     assert sequence.attributes["gen_ai.response.finish_reasons"] == ("stop",)
 
 
-def test_an_earlier_call_of_the_same_id_is_another_one(observer: EngineObserver) -> None:
+def test_an_earlier_call_with_the_same_id_is_not_mixed_in(observer: EngineObserver) -> None:
     records: list[CallRecord] = []
     clock = VirtualClock(1e6)
     later = EngineObserver(SimpleNamespace(events=EventHub()), clock)  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_an_earlier_call_of_the_same_id_is_another_one(observer: EngineObserver)
     assert records[0].sequences == []
 
 
-def test_a_client_that_left_is_told_apart(observer: EngineObserver) -> None:
+def test_a_disconnected_client_is_logged(observer: EngineObserver) -> None:
     records: list[CallRecord] = []
     with pytest.raises(OSError, match="the client is gone"):
         call(observer, answering(is_disconnected=True), records.append)
@@ -203,7 +203,7 @@ def seconds(span: ReadableSpan) -> float:
     return (span.end_time - span.start_time) / 1e9
 
 
-def test_calls_that_never_got_to_the_engine_are_not_traced(observer: EngineObserver) -> None:
+def test_calls_that_do_not_reach_the_engine_are_not_traced(observer: EngineObserver) -> None:
     exporter = InMemorySpanExporter()
     tracer = CallTracer(observer, exporter)
     call(observer, answering(401, None), tracer)
@@ -215,14 +215,14 @@ def test_calls_that_never_got_to_the_engine_are_not_traced(observer: EngineObser
     ("options", "match"),
     [
         ({"access_log_format": "xml"}, "access_log_format must be one of text, json, none"),
-        ({"access_log": Path("log"), "access_log_format": "none"}, "writes nothing"),
+        ({"access_log": Path("log"), "access_log_format": "none"}, "writes no log"),
     ],
 )
-def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], match: str) -> None:
+def test_unsupported_options_are_rejected(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         ObservabilityOptions(**options)
 
 
-def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; name a file in it"):
+def test_a_log_that_cannot_be_written_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
         ObservabilityOptions("json", tmp_path)

@@ -32,7 +32,7 @@ def test_lines_are_appended_whole(tmp_path: Path) -> None:
     assert path.read_text().splitlines()[2:] == ["\\ud800"]
 
 
-def test_a_full_disk_is_reported_once_and_the_lost_lines_when_it_has_space_again(
+def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = LogFile("access_log", tmp_path / "log")
@@ -47,13 +47,13 @@ def test_a_full_disk_is_reported_once_and_the_lost_lines_when_it_has_space_again
         log.write("too")
     log.close()
     name = f"access_log={tmp_path / 'log'}"
-    full = f"{name}: cannot be written (No space left on device); lines are dropped until it can be"
-    again = f"{name}: it can be written again, and 50 lines were lost"
+    full = f"{name}: cannot be written (No space left on device); lines are dropped until it can be written"
+    again = f"{name}: can be written again; 50 lines were lost"
     assert warnings(caplog) == [full, again, full, again]
     assert (tmp_path / "log").read_text().split("\n") == ["written 0", "too", "written 1", "too", ""]
 
 
-def test_a_line_that_was_written_in_part_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_partly_written_line_does_not_corrupt_the_next(tmp_path: Path) -> None:
     log = LogFile("access_log", tmp_path / "log")
     assert log._file is not None
     whole = log._file
@@ -79,12 +79,12 @@ class _ShortFile:
         return self._file.write(taken)
 
 
-def test_what_is_lost_at_the_end_is_reported_by_close(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_reports_lost_lines(caplog: pytest.LogCaptureFixture) -> None:
     log = LogFile("access_log", FULL)
     for _ in range(3):
         log.write("lost")
     log.close()
-    assert warnings(caplog)[1:] == ["access_log=/dev/full: in the end 3 lines were lost"]
+    assert warnings(caplog)[1:] == ["access_log=/dev/full: is closed; 3 lines were lost"]
 
 
 def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +98,6 @@ def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) 
         log.close()
 
 
-def test_a_file_that_cannot_be_opened_is_an_error_of_its_option(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; name a file in it"):
+def test_a_file_that_cannot_be_opened_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
         LogFile("access_log", tmp_path)

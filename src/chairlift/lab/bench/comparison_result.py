@@ -10,11 +10,11 @@ from typing import Any, Final
 from chairlift.events import Event
 from chairlift.lab.bench.decode_speed import StepSpeeds, step_speeds
 from chairlift.lab.bench.throughput import Spread
-from chairlift.lab.metrics.figures import FIGURES
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics
 from chairlift.lab.report.compare import WasteShares, waste_shares
 from chairlift.lab.report.memory import KINDS
-from chairlift.lab.report.run_log import run_of
+from chairlift.lab.report.run_log import recorded_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PolicyRun:
     @classmethod
     def of(cls, events: Sequence[Event]) -> PolicyRun:
         """From all events of one run, the engine's start first."""
-        run = run_of(events)
+        run = recorded_run(events)
         return cls(run.metrics, waste_shares(run), step_speeds(run.trace))
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class ComparedFigure:
 
 
 def _metric(key: str, has_multiple: bool = False) -> ComparedFigure:
-    figure = next(figure for figure in FIGURES if figure.key == key)
+    figure = next(figure for figure in REPORTED_METRICS if figure.key == key)
     return ComparedFigure(
         key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_multiple
     )

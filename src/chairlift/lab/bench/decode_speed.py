@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from chairlift.lab.report.trace import Trace
+from chairlift.lab.report.trace import RunTrace
 
 MIN_STEPS: Final = 10
 """Decode steps with as many rows, before their median says something about a policy."""
@@ -25,7 +25,7 @@ StepSpeeds = Mapping[int, Sequence[float]]
 """Computed tokens a second of each decode step, padding included, by the number of its rows."""
 
 
-def step_speeds(trace: Trace) -> dict[int, list[float]]:
+def step_speeds(trace: RunTrace) -> dict[int, list[float]]:
     """Of the steps in which every row computed one token, or one token of padding."""
     speeds: dict[int, list[float]] = defaultdict(list)
     for step, seconds in zip(trace.steps, (trace.ends - trace.starts).tolist(), strict=True):

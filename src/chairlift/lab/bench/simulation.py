@@ -20,7 +20,7 @@ from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, 
 from chairlift.lab.bench.load import LoadOptions
 from chairlift.lab.bench.serving.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
 from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
-from chairlift.lab.metrics.figures import FIGURES
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.presets.printing import print_constants
@@ -272,9 +272,9 @@ def _table(result: SimulationResult) -> Table:
     table.add_column("")
     table.add_column("simulated", justify="right")
     table.add_column("unit")
-    for figure in FIGURES:
-        if (value := figure.value(run)) is not None:
-            table.add_row(figure.label, number(value * figure.scale), figure.unit)
+    for metric in REPORTED_METRICS:
+        if (value := metric.value(run)) is not None:
+            table.add_row(metric.label, number(value * metric.scale), metric.unit)
     return table
 
 

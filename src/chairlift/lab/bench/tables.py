@@ -12,7 +12,7 @@ from chairlift.lab.bench.latency import LatencyResult
 from chairlift.lab.bench.machine import MachineFacts
 from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
 from chairlift.lab.bench.throughput import Spread, ThroughputResult
-from chairlift.lab.metrics.figures import FIGURES, Figure
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS, ReportedMetric
 
 
 def print_result(result: ThroughputResult, file: TextIO | None = None) -> None:
@@ -23,15 +23,15 @@ def print_result(result: ThroughputResult, file: TextIO | None = None) -> None:
 
 
 def throughput_table(result: ThroughputResult) -> Table:
-    """Median and range of every figure that the runs have."""
+    """Median and range of every metric that the runs have."""
     table = Table(title=_title(result), caption=_caption(result), title_justify="left", caption_justify="left")
     table.add_column("")
     for column in ("median", "min", "max"):
         table.add_column(column, justify="right")
     table.add_column("unit")
-    for figure in FIGURES:
-        if (spread := result.spread(figure)) is not None:
-            table.add_row(figure.label, *_cells(figure, spread), figure.unit)
+    for metric in REPORTED_METRICS:
+        if (spread := result.spread(metric)) is not None:
+            table.add_row(metric.label, *_cells(metric, spread), metric.unit)
     return table
 
 
@@ -66,8 +66,8 @@ def latency_table(result: LatencyResult) -> Table:
     return table
 
 
-def _cells(figure: Figure, spread: Spread) -> list[str]:
-    return [number(value * figure.scale) for value in (spread.median, spread.min, spread.max)]
+def _cells(metric: ReportedMetric, spread: Spread) -> list[str]:
+    return [number(value * metric.scale) for value in (spread.median, spread.min, spread.max)]
 
 
 def _title(result: ThroughputResult) -> str:

@@ -14,7 +14,7 @@ from chairlift.events import EngineStarted, EventList
 from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
 from chairlift.lab.bench.load import LoadOptions, Tokenize, at_least, first_requests, text_tokenizer
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.metrics.figures import FIGURES, Figure
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS, ReportedMetric
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -60,16 +60,16 @@ class ThroughputResult:
     runs: list[RunMetrics]
     peak_rss_bytes: int | None
 
-    def spread(self, figure: Figure) -> Spread | None:
-        """The figure over the repeats, unscaled; None if a run does not have it."""
-        values = [value for run in self.runs if (value := figure.value(run)) is not None]
+    def spread(self, metric: ReportedMetric) -> Spread | None:
+        """The metric over the repeats, unscaled; None if a run does not have it."""
+        values = [value for run in self.runs if (value := metric.value(run)) is not None]
         if len(values) < len(self.runs):
             return None
         return Spread(median(values), min(values), max(values))
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; seconds, bytes and shares, whatever the units of the table."""
-        spreads = {figure.key: self.spread(figure) for figure in FIGURES}
+        spreads = {metric.key: self.spread(metric) for metric in REPORTED_METRICS}
         return {
             "benchmark": "throughput",
             "machine": self.machine.to_dict(),

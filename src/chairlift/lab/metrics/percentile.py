@@ -37,7 +37,7 @@ class Summary:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Summary | None:
+    def from_values(cls, values: Sequence[float]) -> Summary | None:
         """None if there are no values."""
         if not values:
             return None
@@ -46,7 +46,7 @@ class Summary:
         return cls(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
 
     @classmethod
-    def of_counts(cls, counts: Mapping[float, int]) -> Summary | None:
+    def from_counts(cls, counts: Mapping[float, int]) -> Summary | None:
         """The same of a set in which each value occurs as often as its count says, without writing the set out."""
         values = sorted(counts)
         if not values:

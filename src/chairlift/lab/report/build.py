@@ -11,18 +11,18 @@ from chairlift.errors import ConfigError
 from chairlift.lab.report.figures import all_figures
 from chairlift.lab.report.figures.drawing import STYLE, Drawing, LeftOut
 from chairlift.lab.report.page import render
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
 DOTS_PER_INCH = 160
 
 
-def draw_all(runs: Sequence[Run]) -> list[Drawing | LeftOut]:
+def draw_all(runs: Sequence[RecordedRun]) -> list[Drawing | LeftOut]:
     """Every figure of the report, in order."""
     with mpl.rc_context(STYLE):
         return [draw(runs) for draw in all_figures()]
 
 
-def write_report(runs: Sequence[Run], output: Path, title: str | None = None, png: bool = False) -> list[Path]:
+def write_report(runs: Sequence[RecordedRun], output: Path, title: str | None = None, png: bool = False) -> list[Path]:
     """Draw the runs and write the page; returns the files written, the page first.
 
     Args:
@@ -45,7 +45,7 @@ def write_report(runs: Sequence[Run], output: Path, title: str | None = None, pn
     return written
 
 
-def default_title(runs: Sequence[Run]) -> str:
+def default_title(runs: Sequence[RecordedRun]) -> str:
     """Such as "static(8)/max and continuous/paged on smollm2-135m-instruct"."""
     labels = [run.label for run in runs]
     models = list(dict.fromkeys(run.started.model for run in runs))

@@ -11,7 +11,7 @@ import numpy as np
 
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.report.memory import KINDS, kind_shares
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.trace import RowKind
 
 CDF_POINTS = 200
@@ -35,7 +35,7 @@ class WasteShares:
     is_saturated: bool
 
 
-def waste_shares(run: Run) -> WasteShares:
+def waste_shares(run: RecordedRun) -> WasteShares:
     """The mean over the steps in which somebody waited, since memory that nobody asks for is not wasted; over all steps
     if nobody ever did."""
     assert run.kinds is not None
@@ -58,9 +58,9 @@ def variation(values: Sequence[float]) -> float | None:
     return pstdev(values) / mean
 
 
-def group_by(runs: Sequence[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+def group_by(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], str]) -> dict[str, list[RecordedRun]]:
     """The runs by what `key` says of them, in the order in which it says so first."""
-    groups: dict[str, list[Run]] = defaultdict(list)
+    groups: dict[str, list[RecordedRun]] = defaultdict(list)
     for run in runs:
         groups[key(run)].append(run)
     return dict(groups)
@@ -89,7 +89,7 @@ class BatchSizePoint:
     memory_limit: float | None
 
 
-def batch_size_point(run: Run) -> BatchSizePoint:
+def batch_size_point(run: RecordedRun) -> BatchSizePoint:
     trace, metrics = run.trace, run.metrics
     times = trace.ends - trace.starts
     weights = times if times.sum() else np.ones(len(times))
@@ -110,7 +110,7 @@ def batch_size_point(run: Run) -> BatchSizePoint:
     )
 
 
-def prefill_steps(run: Run) -> np.typing.NDArray[np.bool_]:
+def prefill_steps(run: RecordedRun) -> np.typing.NDArray[np.bool_]:
     """[steps]: whether a row of the step was in prefill."""
     is_prefill = np.zeros(len(run.trace.steps), dtype=np.bool_)
     for stay in run.trace.stays:
@@ -120,6 +120,6 @@ def prefill_steps(run: Run) -> np.typing.NDArray[np.bool_]:
     return is_prefill
 
 
-def has_several(runs: Sequence[Run], value: Callable[[Run], float | int | None]) -> bool:
+def has_several(runs: Sequence[RecordedRun], value: Callable[[RecordedRun], float | int | None]) -> bool:
     """Whether the runs differ in a value that they have."""
     return len({v for run in runs if (v := value(run)) is not None}) > 1

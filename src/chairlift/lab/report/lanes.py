@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.lab.report.trace import Floats, RowKind, Stay, Trace
+from chairlift.lab.report.trace import Floats, RowKind, RunTrace, Stay
 
 
 class LaneCell(NamedTuple):
@@ -38,7 +38,7 @@ def assign_lanes(stays: Sequence[Stay]) -> list[int]:
     return lanes
 
 
-def lane_cells(trace: Trace) -> list[LaneCell]:
+def lane_cells(trace: RunTrace) -> list[LaneCell]:
     """Every cell of the run; a lane is empty wherever it has none."""
     starts, ends = trace.starts.tolist(), trace.ends.tolist()
     return [

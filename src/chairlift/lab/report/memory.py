@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.events import Event
-from chairlift.lab.report.trace import Floats, Stay, Trace, trace_events
+from chairlift.lab.report.trace import Floats, RunTrace, Stay, trace_events
 
 
 class MemoryKinds(NamedTuple):
@@ -26,7 +26,7 @@ class MemoryKinds(NamedTuple):
 KINDS = MemoryKinds._fields
 
 
-def live_kinds(trace: Trace) -> list[MemoryKinds] | None:
+def live_kinds(trace: RunTrace) -> list[MemoryKinds] | None:
     """The kinds as the engine saw them, step by step; None if the log has none (schema version 1)."""
     kinds = [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
     return kinds if any(map(sum, kinds)) else None
@@ -51,7 +51,7 @@ def true_kinds(events: Iterable[Event]) -> list[MemoryKinds]:
     return true_kinds_of(trace_events(events))
 
 
-def true_kinds_of(trace: Trace) -> list[MemoryKinds]:
+def true_kinds_of(trace: RunTrace) -> list[MemoryKinds]:
     """`true_kinds`, of a run that is traced already."""
     kinds = []
     for step, reserved in zip(trace.steps, _reserved_slots(trace), strict=True):
@@ -61,7 +61,7 @@ def true_kinds_of(trace: Trace) -> list[MemoryKinds]:
     return kinds
 
 
-def _reserved_slots(trace: Trace) -> list[int]:
+def _reserved_slots(trace: RunTrace) -> list[int]:
     """Slots that are held and will be written, step by step. What several hold is written, so nobody counts twice."""
     arrivals: dict[int, list[Stay]] = defaultdict(list)
     departures: dict[int, list[str]] = defaultdict(list)
@@ -99,7 +99,7 @@ def kind_shares(kinds: Sequence[MemoryKinds]) -> Floats:
 
 
 class BlockSpan(NamedTuple):
-    """Consecutive blocks that one request holds in consecutive steps (positions in `Trace.steps`, both included)."""
+    """Consecutive blocks that one request holds in consecutive steps (positions in `RunTrace.steps`, both included)."""
 
     block: int
     num_blocks: int
@@ -108,7 +108,7 @@ class BlockSpan(NamedTuple):
     request: int
 
 
-def block_spans(trace: Trace) -> list[BlockSpan]:
+def block_spans(trace: RunTrace) -> list[BlockSpan]:
     """Who holds which blocks when, by the step in which they were taken. A block held by several is in several."""
     spans = [
         BlockSpan(block, count, position, stay.last, stay.request.number)
@@ -144,7 +144,7 @@ def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
     return shared
 
 
-def rounding_spans(trace: Trace) -> list[BlockSpan]:
+def rounding_spans(trace: RunTrace) -> list[BlockSpan]:
     """Blocks that the buddy allocator gives beyond what was asked for: lost to all as long as the request stays."""
     if trace.started.kv_arena != "buddy":
         return []

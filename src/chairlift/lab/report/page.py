@@ -11,7 +11,7 @@ import matplotlib as mpl
 
 from chairlift import __version__
 from chairlift.lab.report.figures.drawing import STYLE, Drawing, LeftOut
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.tables import SECTIONS
 
 RUNS_A_TABLE = 4
@@ -61,7 +61,7 @@ def svg_of(drawing: Drawing) -> str:
     return element.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def render(title: str, runs: Sequence[Run], parts: Iterable[Drawing | LeftOut]) -> str:
+def render(title: str, runs: Sequence[RecordedRun], parts: Iterable[Drawing | LeftOut]) -> str:
     """The HTML document: contents, a table of the runs, and every figure with its caption, or why it is not there."""
     parts = list(parts)
     lines = [
@@ -98,14 +98,14 @@ def _section(part: Drawing | LeftOut) -> Iterator[str]:
     yield "</section>"
 
 
-def _tables(runs: Sequence[Run]) -> Iterator[str]:
+def _tables(runs: Sequence[RecordedRun]) -> Iterator[str]:
     for start in range(0, len(runs), RUNS_A_TABLE):
         yield '<div class="scroll">'
         yield from _table(runs[start : start + RUNS_A_TABLE])
         yield "</div>"
 
 
-def _table(runs: Sequence[Run]) -> Iterator[str]:
+def _table(runs: Sequence[RecordedRun]) -> Iterator[str]:
     heads = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in runs)
     yield f"<table>\n<thead><tr><th></th>{heads}</tr></thead>\n<tbody>"
     for section in SECTIONS:

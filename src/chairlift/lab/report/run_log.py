@@ -16,14 +16,14 @@ from chairlift.events import EngineStarted, Event, RequestArrived, Step, read_ev
 from chairlift.lab.metrics.requests import RequestMetrics, request_metrics
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds_of
-from chairlift.lab.report.trace import Trace, trace_events
+from chairlift.lab.report.trace import RunTrace, trace_events
 
 AT_ONCE = 0.01
 """Arrivals within this share of the run came at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """One event log.
 
     Attributes:
@@ -33,7 +33,7 @@ class Run:
 
     label: str
     source: str
-    trace: Trace
+    trace: RunTrace
     requests: list[RequestMetrics]
     metrics: RunMetrics
     live: list[MemoryKinds] | None
@@ -72,12 +72,12 @@ class Run:
         return f"{(len(times) - 1) / (times[-1] - times[0]):.3g} requests/s"
 
 
-def run_of(events: Iterable[Event], label: str | None = None, source: str = "") -> Run:
+def recorded_run(events: Iterable[Event], label: str | None = None, source: str = "") -> RecordedRun:
     """A run from events that are known to be whole, in the order in which they were emitted."""
     events = list(events)
     trace = trace_events(events)
     live = live_kinds(trace)
-    return Run(
+    return RecordedRun(
         label=label or default_label(trace.started),
         source=source,
         trace=trace,
@@ -95,7 +95,7 @@ def default_label(started: EngineStarted) -> str:
     return f"{started.batching}{size}/{started.kv}{run_to}"
 
 
-def load_runs(arguments: Sequence[str]) -> list[Run]:
+def load_runs(arguments: Sequence[str]) -> list[RecordedRun]:
     """The runs of log files, each given as PATH or LABEL=PATH; a folder stands for the .jsonl files in it.
 
     Raises:
@@ -106,7 +106,7 @@ def load_runs(arguments: Sequence[str]) -> list[Run]:
     if repeated := [label for label, count in Counter(labels).items() if count > 1]:
         raise ConfigError(f"label {repeated[0]!r} is given to several event logs; give each its own as LABEL=PATH")
     with _uncollected():
-        runs = [run_of(read_log(path), label, path.name) for label, path in given]
+        runs = [recorded_run(read_log(path), label, path.name) for label, path in given]
     return _with_distinct_labels(runs, set(labels))
 
 
@@ -137,7 +137,7 @@ def _split(argument: str) -> tuple[str | None, Path]:
     return label, Path(path)
 
 
-def _with_distinct_labels(runs: Sequence[Run], fixed: set[str]) -> list[Run]:
+def _with_distinct_labels(runs: Sequence[RecordedRun], fixed: set[str]) -> list[RecordedRun]:
     """Runs that would be called alike get the name of their file besides, and then a number."""
     alike = Counter(run.label for run in runs)
     named = [

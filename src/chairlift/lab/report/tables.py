@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.report.compare import variation
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Row:
     """One line of the table: `value` gives the text of a run."""
 
     label: str
-    value: Callable[[Run], str]
+    value: Callable[[RecordedRun], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,39 +41,39 @@ def _seconds(summary: Summary | None) -> str:
     return f"{number(summary.p50)} / {number(summary.p99)} s"
 
 
-def _padding(run: Run) -> int:
+def _padding(run: RecordedRun) -> int:
     return sum(sum(step.num_padding) for step in run.trace.steps)
 
 
-def _share_of_computed(run: Run, tokens: int) -> str:
+def _share_of_computed(run: RecordedRun, tokens: int) -> str:
     computed = _padding(run) + sum(sum(step.num_scheduled) for step in run.trace.steps)
     return f"{tokens:,} ({100 * tokens / computed:.1f} %)" if tokens else "0"
 
 
-def _lengths(run: Run) -> str:
+def _lengths(run: RecordedRun) -> str:
     cv = variation(run.output_lengths)
     return "none" if cv is None else f"{number(sum(run.output_lengths) / len(run.output_lengths))}, CV {cv:.2f}"
 
 
-def _requests(run: Run) -> str:
+def _requests(run: RecordedRun) -> str:
     metrics = run.metrics
     others = {"unfinished": metrics.num_unfinished, "refused": metrics.num_rejected}
     others["ended otherwise"] = metrics.num_requests - metrics.num_answered - metrics.num_unfinished
     return ", ".join([f"{metrics.num_answered} answered", *(f"{n} {name}" for name, n in others.items() if n)])
 
 
-def _kv(run: Run) -> str:
+def _kv(run: RecordedRun) -> str:
     arena = f" out of a {run.started.kv_arena} arena" if run.started.kv_arena else ""
     cache = ", prefix cache" if run.started.enable_prefix_caching else ""
     return f"{run.started.kv}{arena}{cache}"
 
 
-def _pool(run: Run) -> str:
+def _pool(run: RecordedRun) -> str:
     started = run.started
     return f"{run.trace.num_slots:,} slots ({started.num_blocks:,} blocks of {started.block_size})"
 
 
-def _recomputed(run: Run) -> str:
+def _recomputed(run: RecordedRun) -> str:
     return _share_of_computed(run, sum(step.num_recomputed for step in run.trace.steps))
 
 

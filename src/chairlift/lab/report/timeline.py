@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chairlift.lab.report.trace import Floats, Trace
+from chairlift.lab.report.trace import Floats, RunTrace
 
 
 def amounts_in_bins(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:
@@ -35,7 +35,7 @@ def means(starts: Floats, ends: Floats, values: Floats, edges: Floats) -> Floats
     return rates(starts, ends, values * (ends - starts), edges)
 
 
-def time_edges(trace: Trace, duration: float, num_bins: int) -> Floats:
+def time_edges(trace: RunTrace, duration: float, num_bins: int) -> Floats:
     """Edges of bins over the run, as wide as those of a run that takes `duration`."""
     width = duration / num_bins
     return np.append(np.arange(0, trace.duration, width), trace.duration)

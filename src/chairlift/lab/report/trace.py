@@ -1,6 +1,6 @@
 """A run's events as stays: who was in the batch from which step to which, doing what, holding which blocks.
 
-Everything that the report draws over time is derived from a `Trace`.
+Everything that the report draws over time is derived from a `RunTrace`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Stay:
     """From an admission until the request finishes or is preempted; in a static batch, until the batch ends.
 
     Attributes:
-        first, last: positions of steps in `Trace.steps`, both included.
+        first, last: positions of steps in `RunTrace.steps`, both included.
         phases: in order, without overlap; steps in which it had no row are in none.
         blocks: (position of the step, ids of the blocks that it received in it).
     """
@@ -78,7 +78,7 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Trace:
+class RunTrace:
     """One run. `stays` are in the order of admission.
 
     Attributes:
@@ -116,7 +116,7 @@ class Trace:
         return ends
 
 
-def trace_events(events: Iterable[Event]) -> Trace:
+def trace_events(events: Iterable[Event]) -> RunTrace:
     """The trace of one run, from its events in the order in which they were emitted.
 
     The events must be valid for `chairlift.lab.report.run_log`: an EngineStarted first, at least one step, and
@@ -225,13 +225,13 @@ class _Tracer:
             else:
                 phases.append(Phase(kind, position, position))
 
-    def result(self) -> Trace:
+    def result(self) -> RunTrace:
         assert self._started is not None
         assert self._steps
         self._close(list(self._open), len(self._steps))
         origin = min([self._steps[0].scheduled_time, *(r.arrived.time for r in self._requests)])
         starts, ends, is_timed = _times(self._steps, origin)
-        return Trace(self._started, self._requests, self._steps, self._stays, origin, starts, ends, is_timed)
+        return RunTrace(self._started, self._requests, self._steps, self._stays, origin, starts, ends, is_timed)
 
 
 def _times(steps: list[Step], origin: float) -> tuple[Floats, Floats, bool]:

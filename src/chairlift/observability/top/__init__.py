@@ -1,1 +1,1 @@
-"""`chairlift top`: a running server in a terminal."""
+"""`chairlift top`: shows the state of a running server in a terminal."""

@@ -1,10 +1,4 @@
-"""The terminal view.
-
-status of the engine
-KV memory by kind
-requests, the unfinished ones
-why the chosen one waits
-"""
+"""The terminal application: status of the engine, KV memory, unfinished requests and an explanation."""
 
 from __future__ import annotations
 
@@ -18,12 +12,14 @@ from textual.widgets import DataTable, Footer, Static
 from chairlift.observability.top.source import Snapshot, Source, SourceError
 from chairlift.observability.top.text import COLUMNS, memory_bar, request_row, status_line
 
+HINT = "Press Enter on a request to explain its wait."
+
 
 class TopApp(App[None]):
-    """Asks the source again and again, and shows what it says.
+    """A terminal application that reads and shows snapshots of a server.
 
     Args:
-        interval: seconds between two questions.
+        interval: seconds between two snapshots.
     """
 
     CSS = """
@@ -32,20 +28,20 @@ class TopApp(App[None]):
     #requests { height: 1fr; }
     #why { height: auto; max-height: 12; padding: 0 1; border-top: solid $accent; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit"), ("escape", "forget", "Close explanation")]
+    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit"), ("escape", "deselect", "Close explanation")]
 
     def __init__(self, source: Source, interval: float = 1.0) -> None:
         super().__init__()
         self._source = source
         self._interval = interval
         self._last: tuple[float, int] | None = None
-        self._chosen: str | None = None
+        self._selected: str | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("connecting ...", id="status", markup=False)
         yield Static("", id="memory", markup=False)
         yield DataTable(id="requests", cursor_type="row", zebra_stripes=True)
-        yield Static("Enter on a request explains its wait.", id="why", markup=False)
+        yield Static(HINT, id="why", markup=False)
         yield Footer()
 
     async def on_mount(self) -> None:
@@ -62,16 +58,16 @@ class TopApp(App[None]):
         return self.query_one("#requests", DataTable)
 
     async def refresh_view(self) -> None:
-        """Ask once, and show the answer."""
+        """Read one snapshot and show it."""
         try:
             snapshot = await self._source.snapshot()
-            why = None if self._chosen is None else await self._source.explain(self._chosen)
+            lines = None if self._selected is None else await self._source.explain(self._selected)
         except SourceError as error:
             self.query_one("#status", Static).update(str(error))
             return
         self._show(snapshot)
-        if why is not None:
-            self.query_one("#why", Static).update("\n".join([str(self._chosen), *why]))
+        if lines is not None:
+            self.query_one("#why", Static).update("\n".join([str(self._selected), *lines]))
 
     def _show(self, snapshot: Snapshot) -> None:
         engine = snapshot.engine
@@ -94,10 +90,10 @@ class TopApp(App[None]):
         return max(0, self._last[1] - before[1]) / (now - before[0])
 
     async def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
-        self._chosen = selected.row_key.value
+        self._selected = selected.row_key.value
         await self.refresh_view()
 
-    def action_forget(self) -> None:
-        """Explain nothing any more."""
-        self._chosen = None
-        self.query_one("#why", Static).update("Enter on a request explains its wait.")
+    def action_deselect(self) -> None:
+        """Close the explanation."""
+        self._selected = None
+        self.query_one("#why", Static).update(HINT)

@@ -1,4 +1,4 @@
-"""What `chairlift top` shows, as a server tells it."""
+"""Reads the state of a server for `chairlift top`."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The bodies of /v1/engine and /v1/requests."""
+    """The response bodies of /v1/engine and /v1/requests."""
 
     engine: dict[str, Any]
     requests: list[dict[str, Any]]
 
 
 class SourceError(Exception):
-    """The server did not answer as it should; says how."""
+    """The server could not be reached or returned an error."""
 
 
 class Source(Protocol):
-    """Where snapshots come from."""
+    """A source of snapshots and explanations."""
 
     async def snapshot(self) -> Snapshot: ...
 
     async def explain(self, request_id: str) -> list[str]:
-        """The waits of a sequence, a line a span."""
+        """The explanation of a sequence, with one line for each span of its waits."""
         ...
 
     async def close(self) -> None: ...
 
 
 class HttpSource:
-    """A server.
+    """Reads snapshots from a server through its API.
 
     Args:
-        url: of the server, with or without /v1.
+        url: the URL of the server, with or without /v1.
 
     Raises:
-        ConfigError: not a URL.
+        ConfigError: the URL does not begin with http:// or https://.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -68,21 +68,21 @@ class HttpSource:
 
     async def _get(self, path: str) -> dict[str, Any]:
         try:
-            answer = await self._client.get(path)
+            response = await self._client.get(path)
         except httpx.HTTPError as error:
             raise SourceError(f"{self._client.base_url}: {type(error).__name__} {error}".strip()) from None
-        if answer.status_code == 403:
-            raise SourceError(f"{path} needs an admin's key: give --api-key")
-        if answer.status_code != 200:
-            raise SourceError(f"{path}: status {answer.status_code}")
-        body: dict[str, Any] = answer.json()
+        if response.status_code == 403:
+            raise SourceError(f"{path} needs an admin key: set --api-key")
+        if response.status_code != 200:
+            raise SourceError(f"{path}: status {response.status_code}")
+        body: dict[str, Any] = response.json()
         return body
 
 
 def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
-    """An explanation in lines."""
+    """The lines that show an explanation."""
     if sequence is None:
-        return ["not known any more"]
+        return ["The server no longer has this request."]
     lines = [
         f"{span['end'] - span['start']:8.3f} s  {span['num_steps']:5d} steps  {span['reason']}: {span['text']}"
         for wait in sequence["waits"]
@@ -92,4 +92,4 @@ def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
         expected = sequence["expected_wait"]
         wait = "unknown" if expected is None else format_duration(expected)
         lines.append(f"requests ahead: {sequence['position']}; estimated wait: {wait}")
-    return lines + [way["text"] for way in sequence["would_admit"]]
+    return lines + [change["text"] for change in sequence["would_admit"]]

@@ -1,4 +1,4 @@
-"""Snapshots in words and bars."""
+"""The status line, the memory bar and the request rows of a snapshot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS: Final = {
     "external": ("░", "magenta"),
     "free": ("·", "bright_black"),
 }
-"""Kinds of KV slots: sign and colour."""
+"""Kind of KV slots -> character and colour."""
 
 COLUMNS: Final = (
     "request",
@@ -30,7 +30,7 @@ COLUMNS: Final = (
 
 
 def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
-    """The engine in a line."""
+    """One line with the state of the engine and its batch."""
     configuration, status, batch = engine["configuration"], engine["status"], engine["batch"]
     restarts = f", {status['restarts']} restarts" if status["restarts"] else ""
     parts = [
@@ -50,12 +50,12 @@ def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
 
 
 def _is_idle(engine: dict[str, Any]) -> bool:
-    """All has ended: pool and batch, which are those of the last step, are empty by now."""
+    """Whether the engine has no unfinished requests, so that pool and batch are empty since the last step."""
     return bool(engine["status"]["num_unfinished"] == 0)
 
 
 def memory_bar(engine: dict[str, Any], width: int) -> Text:
-    """The pool's slots by kind, as a bar of `width` signs and a legend."""
+    """The slots of the pool by kind, as a bar of `width` characters and a legend."""
     pool = engine["pool"]
     if pool is None:
         return Text("no step yet")
@@ -75,7 +75,7 @@ def memory_bar(engine: dict[str, Any], width: int) -> Text:
 
 
 def shares(slots: dict[str, int], width: int) -> dict[str, int]:
-    """Signs for each kind, `width` in all: by the largest remainder."""
+    """The number of characters for each kind, `width` in total, by the method of largest remainders."""
     total = sum(slots.values())
     exact = {kind: slots[kind] * width / total for kind in KINDS}
     found = {kind: int(value) for kind, value in exact.items()}
@@ -86,7 +86,7 @@ def shares(slots: dict[str, int], width: int) -> dict[str, int]:
 
 
 def request_row(request: dict[str, Any]) -> tuple[str, ...]:
-    """A row of COLUMNS."""
+    """The cells of COLUMNS for a request."""
     times = request["timings"]
     queue_time = times["queue_time"]
     return (

@@ -1,4 +1,4 @@
-"""GET /v1/engine and /v1/events: for admins' keys."""
+"""GET /v1/engine and /v1/events: the state and the events of the engine, for admin keys."""
 
 from __future__ import annotations
 
@@ -14,32 +14,24 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from chairlift.engine.event_hub import Subscription
+from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
+from chairlift.observability.step_cost import CostLine
 from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
 MAX_BUFFERED_EVENTS: Final = 4096
-"""Events that a reader may be behind before the oldest are dropped."""
+"""Maximum number of events that are buffered for a slow reader before the oldest ones are dropped."""
+
 MAX_READERS: Final = 16
 HEARTBEAT_SECONDS: Final = 15.0
 
 ADMIN_ERRORS: dict[int | str, dict[str, Any]] = {403: {"model": ErrorBody}}
 
 
-class EngineStatusView(BaseModel):
-    """See `EngineStatus`."""
-
-    state: str
-    restarts: int
-    seconds_since_step: float
-    num_unfinished: int
-    seconds_stalled: float
-    last_failure: str | None
-
-
 class KVCachePlanView(BaseModel):
-    """The KV pool as it was planned."""
+    """The planned size of the KV pool."""
 
     num_blocks: int
     block_size: int
@@ -48,8 +40,11 @@ class KVCachePlanView(BaseModel):
 
 
 class BlockPoolView(BaseModel):
-    """After the last step's schedule; all of it free once the engine is idle, when nobody knows how much of that is
-    evictable (cached). `slots`: by kind, see Accounting; they add up to the pool."""
+    """The KV pool after the schedule of the last step; all blocks are free if the engine is idle.
+
+    `slots` are the numbers of slots by kind. `evictable_blocks`, which hold cached prefixes, is null if the engine is
+    idle with a prefix cache, because it is not known then.
+    """
 
     free_blocks: int
     evictable_blocks: int | None
@@ -59,8 +54,10 @@ class BlockPoolView(BaseModel):
 
 
 class BatchView(BaseModel):
-    """Who runs and who waits now; `num_tokens` were computed in the last step, which was number `step`. `wait_reason`:
-    why `head`, at the head of the queue, was not admitted to it, if anybody waits."""
+    """The batch: the numbers of running and waiting requests, and of tokens computed in the last step.
+
+    `wait_reason` is the reason why the head of the queue, `head`, was not admitted to this step.
+    """
 
     step: int
     num_running: int
@@ -70,42 +67,38 @@ class BatchView(BaseModel):
     head: str | None
 
 
-class StepCostView(BaseModel):
-    """Seconds of a step, learned from the last ones: base + per_token * tokens."""
-
-    base: float
-    per_token: float
-
-
 class EngineView(BaseModel):
+    """The state of the engine."""
+
     object: Literal["engine"] = "engine"
-    status: EngineStatusView
+    status: EngineStatus
     configuration: dict[str, Any]
     plan: KVCachePlanView
     pool: BlockPoolView | None
     batch: BatchView | None
-    step_cost: StepCostView | None
+    step_cost: CostLine | None
     events_dropped: int
-    cpu_seconds: dict[str, float] = Field(description="CPU time outside of the engine, by the name of the API key.")
+    cpu_seconds: dict[str, float] = Field(description="CPU seconds outside of the engine for each API key.")
 
 
 def router(observer: EngineObserver) -> APIRouter:
+    """The endpoints of the state and the events of the engine."""
     routes = APIRouter()
     readers: set[Subscription] = set()
 
     @routes.get("/v1/engine", responses=ADMIN_ERRORS)
     async def get_engine(request: Request) -> EngineView:
-        """Configuration, plan, pool and accounting."""
+        """Return the status, configuration, KV pool and batch of the engine."""
         _require_admin(observer, request)
         return _engine_view(observer, request.state.admission.cpu_seconds())
 
     @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
     async def stream_events(request: Request) -> Response:
-        """Server-sent events: all that the engine tells from now on, its configuration first. A reader that is too slow
-        loses the oldest, and is told how many."""
+        """Stream the events of the engine from now on, the configuration first. A slow reader loses the oldest events
+        and receives their number."""
         _require_admin(observer, request)
         if len(readers) >= MAX_READERS:
-            raise HTTPException(503, f"{MAX_READERS} readers of /v1/events are connected already")
+            raise HTTPException(503, f"/v1/events has {MAX_READERS} readers, which is the maximum: disconnect one")
         subscription = observer.llm.events.subscribe(MAX_BUFFERED_EVENTS)
         readers.add(subscription)
 
@@ -120,11 +113,11 @@ def router(observer: EngineObserver) -> APIRouter:
 
 def _require_admin(observer: EngineObserver, request: Request) -> None:
     if not observer.viewer(request).is_admin:
-        raise HTTPException(403, f"{request.url.path} shows everybody's requests and needs an admin's key")
+        raise HTTPException(403, f"{request.url.path} shows the requests of all keys and needs an admin key")
 
 
 async def event_stream(observer: EngineObserver, subscription: Subscription) -> AsyncIterator[bytes]:
-    """As server-sent events; what was lost is told before what follows it."""
+    """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
     if (started := observer.tracker.started) is not None:
         yield _sse(started.type, to_json(started))
     num_dropped = 0
@@ -132,7 +125,7 @@ async def event_stream(observer: EngineObserver, subscription: Subscription) -> 
         try:
             event = await asyncio.wait_for(anext(subscription), HEARTBEAT_SECONDS)
         except TimeoutError:
-            yield b": nothing happens\n\n"
+            yield b": keep-alive\n\n"
             continue
         except StopAsyncIteration:
             return
@@ -149,9 +142,8 @@ def _sse(kind: str, data: str) -> bytes:
 def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> EngineView:
     llm, tracker = observer.llm, observer.tracker
     plan, started = llm.engine.kv_cache_plan, tracker.started
-    line = tracker.cost.line()
     return EngineView(
-        status=EngineStatusView(**asdict(llm.status())),
+        status=llm.status(),
         configuration={} if started is None else asdict(started),
         plan=KVCachePlanView(
             num_blocks=plan.num_blocks,
@@ -161,7 +153,7 @@ def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> Eng
         ),
         pool=_pool_view(observer),
         batch=_batch_view(observer),
-        step_cost=None if line is None else StepCostView(base=line[0], per_token=line[1]),
+        step_cost=tracker.cost.line(),
         events_dropped=llm.events.num_dropped,
         cpu_seconds=cpu_seconds,
     )
@@ -186,12 +178,12 @@ def _batch_view(observer: EngineObserver) -> BatchView | None:
     last, state = observer.tracker.last_step, observer.tracker.counts()
     if last is None:
         return None
-    waits = state["waiting"] > 0
+    has_waiting = state["waiting"] > 0
     return BatchView(
         step=last.step,
         num_running=state["running"],
         num_waiting=state["waiting"],
         num_tokens=sum(last.num_scheduled) + sum(last.num_padding),
-        wait_reason=last.wait_reason if waits else None,
-        head=last.head_id if waits else None,
+        wait_reason=last.wait_reason if has_waiting else None,
+        head=last.head_id if has_waiting else None,
     )

@@ -1,4 +1,4 @@
-"""GET /health: does the process live; GET /ready: will it answer."""
+"""GET /health: whether the server has to be replaced; GET /ready: whether it can answer requests."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.engine.process.client import EngineState, EngineStatus
+from chairlift.engine.process.client import EngineState
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.api.protocol.base import Health
 
 STALL_SECONDS: Final = 10.0
-"""Without a step for so long, while something is to be done, an engine is not ready."""
-
+"""An engine with unfinished requests is not ready after this time without a step."""
 
 NOT_RUNNING: Final[dict[EngineState, str]] = {
     "starting": "the engine is starting",
-    "restarting": "the engine died and is being started again",
-    "cannot_restart": "the engine died and cannot be started again, which is tried regularly",
+    "restarting": "the engine died and is restarting",
+    "cannot_restart": "the engine died and cannot be restarted; the server tries again regularly",
     "dead": "the engine is dead",
 }
 
 
 class ReadyStatus(BaseModel):
-    """`state`: of the engine; `reason`: why the server is not ready."""
+    """The readiness of the server, with the state of the engine and the reason if it is not ready."""
 
     status: str
     state: EngineState
     reason: str | None = None
 
 
-class Readiness:
-    """Whether requests are being answered."""
+class ReadinessCheck:
+    """Determines whether a server can answer requests."""
 
     def __init__(
         self,
@@ -46,32 +45,27 @@ class Readiness:
         self._admission = admission
         self._stall_seconds = stall_seconds
 
-    def why_not(self) -> str | None:
-        """None: it is ready."""
+    def obstacle(self) -> str | None:
+        """The reason why the server is not ready; None if it is ready."""
         if self._admission is not None and self._admission.is_draining:
-            return f"the server is shutting down; {self._admission.num_calls} calls are still being answered"
+            return f"the server is shutting down and has {self._admission.num_calls} unfinished calls"
         status = self._llm.status()
         if status.state != "running":
-            return _why_not_running(status)
+            text = NOT_RUNNING[status.state]
+            return text if status.last_failure is None else f"{text}: {status.last_failure}"
         if status.seconds_stalled < self._stall_seconds:
             return None
-        unfinished = f"{status.num_unfinished} requests are unfinished"
-        return f"{unfinished} and there was no step for {status.seconds_stalled:.0f} s"
-
-
-def _why_not_running(status: EngineStatus) -> str:
-    text = NOT_RUNNING[status.state]
-    return text if status.last_failure is None else f"{text}: {status.last_failure}"
+        return f"no step for {status.seconds_stalled:.0f} seconds with {status.num_unfinished} unfinished requests"
 
 
 def router(llm: AsyncLLM, admission: AdmissionController | None = None) -> APIRouter:
     routes = APIRouter()
-    readiness = Readiness(llm, admission=admission)
+    readiness = ReadinessCheck(llm, admission=admission)
 
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
     async def health(response: Response) -> Health:
-        """The process lives, and its engine runs or is being started again: 503 if starts fail, or go on no more."""
+        """Return 200 while the engine runs or restarts, and 503 if it cannot be restarted."""
         status = llm.status()
         if status.state == "running" or status.state == "starting":
             return Health(status="ok")
@@ -82,8 +76,8 @@ def router(llm: AsyncLLM, admission: AdmissionController | None = None) -> APIRo
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", responses={503: {"model": ReadyStatus}})
     async def ready(response: Response) -> ReadyStatus:
-        """A step has run lately, or nothing is to do."""
-        if (reason := readiness.why_not()) is None:
+        """Return 200 if the engine runs and, while it has unfinished requests, computes steps."""
+        if (reason := readiness.obstacle()) is None:
             return ReadyStatus(status="ready", state=llm.status().state)
         response.status_code = 503
         return ReadyStatus(status="not ready", state=llm.status().state, reason=reason)

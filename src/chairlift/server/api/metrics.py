@@ -1,4 +1,4 @@
-"""GET /metrics: for Prometheus."""
+"""GET /metrics: the metrics of the engine for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 
 
 def router(observer: EngineObserver) -> APIRouter:
-    """Counts and times; nothing of what is asked or answered."""
+    """The endpoint of the metrics, which contain counts and times but no prompts or outputs."""
     routes = APIRouter()
     registry = CollectorRegistry()
     registry.register(observer.metrics)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def get_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -104,8 +104,8 @@ def create_app(
     _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
     app.add_middleware(HostMiddleware, allowed=allowed_hosts or AllowedHosts())
     if observability is not None:
-        keeps_body = observability.access_log_bodies
-        app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, keeps_body=keeps_body)
+        has_body = observability.access_log_bodies
+        app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, has_body=has_body)
     _add_error_handlers(app)
     routers = _generation_routers(llm, name, planners, preparation, limits.max_json_depth)
     routers.append(models.router(llm, name))

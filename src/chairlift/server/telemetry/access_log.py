@@ -1,4 +1,4 @@
-"""The access log: a line a call, of sizes and times; of what was asked only if that is wanted."""
+"""The access log: one line for each call, with sizes and times, and with the request body if it is configured."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chairlift.server.telemetry.call_log import CallRecord
 from chairlift.server.telemetry.log_file import LogFile
 
 PLAIN: Final = "/-._~!$&'()*+,;=:@"
-"""Characters that a path has as they are, besides letters and digits (RFC 3986, section 3.3)."""
+"""Characters that are not escaped in a path, in addition to letters and digits (RFC 3986, section 3.3)."""
 
 
 class AccessLog:
-    """Writes records as lines.
+    """Writes a line for each call.
 
     Args:
         log_format: "text" or "json".
-        path: None is standard error.
+        path: the log file; None is standard error.
 
     Raises:
         ConfigError: the file cannot be opened.
@@ -38,8 +38,7 @@ class AccessLog:
 
 
 def access_fields(record: CallRecord) -> dict[str, Any]:
-    """What is known of a call. Times in seconds; tokens are sums over its sequences; fields that say nothing are left
-    out."""
+    """The fields of a line, without empty ones. Times are in seconds, and numbers of tokens are sums over sequences."""
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.time, UTC).isoformat(timespec="milliseconds"),
         "client": record.client,
@@ -51,12 +50,12 @@ def access_fields(record: CallRecord) -> dict[str, Any]:
         "is_disconnected": record.is_disconnected or None,
         "request_id": record.call_id,
         "body": None if record.body is None else record.body.decode("utf-8", "replace"),
-        **(_of_sequences(record) if record.sequences else {}),
+        **(_sequence_fields(record) if record.sequences else {}),
     }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
-def _of_sequences(record: CallRecord) -> dict[str, Any]:
+def _sequence_fields(record: CallRecord) -> dict[str, Any]:
     sequences = record.sequences
     first = sequences[0]
     first_tokens = [s.first_token - s.arrived.time for s in sequences if s.first_token is not None]
@@ -78,7 +77,8 @@ def _json(fields: dict[str, Any]) -> str:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """As `key=value`, but for the first ones. Nothing that a caller sent can end the line or pass for another field."""
+    """The first six values, then the other fields as `key=value`. Values are escaped, so that no request can forge a
+    line or a field."""
     fields["path"] = quote(fields.get("path", "-"), safe=PLAIN)
     head = [str(fields.pop(name, "-")) for name in ("time", "client", "key", "method", "path", "status")]
     rest = [f"{name}={json.dumps(value)}" for name, value in fields.items()]

@@ -1,4 +1,4 @@
-"""One record a call of the API, once it is over: for the access log, for traces."""
+"""Creates a record for each call of the API when it has ended, for the access log and for traces."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 MAX_BODY_BYTES: Final = 4096
 MAX_PATH_CHARACTERS: Final = 1024
 UNLOGGED_PATHS: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Asked again and again by machines; their successes are not recorded."""
+"""Successful calls of these paths, which monitoring polls, are not recorded."""
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """A call that is over.
+    """A call that has ended.
 
     Attributes:
-        time: when it began, seconds since the epoch; seconds: until the last byte of the answer was written.
-        status: of the answer; 499 if the client left before there was one.
-        key: whose it was; "" if nobody's.
-        call_id: of the API's answer, if the call got as far as the engine; sequences: its requests to the engine.
-        finish_reason: of the answer that ended first, as its reader was told; the engine hears of a stop string later.
-        is_disconnected: the client left before the answer's end.
-        body: its first bytes, if they are kept.
+        time: the beginning of the call, in seconds since the epoch.
+        seconds: the duration until the last byte of the response was written.
+        status: the status of the response; 499 if the client disconnected before it.
+        key: the name of the API key; "" without a key.
+        call_id: the id of the response, if the call reached the engine; sequences: its requests in the engine.
+        finish_reason: that of the answer that ended first. For a stop string it is known before the engine's event.
+        is_disconnected: the client disconnected before the end of the response.
+        body: the first bytes of the request body, if they are recorded.
     """
 
     time: float
@@ -53,36 +54,36 @@ CallListener = Callable[[CallRecord], None]
 
 
 class CallLogMiddleware:
-    """Tells the listeners of every call.
+    """Passes a record of each call to the listeners when the call has ended.
 
     Args:
-        keeps_body: the first MAX_BODY_BYTES of what was asked are in the record.
+        has_body: records contain the first MAX_BODY_BYTES of the request body.
     """
 
     def __init__(
-        self, app: ASGIApp, observer: EngineObserver, listeners: Sequence[CallListener], keeps_body: bool = False
+        self, app: ASGIApp, observer: EngineObserver, listeners: Sequence[CallListener], has_body: bool = False
     ) -> None:
         self._app = app
-        self._observatory = observer
+        self._observer = observer
         self._listeners = listeners
-        self._keeps_body = keeps_body
+        self._has_body = has_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not self._listeners:
             await self._app(scope, receive, send)
             return
-        record = _begin(scope)
-        arrival = self._observatory.now()
+        record = _new_record(scope)
+        arrival = self._observer.now()
         has_ended = False
 
-        async def watched_send(message: Message) -> None:
+        async def recording_send(message: Message) -> None:
             nonlocal has_ended
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        async def watched_receive() -> Message:
+        async def recording_receive() -> Message:
             message = await receive()
             if message["type"] == "http.request":
                 record.body = ((record.body or b"") + message.get("body", b""))[:MAX_BODY_BYTES]
@@ -90,14 +91,14 @@ class CallLogMiddleware:
 
         started = time.perf_counter()
         try:
-            await self._app(scope, watched_receive if self._keeps_body else receive, watched_send)
+            await self._app(scope, recording_receive if self._has_body else receive, recording_send)
         finally:
             record.seconds = time.perf_counter() - started
             record.is_disconnected = not has_ended
             self._end(record, scope, arrival)
 
     def _end(self, record: CallRecord, scope: Scope, arrival: float) -> None:
-        """An earlier call may have had the same id, or one of another key."""
+        """Complete the record. Earlier calls, and calls of other keys, may have the same call id."""
         if record.path in UNLOGGED_PATHS and record.status < 400:
             return
         state = scope.get("state", {})
@@ -105,7 +106,7 @@ class CallLogMiddleware:
         record.key = "" if key is None else key.name
         record.call_id = state.get("call_id")
         if record.call_id is not None and key is not None:
-            own = (s for s in self._observatory.sequences(record.call_id) if s.tenant == key.tenant)
+            own = (s for s in self._observer.sequences(record.call_id) if s.tenant == key.tenant)
             record.sequences = [sequence for sequence in own if sequence.arrived.time >= arrival]
         usage: CallUsage | None = state.get("usage")
         record.finish_reason = None if usage is None else usage.finish_reason
@@ -113,7 +114,7 @@ class CallLogMiddleware:
             listener(record)
 
 
-def _begin(scope: Scope) -> CallRecord:
+def _new_record(scope: Scope) -> CallRecord:
     scope.setdefault("state", {})
     client = scope.get("client")
     return CallRecord(

@@ -1,4 +1,4 @@
-"""What a server knows of its engine: requests, metrics and the state of both, all from the engine's events."""
+"""The state of the engine as the server sees it: requests, metrics and explanations, derived from events."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MAX_CALLS: Final = 4096
 
 
 class EngineObserver:
-    """Listens to an engine.
+    """Receives the events of an engine and answers queries about it.
 
     Args:
-        clock: the engine's, as far as this process can tell it: the machine's monotonic one.
-        max_finished: requests that have ended and can still be asked for.
+        clock: the clock of the engine; None is the monotonic clock, which all processes of a machine share.
+        max_finished: maximum number of requests that are kept after they ended.
     """
 
     def __init__(self, llm: AsyncLLM, clock: Clock | None = None, max_finished: int = 1000) -> None:
@@ -50,33 +50,39 @@ class EngineObserver:
         return Viewer(key.tenant, key.is_admin, self._secret)
 
     def find(self, call_id: str, viewer: Viewer) -> list[TrackedRequest]:
-        """The sequences of an API call, as far as they are known and may be seen."""
-        return [request for request in self.sequences(call_id) if viewer.may_see(request.tenant)]
+        """The known sequences of an API call that the viewer can see."""
+        return [request for request in self.sequences(call_id) if viewer.can_see(request.tenant)]
 
     def sequences(self, call_id: str) -> list[TrackedRequest]:
-        """The sequences of an API call, as far as they are known."""
+        """The known sequences of an API call."""
         found = (self.tracker.get(request_id) for request_id in self.calls.get(call_id))
         return [request for request in found if request is not None]
 
 
 ENGINE_GAUGES: Final[dict[str, tuple[str, Callable[[AsyncLLM], float]]]] = {
-    "chairlift:engine_up": ("1 if the engine runs.", lambda llm: float(llm.status().state == "running")),
+    "chairlift:engine_up": ("1 if the engine is running.", lambda llm: float(llm.status().state == "running")),
     "chairlift:engine_cannot_restart": (
-        "1 if the engine died and requests are refused because it cannot be started again.",
+        "1 if the engine died and cannot be restarted, so that requests are rejected.",
         lambda llm: float(llm.status().state == "cannot_restart"),
     ),
-    "chairlift:engine_restarts": ("How often it was started again.", lambda llm: float(llm.status().restarts)),
+    "chairlift:engine_restarts": ("Number of restarts of the engine.", lambda llm: float(llm.status().restarts)),
     "chairlift:engine_seconds_since_step": (
-        "Seconds since its last step ended.",
+        "Seconds since the end of the last step.",
         lambda llm: llm.status().seconds_since_step,
     ),
-    "chairlift:events_dropped": ("Events that a busy server has lost.", lambda llm: float(llm.events.num_dropped)),
+    "chairlift:events_dropped": (
+        "Number of events that the server dropped because it was busy.",
+        lambda llm: float(llm.events.num_dropped),
+    ),
 }
 
 
 class CallSequences:
-    """Which sequences belong to which API call. A call `cmpl-1` has those of `cmpl-1~5`, its siblings `cmpl-1~5.1`, and
-    with several prompts `cmpl-1.0~6`, `cmpl-1.1~7`."""
+    """An event sink that maps the id of each API call to its sequences.
+
+    The call `cmpl-1` has the sequence `cmpl-1~5` and the siblings `cmpl-1~5.1`, ...; with several prompts it has
+    `cmpl-1.0~6`, `cmpl-1.1~7`, ...
+    """
 
     def __init__(self) -> None:
         self._calls: OrderedDict[str, list[str]] = OrderedDict()
@@ -86,7 +92,7 @@ class CallSequences:
 
     def emit(self, event: Event) -> None:
         if isinstance(event, RequestArrived | RequestRejected):
-            for name in _names(event.request_id):
+            for name in _call_ids(event.request_id):
                 ids = self._calls.setdefault(name, [])
                 if event.request_id not in ids:
                     ids.append(event.request_id)
@@ -94,7 +100,8 @@ class CallSequences:
                 self._calls.popitem(last=False)
 
 
-def _names(core_id: str) -> list[str]:
-    prompt_id = core_id.rpartition("~")[0] or core_id
+def _call_ids(request_id: str) -> list[str]:
+    """The ids under which a sequence is found: that of its prompt, and that of its call."""
+    prompt_id = request_id.rpartition("~")[0] or request_id
     call_id, dot, index = prompt_id.rpartition(".")
     return [prompt_id, call_id] if dot and index.isdigit() else [prompt_id]

@@ -1,4 +1,4 @@
-"""What a server tells of its calls, and to whom."""
+"""The options of the access log and of OpenTelemetry traces."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """Attributes:
-    access_log_format: "text", "json" (JSON lines) or "none".
-    access_log: a file; None is standard error.
-    access_log_bodies: the beginning of what was asked is logged too: prompts, that is.
-    otlp_traces_endpoint: where OpenTelemetry spans go; None: nowhere.
+    """The options of a server for its access log and its traces.
+
+    Attributes:
+        access_log_format: "text", "json" (JSON lines) or "none".
+        access_log: the log file; None is standard error.
+        access_log_bodies: log the first 4 KiB of each request body, which contain prompts.
+        otlp_traces_endpoint: the URL to which OpenTelemetry spans are sent; None sends none.
 
     Raises:
-        ConfigError: another format, a log that is both given and "none" or cannot be written, or spans without the
-            extra `otel`.
+        ConfigError: the format is unknown, the format is "none" and another option of the log is set, the log cannot
+            be written, or the extra `otel` is missing.
     """
 
     access_log_format: str = "text"
@@ -42,14 +44,14 @@ class ObservabilityOptions:
             formats = ", ".join(ACCESS_LOG_FORMATS)
             raise ConfigError(f"access_log_format must be one of {formats}, got {self.access_log_format!r}")
         if self.access_log_format == "none" and (self.access_log is not None or self.access_log_bodies):
-            raise ConfigError("access_log_format=none writes nothing: leave out access_log and access_log_bodies")
+            raise ConfigError("access_log_format=none writes no log: remove access_log and access_log_bodies")
         if self.access_log is not None:
             check_writable("access_log", self.access_log)
         if self.otlp_traces_endpoint is not None:
             check_installed("opentelemetry", "otel", f"otlp_traces_endpoint={self.otlp_traces_endpoint}")
 
     def listeners(self, observer: EngineObserver) -> list[AccessLog | CallTracer]:
-        """Who is told of each call; to be closed in the end."""
+        """Create the listeners of calls. The caller must close them."""
         from chairlift.server.telemetry.access_log import AccessLog
 
         found: list[AccessLog | CallTracer] = []
@@ -63,8 +65,8 @@ class ObservabilityOptions:
 
 
 HELP = {
-    "access_log_format": f"A line for each call: {', '.join(ACCESS_LOG_FORMATS)}.",
-    "access_log": "Write those lines to this file; to standard error if not given.",
-    "access_log_bodies": "Log the beginning of what was asked, too: prompts.",
-    "otlp_traces_endpoint": "Send OpenTelemetry spans there, such as http://localhost:4318/v1/traces.",
+    "access_log_format": f"Format of the access log: {', '.join(ACCESS_LOG_FORMATS)}.",
+    "access_log": "File of the access log; standard error if not set.",
+    "access_log_bodies": "Log the first 4 KiB of each request body, including prompts.",
+    "otlp_traces_endpoint": "URL to which OpenTelemetry spans are sent, such as http://localhost:4318/v1/traces.",
 }

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of calls: the extra `otel`.
+"""OpenTelemetry spans of calls, with the extra `otel`.
 
-POST /v1/chat/completions             the call; continues the caller's trace (W3C traceparent)
+POST /v1/chat/completions             the call; continues the trace of the client (W3C traceparent)
   sequence                            one of its answers
-    wait: memory                      as `explain` has them
+    wait: memory                      a span of its waits, by reason
     prefill
     decode
 """
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Sends spans to a collector, OTLP over HTTP, such as http://localhost:4318/v1/traces."""
+    """The exporter that sends spans to a collector with OTLP over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter(endpoint=endpoint)
 
 
 class CallTracer:
-    """Makes spans of a call that is over.
+    """Creates the spans of each call that has ended and reached the engine.
 
     Args:
-        exporter: gets them in batches, on a thread of its own.
+        exporter: receives the spans in batches, on a thread of its own.
     """
 
     def __init__(self, observer: EngineObserver, exporter: SpanExporter, service_name: str = "chairlift") -> None:
@@ -41,14 +41,14 @@ class CallTracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._observatory = observer
+        self._observer = observer
         self._propagator = TraceContextTextMapPropagator()
         self._provider = TracerProvider(resource=Resource.create({"service.name": service_name}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("chairlift")
 
     def __call__(self, record: CallRecord) -> None:
-        """Only calls that got as far as the engine are traced."""
+        """Create and export the spans of a call."""
         if record.call_id is None:
             return
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
@@ -68,15 +68,15 @@ class CallTracer:
             span.set_status(StatusCode.ERROR)
         inside = set_span_in_context(span, parent)
         for sequence in record.sequences:
-            self._sequence(sequence, record.finish_reason, inside)
+            self._trace_sequence(sequence, record.finish_reason, inside)
         span.end(start + int(record.seconds * 1e9))
 
-    def _sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
+    def _trace_sequence(self, request: TrackedRequest, finish_reason: str | None, parent: Context) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        shift = time.time() - self._observatory.now()
+        shift = time.time() - self._observer.now()
         ended = request.finished.time if request.finished is not None else request.last_token
-        end = self._observatory.now() if ended is None else ended
+        end = self._observer.now() if ended is None else ended
         if request.finished is not None:
             finish_reason = request.finished.finish_reason
         attributes = _attributes(request, finish_reason, end)
@@ -84,15 +84,15 @@ class CallTracer:
             "sequence", parent, attributes=attributes, start_time=_ns(request.arrived.time, shift)
         )
         inside = set_span_in_context(span, parent)
-        for spans in self._observatory.tracker.spans(request, end):
+        for spans in self._observer.tracker.spans(request, end):
             for wait in spans:
-                self._part(f"wait: {wait.reason}", wait.start, wait.end, shift, inside, {"steps": wait.num_steps})
+                self._trace_part(f"wait: {wait.reason}", wait.start, wait.end, shift, inside, {"steps": wait.num_steps})
         if request.first_scheduled is not None and request.first_token is not None:
-            self._part("prefill", request.first_scheduled, request.first_token, shift, inside)
-            self._part("decode", request.first_token, end, shift, inside)
+            self._trace_part("prefill", request.first_scheduled, request.first_token, shift, inside)
+            self._trace_part("decode", request.first_token, end, shift, inside)
         span.end(_ns(end, shift))
 
-    def _part(
+    def _trace_part(
         self,
         name: str,
         start: float,
@@ -104,7 +104,7 @@ class CallTracer:
         self._tracer.start_span(name, parent, attributes=attributes, start_time=_ns(start, shift)).end(_ns(end, shift))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Export the remaining spans and stop the exporter."""
         self._provider.shutdown()
 
 

@@ -51,7 +51,7 @@ class TenantFigures:
     ttfts: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
-        ttft = Summary.of(self.ttfts)
+        ttft = Summary.from_values(self.ttfts)
         counts = {"num_requests": self.num_requests, "prompt_tokens": self.prompt_tokens}
         return {**counts, "output_tokens": self.output_tokens, "ttft": None if ttft is None else asdict(ttft)}
 
@@ -82,7 +82,7 @@ def tenant_table(figures: Mapping[str, TenantFigures]) -> Table:
     for name in ("requests", "prompt tokens", "output tokens", "TTFT p50, s", "p99, s"):
         table.add_column(name, justify="right")
     for tenant, got in sorted(figures.items()):
-        ttft = Summary.of(got.ttfts)
+        ttft = Summary.from_values(got.ttfts)
         times = ["", ""] if ttft is None else [f"{ttft.p50:.3f}", f"{ttft.p99:.3f}"]
         table.add_row(tenant, f"{got.num_requests:,}", f"{got.prompt_tokens:,}", f"{got.output_tokens:,}", *times)
     return table

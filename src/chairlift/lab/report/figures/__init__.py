@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chairlift.lab.report.figures.drawing import Drawing, LeftOut
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
-Draw = Callable[[Sequence[Run]], Drawing | LeftOut]
+Draw = Callable[[Sequence[RecordedRun]], Drawing | LeftOut]
 
 
 def all_figures() -> list[Draw]:

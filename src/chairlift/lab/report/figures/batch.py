@@ -22,7 +22,7 @@ from chairlift.lab.report.figures.drawing import (
     time_label,
 )
 from chairlift.lab.report.lanes import LaneCell, lane_cells, lane_shares
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.tables import number
 from chairlift.lab.report.trace import Floats, RowKind
 
@@ -34,7 +34,7 @@ MAX_NUMBERS = 60
 LANE, GAP = 0.84, 0.16
 
 
-def draw(runs: Sequence[Run]) -> Drawing:
+def draw(runs: Sequence[RecordedRun]) -> Drawing:
     shown, duration, note = over_time(runs)
     cells = [lane_cells(run.trace) for run in shown]
     lanes = [1 + max(cell.lane for cell in of_run) for of_run in cells]
@@ -55,7 +55,7 @@ def draw(runs: Sequence[Run]) -> Drawing:
     return Drawing("batch", "The batch over time: who sits where", caption, figure)
 
 
-def _draw_run(axes: Axes, run: Run, cells: Sequence[LaneCell], num_lanes: int, duration: float) -> None:
+def _draw_run(axes: Axes, run: RecordedRun, cells: Sequence[LaneCell], num_lanes: int, duration: float) -> None:
     end = run.trace.duration
     axes.fill_between([0, end], 0, num_lanes, color=EMPTY_SEAT.colour, linewidth=0, zorder=-1)
     if len(cells) > MAX_CELLS:
@@ -70,7 +70,7 @@ def _draw_run(axes: Axes, run: Run, cells: Sequence[LaneCell], num_lanes: int, d
         axes.axvline(end, color="#333333", linewidth=1)
 
 
-def _end(run: Run) -> str:
+def _end(run: RecordedRun) -> str:
     if not run.trace.is_timed:
         return f"{len(run.trace.steps):,} steps"
     return f"{number(run.trace.duration)} s, {number(run.metrics.output_tokens_per_s)} output tokens/s"

@@ -20,7 +20,7 @@ from chairlift.lab.report.figures.drawing import (
     point_style,
     start_at_zero,
 )
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
 KEY, TITLE = "batch-size", "What the batch size does"
 Value = Callable[[BatchSizePoint], float | None]
@@ -33,7 +33,7 @@ PANELS: dict[str, Value] = {
 }
 
 
-def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     groups = {
         policy: of_policy
         for policy, of_policy in group_by(runs, lambda run: run.policy).items()
@@ -68,7 +68,7 @@ CAPTION = (
 )
 
 
-def _size(run: Run) -> int:
+def _size(run: RecordedRun) -> int:
     return run.num_seats
 
 

@@ -20,7 +20,7 @@ from chairlift.lab.report.figures.drawing import (
     over_time,
     time_label,
 )
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.timeline import means, rates, stairs, time_edges
 from chairlift.lab.report.trace import Floats
 
@@ -32,7 +32,7 @@ FILLS = (
 )
 
 
-def draw(runs: Sequence[Run]) -> Drawing:
+def draw(runs: Sequence[RecordedRun]) -> Drawing:
     shown, duration, note = over_time(runs)
     has_weights = any(run.started.weight_bytes for run in shown)
     ratios = [1.0] * len(shown) + [1.1] * (1 + has_weights)
@@ -59,7 +59,7 @@ def draw(runs: Sequence[Run]) -> Drawing:
     return Drawing("device", "What the device is used for", caption, figure)
 
 
-def _tokens(run: Run) -> list[Floats]:
+def _tokens(run: RecordedRun) -> list[Floats]:
     """Useful, recomputed and padding tokens of every step."""
     steps = run.trace.steps
     scheduled = np.array([sum(step.num_scheduled) for step in steps], dtype=np.float64)
@@ -68,17 +68,17 @@ def _tokens(run: Run) -> list[Floats]:
     return [scheduled - recomputed, recomputed, padding]
 
 
-def _rows(run: Run, edges: Floats) -> Floats:
+def _rows(run: RecordedRun, edges: Floats) -> Floats:
     trace = run.trace
     return means(trace.starts, trace.held_ends(), np.array([float(len(s.request_ids)) for s in trace.steps]), edges)
 
 
-def _weight_bytes(run: Run, edges: Floats) -> Floats:
+def _weight_bytes(run: RecordedRun, edges: Floats) -> Floats:
     trace = run.trace
     return rates(trace.starts, trace.ends, np.full(len(trace.steps), float(run.started.weight_bytes)), edges)
 
 
-def _draw_tokens(panels: Sequence[Axes], runs: Sequence[Run], duration: float) -> None:
+def _draw_tokens(panels: Sequence[Axes], runs: Sequence[RecordedRun], duration: float) -> None:
     top = 0.0
     for axes, run in zip(panels, runs, strict=True):
         edges = time_edges(run.trace, duration, BINS)
@@ -96,7 +96,9 @@ def _draw_tokens(panels: Sequence[Axes], runs: Sequence[Run], duration: float) -
         axes.set(xlim=(0, duration), ylim=(0, top * 1.05 or 1))
 
 
-def _draw_lines(axes: Axes, runs: Sequence[Run], duration: float, values: Callable[[Run, Floats], Floats]) -> None:
+def _draw_lines(
+    axes: Axes, runs: Sequence[RecordedRun], duration: float, values: Callable[[RecordedRun, Floats], Floats]
+) -> None:
     for index, run in enumerate(runs):
         edges = time_edges(run.trace, duration, BINS)
         axes.plot(*stairs(edges, values(run, edges)), linewidth=1.3, label=run.label, **line_style(index))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.trace import RowKind
 
 WIDTH: Final = 7.6
@@ -123,18 +123,18 @@ def lines_above(figure: Figure, axes: Axes, *others: Line2D) -> None:
     figure.legend(handles=keys, loc="outside upper left", ncols=3 if longest <= 30 else 2, handlelength=3)
 
 
-def time_label(runs: Sequence[Run]) -> str:
+def time_label(runs: Sequence[RecordedRun]) -> str:
     return "seconds" if all(run.trace.is_timed for run in runs) else "steps"
 
 
-def over_time(runs: Sequence[Run]) -> tuple[list[Run], float, str]:
+def over_time(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], float, str]:
     """The runs that a figure over time shows, the time of the longest, and what to say of the others."""
     shown = list(runs[:MAX_OVER_TIME])
     note = f" Shown are the first {MAX_OVER_TIME} of {len(runs)} runs." if len(runs) > len(shown) else ""
     return shown, max(run.trace.duration for run in shown), note
 
 
-def with_kinds(runs: Sequence[Run]) -> tuple[list[Run], str]:
+def with_kinds(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], str]:
     """The runs whose log has the kinds of KV memory, and what to say of the others."""
     having = [run for run in runs if run.kinds is not None]
     lacking = [run.label for run in runs if run.kinds is None]

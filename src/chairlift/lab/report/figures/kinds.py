@@ -22,7 +22,7 @@ from chairlift.lab.report.figures.drawing import (
     with_kinds,
 )
 from chairlift.lab.report.memory import KINDS, MemoryKinds, kind_shares
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.timeline import means, stairs, time_edges
 from chairlift.lab.report.trace import Floats
 
@@ -31,7 +31,7 @@ TITLE = "KV memory by kind"
 LIVE_BORDER: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.1}
 
 
-def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     having, lacking = with_kinds(runs)
     if not having:
         return LeftOut("memory-kinds", TITLE, f"No picture of waste: {NO_KINDS}")
@@ -53,7 +53,7 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     return Drawing("memory-kinds", TITLE, caption, figure)
 
 
-def _draw_run(axes: Axes, run: Run, duration: float) -> None:
+def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     assert run.kinds is not None
     assert run.live is not None
     edges = time_edges(run.trace, duration, BINS)
@@ -72,7 +72,7 @@ def _draw_run(axes: Axes, run: Run, duration: float) -> None:
     axes.set_title(f"{run.label}: share of {run.trace.num_slots:,} slots")
 
 
-def _binned(run: Run, kinds: Sequence[MemoryKinds], edges: Floats) -> Floats:
+def _binned(run: RecordedRun, kinds: Sequence[MemoryKinds], edges: Floats) -> Floats:
     """[kinds, bins]; while nobody is there, all is free."""
     trace = run.trace
     ends = trace.held_ends()

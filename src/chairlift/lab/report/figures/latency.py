@@ -10,13 +10,13 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from chairlift.lab.report.compare import cdf
 from chairlift.lab.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above, say_none
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
 KEY, TITLE = "latency", "Latency of requests"
-Values = Callable[[Run], list[float]]
+Values = Callable[[RecordedRun], list[float]]
 
 
-def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     timed = [run for run in runs if run.trace.is_timed and _ttft(run)]
     if not timed:
         return LeftOut(KEY, TITLE, "no request got a token in a run whose clock moved.")
@@ -35,22 +35,22 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     return Drawing(KEY, TITLE, caption, figure)
 
 
-def _ttft(run: Run) -> list[float]:
+def _ttft(run: RecordedRun) -> list[float]:
     return [value for r in run.requests if (value := r.ttft) is not None]
 
 
-def _itl(run: Run) -> list[float]:
+def _itl(run: RecordedRun) -> list[float]:
     return [] if run.is_static else [gap for r in run.requests for gap in r.itls]
 
 
-def _e2e(run: Run) -> list[float]:
+def _e2e(run: RecordedRun) -> list[float]:
     return [value for r in run.requests if (value := r.e2e_latency) is not None]
 
 
 PANELS: dict[str, Values] = {"TTFT": _ttft, "ITL": _itl, "E2E latency": _e2e}
 
 
-def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[Run]) -> None:
+def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[RecordedRun]) -> None:
     for index, run in enumerate(runs):
         label = f"{run.label}, {run.arrivals}"
         if of_run := values(run):

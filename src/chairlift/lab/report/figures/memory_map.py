@@ -27,7 +27,7 @@ from chairlift.lab.report.figures.drawing import (
     time_label,
 )
 from chairlift.lab.report.memory import BlockSpan, block_spans, owner_colours, rounding_spans, shared_spans
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
 COLUMNS, MAX_ROWS = 1400, 500
 TITLE = "KV memory by owner"
@@ -40,7 +40,7 @@ KEYS = (
 COLOURS = np.array([to_rgb(colour) for colour in (*OWNERS, PALE, GREY, BLACK)])
 
 
-def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     holding = [run for run in runs if any(step.new_blocks for step in run.trace.steps)]
     if not holding:
         return LeftOut("memory-map", TITLE, f"No map: {NO_KINDS}")
@@ -73,7 +73,7 @@ def _legend(figure: Figure) -> None:
     )
 
 
-def _draw_run(axes: Axes, run: Run, duration: float) -> None:
+def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     num_blocks = run.started.num_blocks
     colours = COLOURS[paint(run)]
     image = (colours * 255).astype(np.uint8)
@@ -85,7 +85,7 @@ def _draw_run(axes: Axes, run: Run, duration: float) -> None:
     axes.set_title(f"{run.label}: {slots}")
 
 
-def paint(run: Run) -> npt.NDArray[np.intp]:
+def paint(run: RecordedRun) -> npt.NDArray[np.intp]:
     """[rows, columns]: what the block at that height is at that time, as an index of COLOURS."""
     trace = run.trace
     num_blocks = trace.started.num_blocks

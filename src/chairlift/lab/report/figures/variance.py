@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from chairlift.lab.report.compare import group_by, has_several, variation
 from chairlift.lab.report.figures.drawing import Drawing, LeftOut, figure_of, point_style, start_at_zero
-from chairlift.lab.report.run_log import Run, default_label
+from chairlift.lab.report.run_log import RecordedRun, default_label
 
 KEY, TITLE = "variance", "Throughput against variance of output lengths"
 
 
-def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     if not has_several(runs, _variation):
         return LeftOut(
             KEY,
@@ -37,6 +37,6 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     return Drawing(KEY, TITLE, caption, figure)
 
 
-def _variation(run: Run) -> float | None:
+def _variation(run: RecordedRun) -> float | None:
     value = variation(run.output_lengths)
     return None if value is None else round(value, 2)

@@ -20,14 +20,14 @@ from chairlift.lab.report.figures.drawing import (
 )
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.published import KWON_2023_FIGURE_2, KWON_2023_SETTING
-from chairlift.lab.report.run_log import Run
+from chairlift.lab.report.run_log import RecordedRun
 
 TITLE = "Waste of KV memory by policy"
 UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
 MIN_WRITTEN = 0.035
 
 
-def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     having, lacking = with_kinds(runs)
     if not having:
         return LeftOut("waste", TITLE, f"No bars: {NO_KINDS}")
@@ -48,7 +48,7 @@ def draw(runs: Sequence[Run]) -> Drawing | LeftOut:
     return Drawing("waste", TITLE, caption, figure)
 
 
-def _draw_ours(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
     labels = []
     for row, run in enumerate(runs):
         waste = waste_shares(run)

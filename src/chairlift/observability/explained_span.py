@@ -1,13 +1,10 @@
-"""Sentences that explain the spans of a wait."""
+"""A part of a wait with one reason, and the sentence that explains it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from chairlift.clock import format_duration
-
-if TYPE_CHECKING:
-    from chairlift.observability.explain import ExplainedSpan
 
 OUTSIDE_QUEUE = {
     "next_step": "the engine was computing a step when the request arrived",
@@ -15,6 +12,47 @@ OUTSIDE_QUEUE = {
     "unknown": "the events of these steps were lost",
     "sibling_prefill": "parked until a sibling has computed the prompt that both share",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """A running request, with the number of blocks that it holds."""
+
+    id: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSpan:
+    """A part of a wait with one reason. Counts are those of its first step.
+
+    Attributes:
+        reason: a `WaitReason`, or "next_step", "restart" or "unknown" as in `WaitSpan`.
+        text: one sentence with the reason and its numbers.
+        start, end: seconds after the beginning of the wait.
+        num_steps: number of steps that were scheduled without the request.
+        head: the request at the head of the queue, which may be this one; None outside of the queue.
+        needed_blocks, largest_free_piece: of the `RequestWaiting` event of the head.
+        largest_holders: the running requests that hold the most blocks.
+        estimate: expected seconds of the wait if the running requests reach their maximum lengths; None if the request
+            is not at the head of the queue, or before the first steps.
+    """
+
+    reason: str
+    text: str
+    start: float
+    end: float
+    num_steps: int
+    head: str | None = None
+    is_head: bool = False
+    needed_blocks: int | None = None
+    free_blocks: int | None = None
+    evictable_blocks: int | None = None
+    largest_free_piece: int | None = None
+    num_running: int | None = None
+    num_waiting: int | None = None
+    largest_holders: tuple[BatchMember, ...] = ()
+    estimate: float | None = None
 
 
 def describe_span(span: ExplainedSpan) -> str:
