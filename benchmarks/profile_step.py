@@ -41,7 +41,7 @@ from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import FixedLength, UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.models import registry
+from chairlift.models import decoder
 from chairlift.worker import model_runner
 from chairlift.worker.input_batch import gather_input_batch
 
@@ -143,7 +143,7 @@ def timed_engine(config: EngineConfig, timer: SectionTimer) -> Engine:
     def get_timed(*args: Any) -> Kernels:
         return timed_kernels(get_kernels(*args), timer)
 
-    with patch.object(registry, "get_kernels", get_timed):
+    with patch.object(decoder, "get_kernels", get_timed):
         engine = build_engine(config)
     wrap_engine(engine, timer)
     return engine

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS
-from chairlift.loading.text.tokenizer import set_added_tokens
+from chairlift.loading.text.tokenizer import set_bos_and_eos
 
 SPECIAL: Final = [
     "<s>",
@@ -80,7 +80,7 @@ def normalized_markup() -> tokenizers.Tokenizer:
     backend.normalizer = sentencepiece().normalizer
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in ["<unk>", *SPECIAL]])
     backend.add_tokens([AddedToken(token, normalized=True) for token in MARKUP + WHITE_SPACE])
-    set_added_tokens(backend, bos="<s>", eos=None)
+    set_bos_and_eos(backend, bos="<s>", eos=None)
     return backend
 
 
@@ -120,7 +120,7 @@ def flags() -> tokenizers.Tokenizer:
         chosen = {"normalized": False, **options[index % len(options)]}
         extra.add_special_tokens([AddedToken(token, special=True, **chosen)])
     extra.add_tokens([AddedToken(token, normalized=True) for token in MARKUP + WHITE_SPACE])
-    set_added_tokens(extra, bos="<s>", eos="</s>")
+    set_bos_and_eos(extra, bos="<s>", eos="</s>")
     return extra
 
 
@@ -156,7 +156,7 @@ def _trained(backend: tokenizers.Tokenizer, **options: Any) -> tokenizers.Tokeni
 def _with_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
     backend.add_tokens([AddedToken(token, normalized=False) for token in MARKUP + WHITE_SPACE])
-    set_added_tokens(backend, bos="<s>", eos="</s>")
+    set_bos_and_eos(backend, bos="<s>", eos="</s>")
     return backend
 
 

@@ -33,7 +33,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
     template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),
-    template_process: ("SECONDS",),
+    template_process: ("TIMEOUT_SECONDS",),
     batch_lines: ("MAX_LINE_BYTES",),
     batch_index: ("MAX_LINES",),
     batch_runner: ("MAX_BYTES_IN_FLIGHT",),

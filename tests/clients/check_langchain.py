@@ -1,4 +1,4 @@
-"""LangChain's OpenAI classes, unchanged: completions, chats, tools, structured output and responses."""
+"""Check of LangChain's unmodified OpenAI classes: completions, chats, tools, structured output and responses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Weather(BaseModel):
 
 
 def check_completions() -> None:
-    """Whole, as a stream, and the best of several."""
+    """Check completions without and with streaming, and the best of several choices."""
     completions = OpenAI(**{**COMMON, "max_tokens": 8})
     whole = completions.invoke("The capital of France is")
     assert whole.startswith(" Paris"), whole
@@ -36,7 +36,7 @@ def check_completions() -> None:
 
 
 def check_tools(chat: ChatOpenAI) -> None:
-    """A call, the same as a stream, and an answer after its result."""
+    """Check a tool call, the same call with streaming, and an answer after its result."""
     bound = chat.bind_tools([Weather], tool_choice="any", parallel_tool_calls=False)
     answer = bound.invoke("How is the weather in Paris?")
     (call,) = answer.tool_calls
@@ -47,12 +47,12 @@ def check_tools(chat: ChatOpenAI) -> None:
     for chunk in chunks[1:]:
         total += chunk
     assert total.tool_calls[0]["args"] == call["args"]
-    said = [HumanMessage("How is the weather in Paris?"), answer, ToolMessage("Sunny.", tool_call_id=call["id"])]
-    assert isinstance(chat.bind_tools([Weather]).invoke(said), AIMessage)
+    messages = [HumanMessage("How is the weather in Paris?"), answer, ToolMessage("Sunny.", tool_call_id=call["id"])]
+    assert isinstance(chat.bind_tools([Weather]).invoke(messages), AIMessage)
 
 
 def main() -> None:
-    """Ask in every way, and check what comes back."""
+    """Call the server with every class and option, and check the answers."""
     check_completions()
     chat = ChatOpenAI(**COMMON)
     whole = chat.invoke(QUESTION)

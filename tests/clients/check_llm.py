@@ -1,4 +1,4 @@
-"""simonw/llm, unchanged: its command line against a server, whole, streamed and with a schema."""
+"""Check of the unmodified command line tool simonw/llm: whole answers, streams, schemas and tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOG = {
 
 
 def llm(home: Path, *arguments: str) -> str:
-    """What the command prints."""
+    """Run the command and return its output."""
     options = ["-m", "chairlift", "--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "40"]
     command = [str(Path(sys.executable).parent / "llm"), *options, *arguments]
     done = subprocess.run(
@@ -35,7 +35,7 @@ def llm(home: Path, *arguments: str) -> str:
 
 
 def main() -> None:
-    """Ask in every way, and check what comes back."""
+    """Call the server with every option, and check the answers."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "extra-openai-models.yaml").write_text(MODELS.format(url=os.environ["CHAIRLIFT_URL"]))

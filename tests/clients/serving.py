@@ -1,5 +1,8 @@
-"""`python serving.py COMMAND...`: run a command beside a server of the default model, whose address it finds in
-CHAIRLIFT_URL; ends with its exit status."""
+"""Run a command beside a server of the default model: `python serving.py COMMAND...`.
+
+The command gets the address of the server as CHAIRLIFT_URL, in its environment and its arguments. The exit status is
+that of the command.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ SERVE = [sys.executable, "-m", "chairlift", "serve", "--port", "0", "--num-kv-bl
 
 
 def main() -> int:
-    """Serve, call, stop."""
+    """Start the server, run the command, and stop the server."""
     with subprocess.Popen(SERVE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         url = next(found[1] for line in server.stderr if (found := re.search(r"(http://\S+)/v1 answers", line)))

@@ -1,4 +1,4 @@
-"""What is in deploy/ is well-formed, and says nothing that is not there."""
+"""The files in deploy/ are well-formed and refer to existing metrics, options and commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GAUGES = {name: (text, lambda: 0.0) for name, (text, _) in ENGINE_GAUGES.items()
 
 
 def exposed_names() -> set[str]:
-    """Every sample that /metrics can have."""
+    """Return the names of all samples that /metrics can contain."""
     tracker = RequestTracker()
     tracker.emit(EngineStarted(0.0, "m", 16, 8, 4, 64, 128, "fcfs", "paged", True))
     names = {family.name for family in PrometheusMetrics(tracker, GAUGES).collect()}
@@ -45,19 +45,19 @@ def queries() -> Iterator[str]:
             yield variable["query"]["query"]
 
 
-def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    asked = {name for query in queries() for name in re.findall(r"(?:vllm|chairlift):\w+", query)}
-    assert len(asked) > 20
-    assert not asked - exposed_names()
+def test_dashboard_queries_existing_metrics() -> None:
+    queried = {name for query in queries() for name in re.findall(r"(?:vllm|chairlift):\w+", query)}
+    assert len(queried) > 20
+    assert not queried - exposed_names()
 
 
-def test_every_counter_of_ours_is_on_the_dashboard() -> None:
+def test_dashboard_shows_every_chairlift_counter() -> None:
     text = "\n".join(queries())
     ours = {name for name in COUNTERS if name.startswith("chairlift:")} - {"chairlift:wait_steps"}
     assert not {name for name in ours if name not in text}
 
 
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+def test_panels_have_unique_ids_and_do_not_overlap() -> None:
     panels: list[dict[str, Any]] = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells: set[tuple[int, int]] = set()
@@ -79,7 +79,7 @@ def test_queries_have_balanced_brackets() -> None:
             assert query.count(opening) == query.count(closing), query
 
 
-def test_the_unit_starts_the_command_that_there_is() -> None:
+def test_unit_starts_an_existing_command() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None, comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(UNIT)
@@ -93,7 +93,7 @@ def test_the_unit_starts_the_command_that_there_is() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_unit_passes_systemd_analyze(tmp_path: Path) -> None:
     text = UNIT.read_text(encoding="utf-8").replace("/opt/chairlift/bin/chairlift", "/bin/true")
     path = tmp_path / "chairlift.service"
     path.write_text(text, encoding="utf-8")

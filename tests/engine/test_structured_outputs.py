@@ -24,7 +24,7 @@ from chairlift.engine.grammar_gate import GrammarGate
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.core_loop import run_core
 from chairlift.errors import ConfigError, RequestError
-from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarCompiler, Matcher
+from chairlift.grammar.compiler import PROBE_STEPS, CompiledGrammar, GrammarCompiler, GrammarMatcher
 from chairlift.outputs import EngineCoreOutput
 from process_engines import started
 from random_schemas import random_schema
@@ -215,7 +215,7 @@ def test_a_model_without_eos_has_no_structure(tiny_model_dir: Callable[..., Path
 def breaking(after: int) -> Any:
     """A matcher that fails after so many tokens of any answer."""
 
-    class Breaking(Matcher):
+    class Breaking(GrammarMatcher):
         num_seen = 0
 
         def advance(self, token_ids: Sequence[int]) -> None:
@@ -313,13 +313,13 @@ def test_requests_wait_for_their_grammar_and_for_no_other(llm: LLM) -> None:
 def test_other_streams_go_on_while_a_grammar_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an engine's own process, over the real socket, with the front end's compiler held up as well."""
     held = threading.Event()
-    compiled = GrammarCompiler._compiled
+    compiled = GrammarCompiler._compile_grammar
 
     def slowly(self: GrammarCompiler, *args: Any) -> CompiledGrammar:
         held.wait(10)
         return compiled(self, *args)
 
-    monkeypatch.setattr(GrammarCompiler, "_compiled", slowly)
+    monkeypatch.setattr(GrammarCompiler, "_compile_grammar", slowly)
 
     async def last(stream: Any) -> RequestOutput:
         parts = [part async for part in stream]

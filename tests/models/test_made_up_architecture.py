@@ -1,4 +1,4 @@
-"""An architecture that exists in this file alone: its declaration is enough to load, run, plan, price and measure it.
+"""A made-up architecture: its declaration in this file is enough to load, run, plan, simulate and benchmark it.
 
 Norms after both branches (and before the feed-forward network too), windows in every other layer, each kind of layer
 with a rotary base and an attention scale of its own, an activation of its own, and multipliers.
@@ -34,12 +34,10 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength
-from chairlift.loading.formats import matrix_formats
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.architecture import Architecture
-from chairlift.models.architectures import ARCHITECTURES
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import Fields
+from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -53,7 +51,8 @@ from chairlift.models.declaration import (
     NormSpec,
     RopeConfig,
 )
-from chairlift.models.held_bytes import held_bytes
+from chairlift.models.parameter_memory import parameter_bytes
+from chairlift.models.registry import ARCHITECTURES
 from chairlift.models.torch_operations import torch_operations
 from native import needs_native
 
@@ -91,7 +90,7 @@ CONFIG: dict[str, Any] = {
 # -- the declaration -------------------------------------------------------------------------------------------------
 
 
-def read_made_up(fields: Fields) -> ModelConfig:
+def read_made_up(fields: ConfigFields) -> ModelConfig:
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
     return ModelConfig(
         architecture="made-up",
@@ -108,7 +107,7 @@ def read_made_up(fields: Fields) -> ModelConfig:
     )
 
 
-def read_layer(fields: Fields, index: int) -> LayerSpec:
+def read_layer(fields: ConfigFields, index: int) -> LayerSpec:
     hidden, eps = fields.integer("hidden_size"), fields.number("rms_norm_eps")
     before, after = (NormSpec("rms_norm", f"blocks.{index}.{name}", hidden, eps) for name in ("mlp_in", "mlp_out"))
     return LayerSpec(
@@ -120,7 +119,7 @@ def read_layer(fields: Fields, index: int) -> LayerSpec:
     )
 
 
-def read_attention(fields: Fields, index: int) -> AttentionSpec:
+def read_attention(fields: ConfigFields, index: int) -> AttentionSpec:
     hidden, head_dim = fields.integer("hidden_size"), fields.integer("head_dim")
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     kinds = (("local_rope_theta", "local_attention_scale", "sliding_window"), ("rope_theta", "attention_scale", None))
@@ -139,7 +138,7 @@ def read_attention(fields: Fields, index: int) -> AttentionSpec:
     )
 
 
-def read_feed_forward(fields: Fields, index: int) -> FeedForwardSpec:
+def read_feed_forward(fields: ConfigFields, index: int) -> FeedForwardSpec:
     hidden, inner = fields.integer("hidden_size"), fields.integer("intermediate_size")
     parts = ((f"blocks.{index}.gate", inner), (f"blocks.{index}.up", inner))
     return FeedForwardSpec(
@@ -183,7 +182,7 @@ def make_parameters() -> dict[str, torch.Tensor]:
 
 
 class Twin:
-    """The same model in plain torch, over whole sequences."""
+    """The same model in plain torch, for whole sequences."""
 
     def __init__(self, parameters: dict[str, torch.Tensor]) -> None:
         self._parameters = parameters
@@ -256,7 +255,7 @@ def make_prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize("backend", ["reference", "torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("budget", [512, 11])
-def test_it_generates_the_tokens_of_its_twin(folder: Path, backend: str, budget: int) -> None:
+def test_declared_architecture_generates_the_tokens_of_its_torch_twin(folder: Path, backend: str, budget: int) -> None:
     config = engine_config(folder, kernels=backend, max_num_batched_tokens=budget, max_num_seqs=6)
     llm = LLM(engine=build_engine(config))
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -271,11 +270,11 @@ def test_it_generates_the_tokens_of_its_twin(folder: Path, backend: str, budget:
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
 @pytest.mark.parametrize("quantization", [None, "q8_0"])
-def test_its_weights_are_planned_to_the_byte(folder: Path, backend: str, quantization: str | None) -> None:
+def test_planned_weight_bytes_equal_loaded_bytes(folder: Path, backend: str, quantization: str | None) -> None:
     if backend == "torch" and quantization is not None:
         pytest.skip("only native kernels quantize")
     loaded = load_model(engine_config(folder, kernels=backend, quantization=quantization))
-    assert held_bytes(loaded.model) == total(loaded.planned_weights)
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
 
 
 def make_made_up_plan(folder: Path, **options: Any) -> Plan:
@@ -288,10 +287,10 @@ def make_made_up_plan(folder: Path, **options: Any) -> Plan:
 
 
 @needs_native
-def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_plan_reports_the_operations_that_torch_computes(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     plan = make_made_up_plan(folder, kernels="native")
-    (note,) = [note for note in plan.notes if note.startswith("native kernels have no function for")]
-    for operation in ("activation squared_relu_and_mul", "norms of what a branch adds", "residual multipliers"):
+    (note,) = [note for note in plan.notes if note.startswith("native kernels do not support")]
+    for operation in ("activation squared_relu_and_mul", "norms after a branch", "residual multipliers"):
         assert operation in note
     assert [item.num_bytes > 0 for item in plan.memory.activations if "torch" in item.name] == [True]
     with caplog.at_level(logging.INFO, logger="chairlift"):
@@ -301,27 +300,27 @@ def test_the_plan_reports_what_torch_computes(folder: Path, caplog: pytest.LogCa
     assert not any("native kernels" in note for note in torch_plan.notes)
 
 
-def test_a_slot_is_the_sum_of_its_layers(folder: Path) -> None:
+def test_slot_bytes_are_the_sum_over_layers(folder: Path) -> None:
     plan = make_made_up_plan(folder, kernels="torch")
     assert plan.memory.slot_bytes == LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
     assert plan.fit.num_fit == 120 // 8
 
 
-def test_what_native_kernels_leave_to_torch_is_listed_once(folder: Path) -> None:
+def test_torch_operations_are_listed_once(folder: Path) -> None:
     config = load_config(resolve_model(str(folder)))
     assert torch_operations(config) == [
-        "norms of what a branch adds",
+        "norms after a branch",
         "residual multipliers",
         "activation squared_relu_and_mul",
-        "planning for 2 shapes of attention",
+        "2 shapes of attention",
     ]
 
 
 # -- priced and measured ---------------------------------------------------------------------------------------------
 
 
-def test_the_cost_model_prices_its_layers(folder: Path) -> None:
-    """A second of compute is 1000 FLOPs, and of memory 100 bytes."""
+def test_cost_model_computes_the_time_of_the_declared_layers(folder: Path) -> None:
+    """The device computes 1000 FLOPs per second and reads 100 bytes per second."""
     config = load_config(resolve_model(str(folder)))
     narrow = replace(config.layers[0].feed_forward.down, in_features=INNER // 2)
     layer = replace(config.layers[0], feed_forward=replace(config.layers[0].feed_forward, down=narrow))
@@ -336,7 +335,7 @@ def test_the_cost_model_prices_its_layers(folder: Path) -> None:
 
 
 @needs_native
-def test_the_kernel_benchmark_measures_its_products(folder: Path) -> None:
+def test_kernel_benchmark_measures_the_declared_products(folder: Path) -> None:
     options = KernelOptions(rows=(1, 3), batch_sizes=(2,), contexts=(24,), repeats=1, ceiling_seconds=0.01)
     config = EngineConfig(model=str(folder), num_threads=1)
     result = run_kernels(config, options)
@@ -350,7 +349,7 @@ def test_the_kernel_benchmark_measures_its_products(folder: Path) -> None:
     assert decode.work.operations == {"fma": 2 * keys * 4 * HEADS * HEAD_DIM}
 
 
-# -- refused ---------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -366,17 +365,17 @@ def changed(tmp_path: Path) -> Iterator[Any]:
     ("key", "value"),
     [("attention_soft_cap", 50.0), ("rope_scaling", {"type": "yarn"}), ("query_pre_norm", False), ("num_experts", 8)],
 )
-def test_a_property_that_is_not_declared_is_an_error(changed: Any, key: str, value: Any) -> None:
-    with pytest.raises(ModelLoadError, match=rf"config\.json: {key} is .*the made-up architecture declares no such"):
+def test_undeclared_property_is_an_error(changed: Any, key: str, value: Any) -> None:
+    with pytest.raises(ModelLoadError, match=rf"config\.json: {key} is .*the made-up architecture does not declare"):
         load_config(resolve_model(str(changed(**{key: value}))))
 
 
-def test_properties_of_training_and_provenance_keep_it_loading(changed: Any) -> None:
+def test_training_and_provenance_properties_are_ignored(changed: Any) -> None:
     neutral = {"attention_dropout": 0.1, "unsloth_version": "2025.1", "_name_or_path": "a/b", "attn_soft_cap": None}
     assert load_config(resolve_model(str(changed(**neutral)))).name == "made-up"
 
 
-def test_a_tensor_that_is_not_declared_is_an_error(tmp_path: Path) -> None:
+def test_undeclared_tensor_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, CONFIG, make_parameters() | {"blocks.0.q_norm.weight": torch.ones(HEAD_DIM)})
     with pytest.raises(ModelLoadError, match=r"not declared by the made-up architecture .*: blocks\.0\.q_norm\.weight"):
         load_model(engine_config(tmp_path, kernels="torch"))

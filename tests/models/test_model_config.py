@@ -1,4 +1,4 @@
-"""ModelConfig: what transformers writes is read right, and what cannot be honoured is refused by name."""
+"""Configurations written by transformers and GGUF metadata are read correctly; errors name unsupported fields."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_gguf import read_gguf_config
-from chairlift.models.config_hf import read_hf_config
 from chairlift.models.declaration import RopeConfig
+from chairlift.models.registry import read_gguf_config, read_hf_config
 
 TinyModelDir = Callable[..., Path]
 
@@ -41,7 +40,7 @@ def windows_of(config: ModelConfig) -> list[int | None]:
 
 
 @pytest.mark.parametrize("arch", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
-def test_dimensions_of_what_transformers_writes(tiny_model_dir: TinyModelDir, arch: str) -> None:
+def test_dimensions_of_configs_written_by_transformers(tiny_model_dir: TinyModelDir, arch: str) -> None:
     config = read(tiny_model_dir(arch))
     assert config.architecture == "llama"
     assert config.name == {"llama3": "llama"}.get(arch, arch)
@@ -133,7 +132,7 @@ def test_keys_of_transformers_4() -> None:
     assert config.dtype == "bfloat16"
 
 
-def test_every_end_token_is_kept_once() -> None:
+def test_end_tokens_of_both_files_are_merged() -> None:
     config = read_hf_config(
         {**LLAMA, "eos_token_id": [7, 8]}, source="config.json", generation_config={"eos_token_id": [8, 9]}
     )
@@ -167,7 +166,7 @@ def test_every_end_token_is_kept_once() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "GGUF"]),
     ],
 )
-def test_refusals_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:
+def test_errors_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(ModelLoadError) as caught:
         llama(**changes)
     for name in ["some/config.json", *names]:
@@ -206,7 +205,7 @@ def test_gguf_metadata() -> None:
     assert config.dtype == "float32"
 
 
-def test_gguf_tensor_names_tell_biases_and_ties() -> None:
+def test_gguf_tensor_names_determine_biases_and_tied_embeddings() -> None:
     assert gguf(("token_embd.weight",)).tie_word_embeddings
     untied = gguf(("token_embd.weight", "output.weight", "blk.0.attn_q.bias", "blk.0.ffn_up.bias"))
     assert not untied.tie_word_embeddings
@@ -235,7 +234,7 @@ def test_gguf_rope_factors() -> None:
         ({"llama__vocab_size": None}, ["llama.vocab_size", "tokens"]),
     ],
 )
-def test_gguf_refusals_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:
+def test_gguf_errors_name_file_key_and_value(changes: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(ModelLoadError) as caught:
         gguf(**changes)
     for name in ["m.gguf", *names]:
@@ -251,7 +250,7 @@ OPTIONAL_KEYS = ["head_dim", "rope_scaling", "rope_parameters", "rope_theta", "l
 
 @given(key=st.sampled_from([*LLAMA, *OPTIONAL_KEYS, "eos_token_id", "dtype", "quantization_config"]), value=JSON)
 @example(key="layer_types", value=[[], {}])
-def test_any_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
+def test_any_value_is_read_or_rejected(key: str, value: Any) -> None:
     base = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 8}
     with suppress(ModelLoadError):
         assert isinstance(read_hf_config({**base, "max_window_layers": 1, key: value}, source="c"), ModelConfig)
@@ -259,7 +258,7 @@ def test_any_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
 
 @given(key=st.sampled_from([*GGUF, "llama.attention.key_length", "llama.rope.scaling.type"]), value=JSON)
 @example(key="general.file_type", value=[1])
-def test_any_gguf_value_anywhere_is_read_or_refused(key: str, value: Any) -> None:
+def test_any_gguf_value_is_read_or_rejected(key: str, value: Any) -> None:
     with suppress(ModelLoadError):
         assert isinstance(read_gguf_config({**GGUF, key: value}, source="m"), ModelConfig)
 
@@ -282,12 +281,12 @@ def test_gguf_counts_repeated_for_each_layer() -> None:
         ({"rope_interleaved": True}, "rope_interleaved is True"),
     ],
 )
-def test_undeclared_properties_are_named(changes: dict[str, Any], name: str) -> None:
+def test_errors_name_undeclared_properties(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(ModelLoadError, match=re.escape(name)):
         llama(**changes)
 
 
-def test_families_refuse_what_their_own_code_does_not_read() -> None:
+def test_options_that_a_model_type_does_not_have_are_rejected() -> None:
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
     assert read_hf_config({**mistral, "attention_bias": False, "mlp_bias": False}, source="c").name == "mistral"
     for key in ("attention_bias", "mlp_bias"):
@@ -299,7 +298,7 @@ def test_families_refuse_what_their_own_code_does_not_read() -> None:
 
 
 def test_fine_tuned_checkpoints_load() -> None:
-    """Properties that training scripts, mergers and converters leave in `config.json`."""
+    """Training scripts, mergers and converters add such properties to `config.json`."""
     left = {
         "_name_or_path": "base",
         "transformers_version": "4.52.0",
@@ -328,7 +327,7 @@ def test_fine_tuned_checkpoints_load() -> None:
         ({"llama__expert_used_count": 2}, "llama.expert_used_count is 2"),
     ],
 )
-def test_undeclared_gguf_metadata_is_named(changes: dict[str, Any], name: str) -> None:
+def test_errors_name_undeclared_gguf_metadata(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(ModelLoadError, match=re.escape(f"m.gguf: {name}")):
         gguf(**changes)
     assert gguf(llama__tensor_data_layout="Meta AI original pth", general__license="mit", quantize__imatrix__file="x")

@@ -15,8 +15,7 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.config import ModelConfig
-from chairlift.models.model import Model
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -66,7 +65,7 @@ class Rounded:
         return self._weights.has(name)
 
 
-def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, Model, Model]:
+def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, DecoderModel, DecoderModel]:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
     weights = Rounded(open_weights(files, config, torch.float32, CPU), name)
@@ -77,8 +76,8 @@ def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelCon
 
 
 @torch.inference_mode()
-def logits(model: Model, vocab_size: int) -> torch.Tensor:
-    """Three prompts at once in two chunks, and a token each after them: [T, V]."""
+def logits(model: DecoderModel, vocab_size: int) -> torch.Tensor:
+    """Compute three prompts together in two chunks, and then one token of each: [T, V]."""
     draw, tables = random.Random(0), Tables(64, 8)
     model.allocate_kv_cache(64, 8)
     tokens = {sequence: [draw.randrange(vocab_size) for _ in range(length + 1)] for sequence, length in PROMPTS.items()}
@@ -95,7 +94,7 @@ def logits(model: Model, vocab_size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("case", ARCHITECTURES)
-def test_matrices_of_floats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
+def test_float_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
     ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
@@ -104,8 +103,8 @@ def test_matrices_of_floats(case: str, name: str, tiny_model_dir: Callable[..., 
 
 @pytest.mark.parametrize("name", QUANTIZATIONS)
 @pytest.mark.parametrize("case", ARCHITECTURES)
-def test_quantized_matrices(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
-    """The weights are the same; activations are rounded to 8 bits by native kernels only."""
+def test_quantized_formats(case: str, name: str, tiny_model_dir: Callable[..., Path]) -> None:
+    """Both kernel sets use the same weights; only native kernels round activations to 8 bits."""
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), name, torch.float32)
     ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)
@@ -114,10 +113,10 @@ def test_quantized_matrices(case: str, name: str, tiny_model_dir: Callable[..., 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "bound"), [(torch.bfloat16, 0.01), (torch.int8, 0.03)])
 @pytest.mark.parametrize("case", ARCHITECTURES)
-def test_kv_memory_of_few_bits(
+def test_int8_and_bfloat16_kv_memory(
     case: str, kv_cache_dtype: torch.dtype, bound: float, tiny_model_dir: Callable[..., Path]
 ) -> None:
-    """Both round alike, up to the last bit of what is rounded."""
+    """Both kernel sets round K and V in the same way, up to the last bit."""
     arch, overrides = ARCHITECTURES[case]
     config, native, reference = both(tiny_model_dir(arch, **overrides), "f32", kv_cache_dtype)
     ours, expected = logits(native, config.vocab_size), logits(reference, config.vocab_size)

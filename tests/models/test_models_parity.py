@@ -1,4 +1,4 @@
-"""Logits of tiny random models against transformers, through the real config reader and weight loader."""
+"""Logits of tiny random models equal those of transformers, with the real configuration reader and weight loader."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.config_hf import read_hf_config
-from chairlift.models.model import Model
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import DecoderModel, build_model
+from chairlift.models.registry import read_hf_config
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -57,7 +56,7 @@ def folder(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) 
     return tiny_model_dir(arch, **overrides)
 
 
-def load(folder: Path, kernels: str) -> Model:
+def load(folder: Path, kernels: str) -> DecoderModel:
     config = read_hf_config(json.loads((folder / "config.json").read_text()), source="config.json")
     weights = SafetensorsWeights(folder, config, torch.float32, torch.device("cpu"))
     model = build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
@@ -75,8 +74,8 @@ def expected_logits(folder: Path) -> dict[int, torch.Tensor]:
     return {sequence: oracle(torch.tensor([tokens])).logits[0] for sequence, tokens in prompts().items()}
 
 
-def run(model: Model, tables: Tables, work: list[tuple[int, int, int]]) -> dict[int, torch.Tensor]:
-    """One step over slices (sequence, start, stop) of the prompts; the logits of each."""
+def run(model: DecoderModel, tables: Tables, work: list[tuple[int, int, int]]) -> dict[int, torch.Tensor]:
+    """Compute slices (sequence, start, stop) of the prompts in one step, and return the logits of each."""
     step = pack(tables, work)
     tokens = [token for sequence, start, stop in work for token in prompts()[sequence][start:stop]]
     hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
@@ -90,7 +89,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-def test_whole_prompts_at_once(folder: Path, kernels: str) -> None:
+def test_prefill_of_whole_prompts(folder: Path, kernels: str) -> None:
     model, expected = load(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=4)
     logits = run(model, Tables(64, 4), [(sequence, 0, length) for sequence, length in PROMPTS])
@@ -99,8 +98,8 @@ def test_whole_prompts_at_once(folder: Path, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNEL_SETS)
-def test_chunks_decodes_and_prefills_mixed(folder: Path, kernels: str) -> None:
-    """Sequences start one after the other and advance by random amounts, 1 more often than not."""
+def test_steps_with_chunks_decodes_and_prefills(folder: Path, kernels: str) -> None:
+    """Sequences start one after the other and advance by random numbers of tokens, mostly 1."""
     model, expected = load(folder, kernels), expected_logits(folder)
     model.allocate_kv_cache(num_blocks=64, block_size=8)
     tables, draw, done = Tables(64, 8), random.Random(1), dict.fromkeys(expected, 0)
@@ -118,7 +117,7 @@ def test_chunks_decodes_and_prefills_mixed(folder: Path, kernels: str) -> None:
             done[sequence] = stop
 
 
-def test_fresh_memory_forgets(tiny_model_dir: Callable[..., Path]) -> None:
+def test_new_kv_memory_is_empty(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama")
     model, expected = load(folder, "torch"), expected_logits(folder)
     for num_blocks, block_size in ((32, 16), (64, 8)):

@@ -1,4 +1,4 @@
-"""Layers whose calls are repeated from a tape give the bits of layers that Python calls."""
+"""Layers that are replayed from a recording compute the same bits as layers that Python calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from chairlift.kernels.backend import StepContext
 from chairlift.kernels.cpu import load, tape
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.decoder import Decoder, DecoderLayer
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
 
@@ -37,7 +36,7 @@ STEPS = [
 RECORDED = [30, 3, 2, 90, 2, 30, 3, 2, 90]
 
 
-def make(folder: Path, kv_cache_dtype: torch.dtype) -> Decoder:
+def make(folder: Path, kv_cache_dtype: torch.dtype) -> DecoderModel:
     files = ModelFiles("hf", folder, "tiny")
     config = load_config(files)
     weights = open_weights(files, config, torch.float32, CPU)
@@ -50,20 +49,20 @@ def make(folder: Path, kv_cache_dtype: torch.dtype) -> Decoder:
         kv_cache_dtype=kv_cache_dtype,
         quantization="q8_0",
     )
-    assert isinstance(model, Decoder)
+    assert isinstance(model, DecoderModel)
     return model
 
 
 class Run:
-    """Steps of a model, from fresh KV memory on."""
+    """Consecutive steps of a model, starting with empty KV memory."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: DecoderModel) -> None:
         self._model, self._draw, self._tables = model, random.Random(0), Tables(64, 8)
         model.allocate_kv_cache(64, 8)
 
     @torch.inference_mode()
     def step(self, work: list[tuple[int, int, int]]) -> torch.Tensor:
-        """Logits of all rows. Tokens are the next ones that are drawn."""
+        """Compute the logits of all rows for the next random tokens."""
         model, step = self._model, pack(self._tables, work)
         tokens = [self._draw.randrange(model.config.vocab_size) for _, start, stop in work for _ in range(start, stop)]
         hidden = model.forward(torch.tensor(tokens), step.positions, model.plan(step.metadata))
@@ -80,7 +79,7 @@ def same_threads() -> Iterator[None]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each call of a layer from Python."""
+    """Record the number of rows in each call of a layer from Python."""
     rows: list[int] = []
     plain = DecoderLayer.__call__
 
@@ -94,7 +93,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("kv_cache_dtype", [torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("arch", ["llama", "mistral", "qwen3", "opt"])
-def test_a_tape_computes_the_same_bits_as_calls(
+def test_recorded_steps_equal_python_calls_bit_for_bit(
     arch: str,
     kv_cache_dtype: torch.dtype,
     tiny_model_dir: Callable[..., Path],
@@ -118,7 +117,7 @@ def test_a_tape_computes_the_same_bits_as_calls(
     assert calls == [rows for rows in RECORDED for _ in model.layers]
 
 
-def test_a_step_that_fails_is_not_repeated(
+def test_failed_step_is_not_recorded(
     tiny_model_dir: Callable[..., Path], calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = (make(tiny_model_dir("llama"), torch.bfloat16) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What build_model accepts and refuses."""
+"""build_model builds every architecture and rejects unsupported models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from chairlift.errors import ChairliftError, ModelLoadError
-from chairlift.loading.formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.loading.resolve import ModelFiles
+from chairlift.loading.resolve import ModelFiles, matrix_formats
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.architectures import ARCHITECTURES
 from chairlift.models.config import ModelConfig
+from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.llama import LlamaSizes
-from chairlift.models.model import Model
 from chairlift.models.opt import OPTSizes
-from chairlift.models.registry import build_model
+from chairlift.models.registry import ARCHITECTURES
 
 CPU = torch.device("cpu")
 LLAMA = LlamaSizes(
@@ -43,7 +41,7 @@ OPT = OPTSizes(
 )
 
 
-def build(config: ModelConfig, kernels: str = "torch") -> Model:
+def build(config: ModelConfig, kernels: str = "torch") -> DecoderModel:
     weights = RandomWeights(config, torch.float32, CPU)
     return build_model(config, weights, dtype=torch.float32, device="cpu", kernels=kernels)
 
@@ -62,25 +60,25 @@ def test_every_architecture_builds() -> None:
     [
         (
             replace(LLAMA.declare(), architecture="mamba", name="mamba2"),
-            "architecture must be one of llama, opt, got 'mamba'",
+            "architecture must be one of llama, opt; got 'mamba'",
         ),
-        (replace(LLAMA, activation="gelu").declare(), r"activation must be one of relu, silu, got 'gelu' \(llama\)"),
-        (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu, got 'gelu'"),
+        (replace(LLAMA, activation="gelu").declare(), r"activation must be one of relu, silu; got 'gelu' \(llama\)"),
+        (replace(OPT, activation="gelu").declare(), "activation must be one of relu, silu; got 'gelu'"),
     ],
 )
-def test_what_cannot_be_run_is_refused(config: ModelConfig, message: str) -> None:
+def test_unsupported_models_are_rejected(config: ModelConfig, message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         build(config)
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_unknown_kernel_set_is_rejected() -> None:
     with pytest.raises(ChairliftError, match="kernels must be one of"):
         build(LLAMA.declare(), "flash")
 
 
 @pytest.mark.parametrize("root", ["model.decoder.", "decoder."])
 def test_opt_names_with_and_without_prefix(tmp_path: Path, root: str) -> None:
-    """Some OPT files call their parameters `decoder...`."""
+    """Some OPT files use the prefix `decoder.` for their parameters."""
     config = OPT.declare()
     whole = RandomWeights(config, torch.float32, CPU)
     tensors = {

@@ -1,9 +1,9 @@
-"""The long run of the fuzz targets: each gets its share of the minutes, in rounds of new seeds.
+"""The long run of the fuzz targets. The time is divided among them, and each runs in rounds with new seeds.
 
     python tests/robustness/fuzz.py --minutes 5 [--seed N] [--target NAME]
 
-Ends with status 1 at the first case that fails, which Hypothesis has made small by then and which the seed brings back.
-Prints a table and, as its last line, JSON.
+It prints a table and, as the last line, JSON. It ends with status 1 at the first case that fails, which Hypothesis
+reduces and the seed reproduces.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_models import model_targets
+from fuzz_targets import Target, run_cases
 from fuzz_wire import wire_targets
-from fuzzing import Target, run_cases
 from rich.console import Console
 from rich.table import Table
 
@@ -28,9 +28,9 @@ CASES_A_ROUND = 300
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=5.0, help="for all targets together")
-    parser.add_argument("--seed", type=int, default=1, help="of the first round; counts up")
-    parser.add_argument("--target", help="this one alone")
+    parser.add_argument("--minutes", type=float, default=5.0, help="the time for all targets together (default: 5)")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the first round (default: 1)")
+    parser.add_argument("--target", help="run only this target")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         targets = [*model_targets(Path(folder)), *wire_targets(Path(folder))]
@@ -51,7 +51,7 @@ def _run(target: Target, budget: float, seed: int) -> float:
 
 
 def _print(targets: list[Target], seconds: dict[str, float], seed: int) -> None:
-    table = Table("target", "cases", "seconds", "how they ended", title="Fuzzing: no failure")
+    table = Table("target", "cases", "seconds", "outcomes", title="Fuzzing: no failure")
     for target in targets:
         ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(target.outcomes.items()))
         table.add_row(target.name, str(target.num_cases), f"{seconds[target.name]:.0f}", ended)

@@ -1,8 +1,8 @@
-"""The long run of schemathesis: rounds of new seeds, until there are so many cases.
+"""The long run of schemathesis, in rounds with new seeds until the number of cases is reached.
 
     python tests/robustness/fuzz_api.py [--cases 2000] [--seed N]
 
-Ends with status 1 at the first call that ends badly. Prints a table and, as its last line, JSON.
+It prints a table and, as the last line, JSON. It ends with status 1 at the first call that fails a check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from api_fuzz import SERVER_OPTIONS, Outcome, fuzz_api, fuzz_bodies
+from generated_calls import SERVER_OPTIONS, Outcome, fuzz_api, fuzz_bodies
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +31,7 @@ CASES_A_ROUND = 500
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round; counts up")
+    parser.add_argument("--seed", type=int, default=1, help="the seed of the first round (default: 1)")
     options = parser.parse_args()
     outcome = Outcome()
     started, seed = time.monotonic(), options.seed

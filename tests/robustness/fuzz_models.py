@@ -1,4 +1,4 @@
-"""Fuzz targets: model files. Whatever they hold, loading ends in a model or in a ModelLoadError."""
+"""Fuzz targets for model files: loading any file gives a model or a ModelLoadError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fuzzing import INTERESTING, JSON, Target, altered, damaged, deep
+from fuzz_targets import INTERESTING, JSON, Target, altered, damaged, deep
 from gguf import GGMLQuantizationType
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -19,10 +19,9 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.loading.text.gguf_tokenizer import build
+from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenizer
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
-from chairlift.models.config_gguf import read_gguf_config
-from chairlift.models.config_hf import read_hf_config
+from chairlift.models.registry import read_gguf_config, read_hf_config
 from tiny_tokenizer import write_tokenizer
 
 CPU = torch.device("cpu")
@@ -74,7 +73,7 @@ ENDING = ModelLoadError
 
 
 def model_targets(folder: Path) -> list[Target]:
-    """All of them; `folder` is for their files."""
+    """Return all targets for model files, which use `folder` for their files."""
     return [
         _gguf_target(folder),
         _gguf_metadata_target(folder),
@@ -90,9 +89,9 @@ def _target(name: str, cases: st.SearchStrategy[Any], load: Callable[[Any], obje
         try:
             load(case)
         except ModelLoadError:
-            target.note("refused")
+            target.add("rejected")
         else:
-            target.note("loaded")
+            target.add("loaded")
 
     target = Target(name, cases, check, num_short)
     return target
@@ -119,7 +118,7 @@ def packed_value(kind: int, value: Any) -> bytes:
 
 
 def gguf_bytes(metadata: dict[str, Value], tensors: list[tuple[str, tuple[int, ...], int, int]], data: bytes) -> bytes:
-    """A file as the specification says, whatever its contents."""
+    """Return a file in the format of the specification, with any contents."""
     parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     parts += [
         packed_string(key) + struct.pack("<I", kind) + packed_value(kind, v) for key, (kind, v) in metadata.items()
@@ -174,10 +173,10 @@ def _load_gguf(path: Path) -> None:
     assert all(end <= path.stat().st_size for _, end in ends)
     assert all(end <= start for (_, end), (start, _) in pairwise(ends)), "tensors overlap"
     config = read_gguf_config(file.metadata, source="f", tensor_names=file.tensors.keys(), rope_freqs=None)
-    weights = GGUFWeights(path, config, torch.float32, CPU, file=file)
+    weights = GGUFWeights(file, config, torch.float32, CPU)
     assert weights.tensor("model.embed_tokens.weight", SHAPE).shape == SHAPE
     weights.unused()
-    assert isinstance(build(file).encode("ab a\n").ids, list)
+    assert isinstance(build_tokenizer(GGUFVocabulary(file)).encode("ab a\n").ids, list)
 
 
 def _gguf_target(folder: Path) -> Target:

@@ -1,4 +1,4 @@
-"""Fuzz targets: what comes over the wire. A server's stream as our client reads it, and request bodies."""
+"""Fuzz targets for data from the network: the stream of a server, read by our client, and lines of batch files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fuzzing import JSON, Target, altered, damaged, deep
+from fuzz_targets import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
 from chairlift.lab.bench.serving.http_client import Call, EventLines, StreamError, error_message, take_chunk
@@ -21,12 +21,12 @@ CHUNK: dict[str, Any] = {
 
 
 def wire_targets(folder: Path) -> list[Target]:
-    """All of them."""
+    """Return all targets for data from the network."""
     return [_lines_target(), _chunks_target(), _batch_target()]
 
 
 def _lines_target() -> Target:
-    """However a stream is cut into pieces, the same payloads come out."""
+    """The payloads of a stream do not depend on the pieces in which it arrives."""
     parts = st.sampled_from([b"data: {}\n\n", b"data:[DONE]\r\n\r\n", b"\n", b": ping\n", b"data: ", b"event: x\n"])
     streams = st.lists(parts | st.binary(max_size=20), max_size=12).map(b"".join)
     cases = st.tuples(streams, st.lists(st.integers(1, 30), min_size=1, max_size=20))
@@ -40,7 +40,7 @@ def _lines_target() -> Target:
             at, index = at + size, index + 1
         whole = [line[5:].strip() for line in stream.split(b"\n")[:-1] if line.startswith(b"data:")]
         assert payloads == whole
-        target.note("payloads" if whole else "nothing")
+        target.add("payloads" if whole else "nothing")
 
     target = Target("SSE lines", cases, check, 150)
     return target
@@ -61,11 +61,11 @@ def _chunks_target() -> Target:
         try:
             take_chunk(payload, 1.0, call)
         except StreamError as error:
-            target.note(error.failure.kind)
+            target.add(error.failure.kind)
         else:
             assert isinstance(call.text, str)
             assert call.num_output_tokens >= 0
-            target.note("taken")
+            target.add("taken")
 
     target = Target("SSE chunks", cases, check, 200)
     return target
@@ -79,7 +79,7 @@ def _batch_target() -> Target:
     def check(data: bytes) -> None:
         parsed = parse_request(data, 1)
         assert isinstance(parsed, BatchRequestInput | BatchLineError)
-        target.note(type(parsed).__name__)
+        target.add(type(parsed).__name__)
 
     target = Target(
         "batch lines", lines | damaged([whole]) | st.binary(max_size=60) | st.sampled_from(deep()), check, 100

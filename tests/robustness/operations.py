@@ -1,4 +1,4 @@
-"""Counts what Python code does, so that the growth of its cost can be tested without a clock."""
+"""A count of the operations of Python code, by which tests check the growth of a cost without a clock."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import FrameType
 from typing import Any, Final
 
 LINEAR_METHODS: Final = frozenset({"count", "index", "remove", "insert", "copy", "sort", "reverse", "find", "replace"})
-"""Methods in C that look at all of a list, tuple, string or bytes."""
+"""Methods in C that read a whole list, tuple, string or bytes."""
 
 
 def count_operations(function: Callable[[], object]) -> int:
-    """The lines of Python that a call runs, and the calls into C, each weighed with the length of what it looks at.
+    """Count the lines of Python that a call runs and its calls into C, each weighted with the length of its object.
 
     Operators on whole sequences, and work inside of one C function (a JSON parser, a tokenizer), count as one.
     """

@@ -1,4 +1,4 @@
-"""`chairlift serve` in processes of its own, and what the machine says about these."""
+"""`chairlift serve` in separate processes, with their memory and descriptors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Served:
     """A running server.
 
     Attributes:
-        said: what it wrote to standard error so far.
+        stderr_lines: the lines that it has written to standard error.
     """
 
     url: str
     process: subprocess.Popen[str]
-    said: list[str] = field(default_factory=list)
+    stderr_lines: list[str] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
-        """The HTTP side and the engine, and what these have started, but for the guard process."""
+        """Return the HTTP process, the engine process and their child processes, without the guard process."""
         front = psutil.Process(self.process.pid)
         children = front.children(recursive=True)
         return [front, *(child for child in children if not any("exit_guard" in word for word in child.cmdline()))]
@@ -48,13 +48,13 @@ class Served:
         return httpx.get(f"{self.url}{path}", timeout=20, verify=NO_TLS).raise_for_status().json()
 
     def metric(self, name: str) -> float:
-        """The sum of a counter of /metrics."""
+        """Return the sum of a counter in /metrics over all labels."""
         lines = httpx.get(f"{self.url}/metrics", timeout=20, verify=NO_TLS).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def as_options(options: Mapping[str, Any]) -> list[str]:
-    """Keywords as options of the command line."""
+    """Convert keyword arguments to options of the command line."""
     words: list[str] = []
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
@@ -64,7 +64,7 @@ def as_options(options: Mapping[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
-    """A server with these options of the engine and of the command, `model` among them; ended by SIGTERM."""
+    """Run a server with these options, including `model`, and end it with SIGTERM."""
     options = dict(options)
     command = [*COMMAND, options.pop("model"), *as_options(options)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **popen)
@@ -73,7 +73,7 @@ def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
         served.url = _wait_until_ready(served)
         yield served
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0, "".join(served.said)
+        assert process.wait(timeout=30) == 0, "".join(served.stderr_lines)
     finally:
         if process.poll() is None:
             process.kill()
@@ -83,14 +83,14 @@ def serve(options: Mapping[str, Any], **popen: Any) -> Iterator[Served]:
 def _wait_until_ready(served: Served) -> str:
     assert served.process.stderr is not None
     for line in served.process.stderr:
-        served.said.append(line)
+        served.stderr_lines.append(line)
         if found := re.search(r"ready in [\d.]+ s: (\S+)/v1 answers", line):
-            threading.Thread(target=_listen, args=(served,), daemon=True).start()
+            threading.Thread(target=_read_stderr, args=(served,), daemon=True).start()
             return found[1]
-    raise AssertionError("".join(served.said))
+    raise AssertionError("".join(served.stderr_lines))
 
 
-def _listen(served: Served) -> None:
+def _read_stderr(served: Served) -> None:
     assert served.process.stderr is not None
     for line in served.process.stderr:
-        served.said.append(line)
+        served.stderr_lines.append(line)

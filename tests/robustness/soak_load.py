@@ -1,5 +1,4 @@
-"""A load that has a bit of everything, and the checks that go with it: each request is answered exactly once, whoever
-asks the same again gets the same, and afterwards nothing is left of it."""
+"""A mixed load and its checks: each request gets one answer, equal requests get equal answers, and no blocks leak."""
 
 from __future__ import annotations
 
@@ -38,20 +37,26 @@ PATTERNS = (r"[a-f]{2,6}", r"yes|no|perhaps", r"\{.*\}", r"x[0-9]{1,4}y")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request: its body; `constraint` is the index of its structured output. One with a priority may overtake others
-    and one with `leaves_after` chunks is given up then."""
+class SoakRequest:
+    """A request of the soak.
+
+    Attributes:
+        name: equal for equal requests.
+        constraint: the index of its structured output in CONSTRAINTS, or None.
+        aborts_after: the number of chunks after which the client disconnects, or None.
+        is_rejected: whether the server must reject the request.
+    """
 
     name: str
     body: dict[str, Any]
     constraint: int | None
-    leaves_after: int | None = None
-    is_refused: bool = False
+    aborts_after: int | None = None
+    is_rejected: bool = False
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the requests."""
+    """The outcomes and answers of the requests."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -62,125 +67,125 @@ class Tally:
     def num_requests(self) -> int:
         return sum(self.outcomes.values())
 
-    def same_again(self, name: str, answers: list[tuple[str, str]]) -> None:
-        """Texts and finish reasons, which have to be those of the last time."""
+    def check_repeat(self, name: str, answers: list[tuple[str, str]]) -> None:
+        """Check that texts and finish reasons equal those of an earlier equal request."""
         known = self.answers.setdefault(name, answers)
         assert known == answers, f"{name} was answered {known} before and {answers} now"
 
 
-def make_asks(count: int, seed: int) -> list[Ask]:
-    """`count` requests, in groups of equals in random order."""
-    chosen = random.Random(seed)
-    distinct = [_make_ask(index, random.Random(f"{seed}.{index}")) for index in range(max(1, count // REPEATS))]
-    return [_in_a_hurry(chosen.choice(distinct), chosen) for _ in range(count)]
+def make_requests(count: int, seed: int) -> list[SoakRequest]:
+    """Return `count` requests in random order, of which about REPEATS are equal."""
+    rng = random.Random(seed)
+    distinct = [_make_request(index, random.Random(f"{seed}.{index}")) for index in range(max(1, count // REPEATS))]
+    return [_maybe_abort(rng.choice(distinct), rng) for _ in range(count)]
 
 
-def _make_ask(index: int, chosen: random.Random) -> Ask:
-    constraint = chosen.randrange(len(CONSTRAINTS)) if chosen.random() < 0.2 else None
+def _make_request(index: int, rng: random.Random) -> SoakRequest:
+    constraint = rng.randrange(len(CONSTRAINTS)) if rng.random() < 0.2 else None
     body: dict[str, Any] = {
-        "prompt": _prompt(chosen),
-        "max_tokens": chosen.randint(1, 48),
-        "n": chosen.choice((1, 1, 1, 2, 4)),
+        "prompt": _prompt(rng),
+        "max_tokens": rng.randint(1, 48),
+        "n": rng.choice((1, 1, 1, 2, 4)),
         "seed": index,
-        "temperature": chosen.choice((0, 0.8, 1.5)),
-        "priority": chosen.choice((-1, 0, 0, 0, 1)),
-        "ignore_eos": constraint is None and chosen.random() < 0.5,
-        "stream": chosen.random() < 0.7,
+        "temperature": rng.choice((0, 0.8, 1.5)),
+        "priority": rng.choice((-1, 0, 0, 0, 1)),
+        "ignore_eos": constraint is None and rng.random() < 0.5,
+        "stream": rng.random() < 0.7,
     }
     if constraint is not None:
         body["structured_outputs"] = CONSTRAINTS[constraint]
-    if chosen.random() < 0.1:
+    if rng.random() < 0.1:
         body["logprobs"] = 2
-    if chosen.random() < 0.1:
+    if rng.random() < 0.1:
         body["stop"] = ["e", "x y"]
     if body["stream"]:
         body["stream_options"] = {"include_usage": True}
-    is_refused = chosen.random() < 0.05
-    if is_refused:
+    is_rejected = rng.random() < 0.05
+    if is_rejected:
         body["max_tokens"] = 4000
-    return Ask(f"r{index}", body, constraint, is_refused=is_refused)
+    return SoakRequest(f"r{index}", body, constraint, is_rejected=is_rejected)
 
 
-def _prompt(chosen: random.Random) -> list[int]:
-    """Half of them begin with one of a few long prefixes."""
+def _prompt(rng: random.Random) -> list[int]:
+    """Return a prompt. Half of the prompts begin with one of a few long prefixes."""
     prefix: list[int] = []
-    if chosen.random() < 0.5:
-        common = random.Random(chosen.randrange(NUM_PREFIXES))
+    if rng.random() < 0.5:
+        common = random.Random(rng.randrange(NUM_PREFIXES))
         prefix = [common.choice(VOCABULARY) for _ in range(common.randint(20, 90))]
-    return prefix + [chosen.choice(VOCABULARY) for _ in range(chosen.randint(1, 60))]
+    return prefix + [rng.choice(VOCABULARY) for _ in range(rng.randint(1, 60))]
 
 
-def _in_a_hurry(ask: Ask, chosen: random.Random) -> Ask:
-    """One in six is given up, at its first chunk or later, or without having seen any."""
-    if chosen.random() > 1 / 6 or ask.is_refused:
-        return ask
-    return Ask(ask.name, ask.body, ask.constraint, leaves_after=chosen.choice((0, 1, 1, 3, 8)))
+def _maybe_abort(request: SoakRequest, rng: random.Random) -> SoakRequest:
+    """Let one in six requests be aborted before, at or after its first chunk."""
+    if rng.random() > 1 / 6 or request.is_rejected:
+        return request
+    return SoakRequest(request.name, request.body, request.constraint, aborts_after=rng.choice((0, 1, 1, 3, 8)))
 
 
-async def run_load(url: str, asks: list[Ask], tally: Tally) -> None:
-    """All of them, CONCURRENCY at a time; raises AssertionError at the first wrong answer."""
-    waiting = iter(asks)
+async def run_load(url: str, requests: list[SoakRequest], tally: Tally) -> None:
+    """Send all requests, CONCURRENCY at a time, and raise an AssertionError at the first wrong answer."""
+    waiting = iter(requests)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=CONCURRENCY)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, trust_env=False) as http:
 
         async def work() -> None:
-            for ask in waiting:
-                await _ask(http, ask, tally)
+            for request in waiting:
+                await _send(http, request, tally)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CONCURRENCY):
                 group.create_task(work())
 
 
-async def _ask(http: httpx.AsyncClient, ask: Ask, tally: Tally) -> None:
+async def _send(http: httpx.AsyncClient, request: SoakRequest, tally: Tally) -> None:
     for kind in ("structured_outputs", "logprobs", "stop", "stream"):
-        tally.kinds[kind] += kind in ask.body and ask.body[kind] is not False
-    tally.kinds["n > 1"] += ask.body["n"] > 1
-    tally.kinds["priority"] += ask.body["priority"] != 0
-    if not ask.body["stream"]:
-        await _ask_whole(http, ask, tally)
+        tally.kinds[kind] += kind in request.body and request.body[kind] is not False
+    tally.kinds["n > 1"] += request.body["n"] > 1
+    tally.kinds["priority"] += request.body["priority"] != 0
+    if not request.body["stream"]:
+        await _send_whole(http, request, tally)
         return
-    async with http.stream("POST", "/v1/completions", json=ask.body) as response:
-        if ask.is_refused:
+    async with http.stream("POST", "/v1/completions", json=request.body) as response:
+        if request.is_rejected:
             assert response.status_code == 400
-            tally.outcomes["refused"] += 1
+            tally.outcomes["rejected"] += 1
             return
         assert response.status_code == 200, await response.aread()
-        await _read_stream(response, ask, tally)
+        await _read_stream(response, request, tally)
 
 
-async def _ask_whole(http: httpx.AsyncClient, ask: Ask, tally: Tally) -> None:
-    call = asyncio.ensure_future(http.post("/v1/completions", json=ask.body))
-    if ask.leaves_after is not None:
-        await asyncio.wait({call}, timeout=0.004 * ask.leaves_after)
+async def _send_whole(http: httpx.AsyncClient, request: SoakRequest, tally: Tally) -> None:
+    call = asyncio.ensure_future(http.post("/v1/completions", json=request.body))
+    if request.aborts_after is not None:
+        await asyncio.wait({call}, timeout=0.004 * request.aborts_after)
         if not call.done():
             call.cancel()
             await asyncio.wait({call})
-            tally.outcomes["given up"] += 1
+            tally.outcomes["aborted"] += 1
             return
     response = await call
-    assert response.status_code == (400 if ask.is_refused else 200), response.text
-    if ask.is_refused:
-        tally.outcomes["refused"] += 1
+    assert response.status_code == (400 if request.is_rejected else 200), response.text
+    if request.is_rejected:
+        tally.outcomes["rejected"] += 1
         return
     body = response.json()
     choices = sorted(body["choices"], key=lambda choice: choice["index"])
-    assert [choice["index"] for choice in choices] == list(range(ask.body["n"]))
+    assert [choice["index"] for choice in choices] == list(range(request.body["n"]))
     answers = [(choice["text"], choice["finish_reason"]) for choice in choices]
-    _check(ask, answers, body["usage"]["completion_tokens"], tally)
+    _check(request, answers, body["usage"]["completion_tokens"], tally)
 
 
-async def _read_stream(response: httpx.Response, ask: Ask, tally: Tally) -> None:
-    texts = [""] * ask.body["n"]
+async def _read_stream(response: httpx.Response, request: SoakRequest, tally: Tally) -> None:
+    texts = [""] * request.body["n"]
     ends: dict[int, str] = {}
     num_chunks = num_done = num_tokens = 0
     async for line in response.aiter_lines():
         if not line.startswith("data: "):
             assert not line
             continue
-        assert not num_done, "something comes after [DONE]"
-        if ask.leaves_after is not None and num_chunks >= ask.leaves_after:
-            tally.outcomes["given up"] += 1
+        assert not num_done, "a line follows [DONE]"
+        if request.aborts_after is not None and num_chunks >= request.aborts_after:
+            tally.outcomes["aborted"] += 1
             return
         num_chunks += 1
         if line == "data: [DONE]":
@@ -190,31 +195,33 @@ async def _read_stream(response: httpx.Response, ask: Ask, tally: Tally) -> None
         assert "error" not in chunk, chunk
         num_tokens += (chunk.get("usage") or {}).get("completion_tokens", 0)
         for choice in chunk["choices"]:
-            assert choice["index"] not in ends, "something comes after the end"
+            assert choice["index"] not in ends, "text follows the finish reason"
             texts[choice["index"]] += choice["text"]
             if choice["finish_reason"] is not None:
                 ends[choice["index"]] = choice["finish_reason"]
     assert num_done == 1
-    assert len(ends) == ask.body["n"], "each answer ends once"
-    _check(ask, [(text, ends[index]) for index, text in enumerate(texts)], num_tokens, tally)
+    assert len(ends) == request.body["n"], "each answer ends once"
+    _check(request, [(text, ends[index]) for index, text in enumerate(texts)], num_tokens, tally)
 
 
-def _check(ask: Ask, answers: list[tuple[str, str]], num_tokens: int, tally: Tally) -> None:
-    body = ask.body
+def _check(request: SoakRequest, answers: list[tuple[str, str]], num_tokens: int, tally: Tally) -> None:
+    body = request.body
     assert 0 < num_tokens <= body["n"] * body["max_tokens"]
     if body["ignore_eos"] and "stop" not in body:
         assert num_tokens == body["n"] * body["max_tokens"]
     for text, reason in answers:
         assert reason in ("stop", "length")
-        if ask.constraint is not None and reason == "stop" and "stop" not in body:
-            assert re.fullmatch(PATTERNS[ask.constraint], text), f"{text!r} is none of {CONSTRAINTS[ask.constraint]}"
-    tally.same_again(ask.name, answers)
+        if request.constraint is not None and reason == "stop" and "stop" not in body:
+            assert re.fullmatch(PATTERNS[request.constraint], text), (
+                f"{text!r} violates constraint {request.constraint}"
+            )
+    tally.check_repeat(request.name, answers)
     tally.output_tokens += num_tokens
     tally.outcomes["answered"] += 1
 
 
 async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
-    """Until the engine has nothing to do and the server has closed what clients left behind."""
+    """Wait until the engine has no unfinished requests."""
     deadline = asyncio.get_running_loop().time() + seconds
     while served.get("/v1/engine")["status"]["num_unfinished"]:
         assert asyncio.get_running_loop().time() < deadline, "requests are still in the engine"
@@ -222,8 +229,8 @@ async def wait_until_idle(served: Served, seconds: float = 20.0) -> None:
 
 
 def check_pool(served: Served) -> None:
-    """One short request alone: every block but its own is free."""
-    body = {"prompt": [3], "max_tokens": 1, "cache_salt": "nobody else's"}
+    """Check with a single short request that all other blocks are free."""
+    body = {"prompt": [3], "max_tokens": 1, "cache_salt": "check_pool"}
     with httpx.stream("GET", f"{served.url}/v1/events", timeout=20) as stream:
         lines = (line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: "))
         started = from_json(next(lines))

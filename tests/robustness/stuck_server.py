@@ -1,6 +1,6 @@
-"""`chairlift serve` with a fake engine and one more endpoint, whose calls make a thread hang: GET /hang?in=PLACE.
+"""`chairlift serve` with a fake engine and an endpoint that makes a thread hang: GET /hang/PLACE.
 
-Standard arguments of `chairlift serve` follow. The process writes "hangs in PLACE" to standard error just before.
+The arguments are those of `chairlift serve`. Before it hangs, the process writes "hangs in PLACE" to standard error.
 """
 
 from __future__ import annotations

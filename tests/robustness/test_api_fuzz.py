@@ -1,10 +1,10 @@
-"""The short run of schemathesis, with one seed. `make fuzz-api` is the long run."""
+"""The short run of schemathesis with one seed. The long run is `make fuzz-api`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from api_fuzz import SERVER_OPTIONS, fuzz_api, fuzz_bodies
+from generated_calls import SERVER_OPTIONS, fuzz_api, fuzz_bodies
 
 from chairlift import AsyncLLM
 from running_server import run_server
@@ -14,7 +14,7 @@ CASES = 50
 SEED = 7
 
 
-def test_no_call_breaks_the_server(tmp_path: Path) -> None:
+def test_generated_calls_conform_to_the_schema(tmp_path: Path) -> None:
     with run_server(AsyncLLM(**tiny_options(tmp_path, **SERVER_OPTIONS)), "tiny") as server:
         outcome = fuzz_api(server.url, CASES, SEED)
         statuses = fuzz_bodies(server.url, CASES, SEED)

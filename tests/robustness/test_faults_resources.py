@@ -1,4 +1,4 @@
-"""What a machine runs out of while a server serves: disk for its log, descriptors for its connections, ports."""
+"""A server continues or reports an error if disk space, descriptors or ports are not available."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def answer(served: Served, max_tokens: int = 20) -> httpx.Response:
 
 def wait_for_word(served: Served, word: str) -> str:
     deadline = time.monotonic() + 10
-    while not any(word in line for line in served.said):
-        assert time.monotonic() < deadline, "".join(served.said)
+    while not any(word in line for line in served.stderr_lines):
+        assert time.monotonic() < deadline, "".join(served.stderr_lines)
         time.sleep(0.02)
-    return next(line for line in served.said if word in line)
+    return next(line for line in served.stderr_lines if word in line)
 
 
-def test_a_disk_that_fills_ends_the_event_log_and_not_the_serving(tmp_path: Path) -> None:
+def test_full_disk_stops_the_event_log_but_not_the_server(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     options = tiny_options(tmp_path / "model", event_log=log, **SMALL)
     with serve(options, preexec_fn=limited(resource.RLIMIT_FSIZE, FILE_BYTES)) as served:
@@ -66,7 +66,7 @@ def test_a_disk_that_fills_ends_the_event_log_and_not_the_serving(tmp_path: Path
     assert "step" in kinds
 
 
-def test_a_disk_that_fills_under_the_access_log_is_reported_once(tmp_path: Path) -> None:
+def test_full_disk_under_the_access_log_is_reported_once(tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     options = tiny_options(tmp_path / "model", access_log=log, access_log_format="json", **SMALL)
     with serve(options) as served:
@@ -82,22 +82,22 @@ def test_a_disk_that_fills_under_the_access_log_is_reported_once(tmp_path: Path)
         limit_file_size(served, lambda: 0)
         assert answer(served).status_code == 200
     wait_for_word(served, "is closed; 1 lines were lost")
-    said = "".join(served.said)
-    assert said.count("cannot be written") == 3
-    assert "Traceback" not in said
+    stderr = "".join(served.stderr_lines)
+    assert stderr.count("cannot be written") == 3
+    assert "Traceback" not in stderr
     lines = log.read_text().splitlines()
     assert [line[0] + line[-1] for line in lines].count("{}") == 3, "those that fit, each on a line of its own"
     assert len(lines) == 5, "and what was left of two"
 
 
 def limit_file_size(served: Served, num_bytes: Callable[[], int]) -> None:
-    """A disk as full as that for the files of the HTTP side, once the lines of earlier calls are written."""
+    """Simulate a full disk for the files of the HTTP process, after the lines of earlier calls are written."""
     served.get("/health")  # Is not logged, and is answered behind the end of the calls before it.
     _soft, hard = resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, (num_bytes(), hard))
 
 
-def test_a_server_out_of_descriptors_goes_on_and_takes_calls_again(tmp_path: Path) -> None:
+def test_server_continues_after_running_out_of_descriptors(tmp_path: Path) -> None:
     options = tiny_options(tmp_path, **SMALL)
     with serve(options, preexec_fn=limited(resource.RLIMIT_NOFILE, DESCRIPTORS)) as served:
         port = int(served.url.rsplit(":", 1)[1])
@@ -111,7 +111,7 @@ def test_a_server_out_of_descriptors_goes_on_and_takes_calls_again(tmp_path: Pat
             assert list(stream.iter_lines())[-2] == "data: [DONE]", "who was being answered is answered"
         deadline = time.monotonic() + 20
         while not _is_answered(served):
-            assert time.monotonic() < deadline, "".join(served.said)
+            assert time.monotonic() < deadline, "".join(served.stderr_lines)
         assert served.get("/v1/engine")["status"]["restarts"] == 0
 
 
@@ -134,7 +134,7 @@ def _is_answered(served: Served) -> bool:
         ),
     ],
 )
-def test_what_cannot_be_had_is_said_in_a_sentence(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
+def test_unavailable_resources_are_reported_in_one_line(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         wrong = {name: text.replace("{taken}", port) for name, text in changed.items()}

@@ -42,22 +42,22 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @dataclass(slots=True)
 class StuckServer:
-    """A server of `stuck_server.py`, with what it wrote to standard error."""
+    """A server of `stuck_server.py`, and the lines that it has written to standard error."""
 
     process: subprocess.Popen[str]
-    said: list[str]
+    stderr_lines: list[str]
     port: int = 0
 
     def wait_for(self, pattern: str) -> str:
         deadline = time.monotonic() + 60
-        while not (found := [line for line in self.said if re.search(pattern, line)]):
-            assert self.process.poll() is None, "".join(self.said)
-            assert time.monotonic() < deadline, "".join(self.said)
+        while not (found := [line for line in self.stderr_lines if re.search(pattern, line)]):
+            assert self.process.poll() is None, "".join(self.stderr_lines)
+            assert time.monotonic() < deadline, "".join(self.stderr_lines)
             time.sleep(0.01)
         return found[0]
 
     def hang(self, place: str) -> None:
-        """Call the endpoint that hangs; the answer may never come."""
+        """Call the endpoint that hangs, which may never answer."""
         connection = socket.create_connection(("127.0.0.1", self.port))
         with contextlib.closing(connection):
             connection.sendall(f"GET /hang/{place} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -66,14 +66,14 @@ class StuckServer:
 
 @contextlib.contextmanager
 def stuck_server(model: Path, folder: Path, drain_timeout: float, *prefix: str) -> Iterator[StuckServer]:
-    """A server with `folder` for temporary files, run by the command `prefix` if it is given."""
+    """Run a server with `folder` for temporary files, through the command `prefix` if there is one."""
     command = [sys.executable, str(STUCK_SERVER), "serve", str(model), *OPTIONS, "--drain-timeout", str(drain_timeout)]
     environment = {**os.environ, "TMPDIR": str(folder)}
     process = subprocess.Popen([*prefix, *command], stderr=subprocess.PIPE, text=True, env=environment)
     server = StuckServer(process, [])
     stderr = process.stderr
     assert stderr is not None
-    threading.Thread(target=lambda: server.said.extend(stderr), daemon=True).start()
+    threading.Thread(target=lambda: server.stderr_lines.extend(stderr), daemon=True).start()
     try:
         server.port = int(server.wait_for(r"ready in \S+ s").split("/v1 ")[0].rpartition(":")[2])
         yield server
@@ -85,12 +85,12 @@ def stuck_server(model: Path, folder: Path, drain_timeout: float, *prefix: str) 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a server ended. `seconds`: since its last signal; `orphans`: child processes that still run."""
+    """The end of a server: seconds since the last signal, and `orphans`, child processes that still run."""
 
     status: int
     seconds: float
     orphans: list[psutil.Process]
-    said: str
+    stderr: str
 
 
 def stop(model: Path, folder: Path, place: str, num_signals: int) -> Outcome:
@@ -108,14 +108,14 @@ def stop(model: Path, folder: Path, place: str, num_signals: int) -> Outcome:
         status = server.process.wait(timeout=30)
         seconds = time.monotonic() - signalled
         _, orphans = psutil.wait_procs(children, timeout=3)
-        return Outcome(status, seconds, orphans, "".join(server.said))
+        return Outcome(status, seconds, orphans, "".join(server.stderr_lines))
 
 
 @pytest.fixture(scope="module")
 def outcomes(
     tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, int], Outcome]:
-    """Of all servers, by where they hang and how many signals they get; most of the time they wait."""
+    """The outcomes of all servers, by the place where they hang and the number of signals."""
     model, folder = tiny_model_dir("llama"), tmp_path_factory.mktemp("shutdown")
     cases = [(place, num_signals) for num_signals in (1, 2) for place in STATUSES]
     with ThreadPoolExecutor(len(STATUSES)) as pool:
@@ -126,9 +126,9 @@ Outcomes = dict[tuple[str, int], Outcome]
 
 
 @pytest.mark.parametrize("place", STATUSES)
-def test_one_signal_ends_a_server_whose_thread_hangs(outcomes: Outcomes, place: str) -> None:
+def test_one_signal_ends_a_server_with_a_hanging_thread(outcomes: Outcomes, place: str) -> None:
     outcome = outcomes[place, 1]
-    assert outcome.status == STATUSES[place], outcome.said
+    assert outcome.status == STATUSES[place], outcome.stderr
     assert outcome.seconds < DRAIN_TIMEOUT + END_SECONDS + SLACK_SECONDS
     assert not outcome.orphans
 
@@ -136,21 +136,21 @@ def test_one_signal_ends_a_server_whose_thread_hangs(outcomes: Outcomes, place: 
 @pytest.mark.parametrize("place", STATUSES)
 def test_a_second_signal_ends_it_at_once(outcomes: Outcomes, place: str) -> None:
     outcome = outcomes[place, 2]
-    assert outcome.status == STATUSES[place], outcome.said
+    assert outcome.status == STATUSES[place], outcome.stderr
     assert outcome.seconds < AT_ONCE_SECONDS + SLACK_SECONDS
     assert not outcome.orphans
 
 
 @pytest.mark.parametrize("place", STATUSES)
-def test_the_log_names_what_hangs(outcomes: Outcomes, place: str) -> None:
+def test_log_names_the_hanging_thread(outcomes: Outcomes, place: str) -> None:
     for num_signals in (1, 2):
-        said = outcomes[place, num_signals].said
-        assert "in hang_in" in said, "the stacks of all threads"
-        assert "stuck_server.py" in said
+        stderr = outcomes[place, num_signals].stderr
+        assert "in hang_in" in stderr, "the stacks of all threads"
+        assert "stuck_server.py" in stderr
         if STATUSES[place] == EXIT_STILL_RUNNING:
-            assert re.search(r"exit status 4; threads still running: .*(hanging-|uvloop_0)", said)
+            assert re.search(r"exit status 4; threads still running: .*(hanging-|uvloop_0)", stderr)
         else:
-            assert "the guard process kills it (exit status 137)" in said
+            assert "the guard process kills it (exit status 137)" in stderr
 
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -176,4 +176,4 @@ def test_process_1_of_a_container_ends_although_it_ignores_sigkill(
         assert server.process.wait(timeout=30) == 128 + signal.SIGKILL
         _, orphans = psutil.wait_procs(everything, timeout=3)
         assert not orphans
-        assert "the guard process kills it" in "".join(server.said)
+        assert "the guard process kills it" in "".join(server.stderr_lines)

@@ -133,8 +133,7 @@ def _model(config: EngineConfig) -> PlannedModel:
     """
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.published_models import MODEL_SHAPES
-    from chairlift.loading.formats import matrix_formats
-    from chairlift.loading.resolve import load_config, resolve_model
+    from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 
     name = config.model
     if name in MODEL_SHAPES:

@@ -1,8 +1,8 @@
-"""Says in time whether a grammar can be compiled in time: in a process that can be killed.
+"""A check, in a process that can be killed, that a grammar compiles within limits of time and memory.
 
-llguidance's limits bound most of what a grammar can cost, but not all of it: the intersection of 300 patterns takes
-minutes, and a thread that computes it cannot be stopped. So a process of little more than the library compiles every
-new grammar first. The program of that process is this module.
+The limits of llguidance bound most of what a grammar can cost, but not all of it: the intersection of 300 patterns
+takes minutes, and a thread that computes it cannot be stopped. A process that imports little more than the library
+therefore compiles every new grammar first. This module is also the program of that process.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MEMORY_BYTES: Final = 1 << 30
 
 
 class GrammarChecker:
-    """Talks to one such process, which is started when it is first needed. For one thread at a time.
+    """Starts and uses one checking process. One thread may call it at a time.
 
     Args:
-        limits: llguidance's.
-        seconds: what a grammar may take.
+        limits: the limits of llguidance's parser.
+        seconds: the maximum time to compile one grammar.
     """
 
     def __init__(self, limits: dict[str, int], seconds: float) -> None:
@@ -35,18 +35,21 @@ class GrammarChecker:
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ends_in_time(self, grammar: str) -> bool:
-        """Whether compiling it ends, well or badly, in time and within MEMORY_BYTES; if not, the process is gone. Its
-        CPU time is charged to the account of this thread."""
+    def can_compile(self, grammar: str) -> bool:
+        """Whether compiling the grammar ends, with or without an error, within the limits of time and memory.
+
+        If it does not end, the process is killed, and the next call starts another one. The CPU time is charged to the
+        account of the calling thread.
+        """
         process = self._process
         self._process = None
         if process is None or process.poll() is not None:
-            process = self._started()
+            process = self._start_process()
         killer = threading.Timer(self._seconds, process.kill)
         killer.start()
         try:
             with charge_process(process.pid):
-                answer = _ask(process, grammar)
+                answer = _send_grammar(process, grammar)
         finally:
             killer.cancel()
         if answer != DONE:
@@ -57,14 +60,17 @@ class GrammarChecker:
         return True
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """Once it answers, so that its start counts for no grammar. Keys pressed at a terminal are not for it."""
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        """Start a process and wait until it answers, so that no grammar's time includes the start.
+
+        Its own session keeps it from receiving the signals of keys pressed at the terminal.
+        """
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, self._limits],
             stdin=subprocess.PIPE,
@@ -72,22 +78,23 @@ class GrammarChecker:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        _ask(process, "")
+        _send_grammar(process, "")
         return process
 
 
-def _ask(process: subprocess.Popen[bytes], grammar: str) -> bytes:
+def _send_grammar(process: subprocess.Popen[bytes], grammar: str) -> bytes:
+    """Send a grammar and return the answer: DONE, or nothing if the process ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     text = grammar.encode()
-    with contextlib.suppress(OSError):  # it died: then the answer is empty
+    with contextlib.suppress(OSError):  # A process that has ended gives an empty answer below.
         process.stdin.write(HEADER.pack(len(text)) + text)
         process.stdin.flush()
     return process.stdout.read(len(DONE))
 
 
 def main(requests: BinaryIO, answers: BinaryIO, limits: dict[str, int]) -> None:
-    """Compile grammars until nobody sends any more. Each is its length in 4 bytes, and its text."""
+    """Compile grammars until the input ends. Each is preceded by its length in 4 bytes, and answered with DONE."""
     from llguidance import LLMatcher, LLParserLimits
 
     _limit_memory()
@@ -101,7 +108,7 @@ def main(requests: BinaryIO, answers: BinaryIO, limits: dict[str, int]) -> None:
 
 
 def _limit_memory() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not everywhere
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Not every platform supports the limit.
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -1,4 +1,4 @@
-"""Grammars compiled for a vocabulary: off the caller's thread, once each, within limits."""
+"""GrammarCompiler: compiles each grammar once for a vocabulary, on threads of its own, within limits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from chairlift.errors import RequestError
 from chairlift.grammar.checker import MEMORY_BYTES, GrammarChecker
-from chairlift.grammar.reasoning import after_reasoning
-from chairlift.grammar.source import grammar_text, refuse
-from chairlift.grammar.vocabulary import Vocabulary
+from chairlift.grammar.grammar_text import grammar_after_reasoning, grammar_text, reject
+from chairlift.grammar.vocabulary import GrammarVocabulary
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.structured_outputs import StructuredOutputs
 from chairlift.system.cpu_account import CpuCharge, charge_cpu_time_to, cpu_charge
 
-# A front end that serves no grammar loads neither.
+# Both are imported with the first grammar, so that a server without structured outputs starts faster.
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from llguidance import LLMatcher, LLTokenizer
 
 Bits: TypeAlias = "npt.NDArray[np.uint32]"
-"""One bit a token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
+"""A mask with one bit for each token of the vocabulary, the lowest bit of a word first; 1 allows the token."""
 
 COMPILE_SECONDS: Final = 2.0
 QUEUE_SECONDS: Final = 10.0
@@ -37,7 +36,7 @@ PROBE_STEPS: Final = 32
 PROBE_STRIDE: Final = 7919
 MAX_CACHED: Final = 64
 MAX_MASK_SECONDS: Final = 0.003
-"""For the mask of one step of one request; every request of the batch waits for it."""
+"""The maximum time to compute the mask of one request in one step, for which the whole batch waits."""
 
 MASK_TRIALS: Final = 5
 MAX_MESSAGE: Final = 600
@@ -49,20 +48,22 @@ LIMITS: Final[dict[str, int]] = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-"""llguidance's limits: alternatives at one place, work to build and to go one step, and automaton states (1 to 2 kB
-each). A step at its limit takes several milliseconds."""
+"""The limits of llguidance: alternatives at one position, work to build a grammar and to advance by one token, and
+states of the automaton (1 to 2 kB each). A step at its limit takes several milliseconds."""
 
 
 def num_words(vocab_size: int) -> int:
-    """Words of `Bits` for a vocabulary."""
+    """Return the number of words of `Bits` for a vocabulary."""
     return -(-vocab_size // 32)
 
 
-class Matcher:
-    """Where one answer stands in its grammar. EOS is allowed where the grammar may end, and alone where it has to.
+class GrammarMatcher:
+    """The position of one answer in its grammar.
+
+    It allows EOS where the grammar may end, and only EOS where the grammar must end.
 
     Attributes:
-        error: why it cannot go on; then it allows EOS alone.
+        error: the reason why the answer cannot continue, or None. With an error, only EOS is allowed.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
@@ -70,14 +71,14 @@ class Matcher:
         self.error: str | None = None
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take in tokens of the answer. What follows the end is not looked at."""
+        """Append tokens of the answer. Tokens after the end of the grammar are ignored."""
         for token_id in token_ids:
             if not self._matcher.is_stopped():
                 self._matcher.consume_token(token_id)
         self._note_error()
 
     def fill(self, bits: Bits) -> None:
-        """Overwrite `bits` [words] with the tokens that may come next; at least one bit is set."""
+        """Write the mask of the tokens that are allowed next to `bits` [words]; at least one bit is set."""
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         self._note_error()
 
@@ -87,14 +88,14 @@ class Matcher:
 
 
 class CompiledGrammar:
-    """A grammar at its beginning. Its matchers share what they find out about it."""
+    """A compiled grammar. Its matchers share the automaton states that they compute."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._start = matcher
 
-    def matcher(self) -> Matcher:
-        """For one more answer; takes microseconds."""
-        return Matcher(self._start.deep_copy())
+    def matcher(self) -> GrammarMatcher:
+        """Return a matcher at the start of the grammar, in microseconds."""
+        return GrammarMatcher(self._start.deep_copy())
 
 
 @dataclass(slots=True)
@@ -107,14 +108,14 @@ class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from several threads.
 
     Args:
-        tokenizer: gives the tokenizer of whose tokens the answers are made; called for the first grammar.
-        vocab_size: of the model's logits, which may be wider than the tokenizer's vocabulary.
-        eos_token_ids: at least one; these end an answer.
-        compile_seconds: what a grammar may take.
+        tokenizer: returns the model's tokenizer; called when the first grammar is compiled.
+        vocab_size: the width of the model's logits, which may exceed the tokenizer's vocabulary.
+        eos_token_ids: the tokens that end an answer, at least one.
+        compile_seconds: the maximum time to compile one grammar.
 
     Attributes:
-        is_checking: whether new grammars are tried in a process of their own first; not needed for grammars that
-            another compiler has let through.
+        has_checker: whether a GrammarChecker compiles new grammars first. It is not needed for grammars that another
+            compiler has accepted.
     """
 
     def __init__(
@@ -124,46 +125,48 @@ class GrammarCompiler:
         eos_token_ids: Sequence[int],
         compile_seconds: float = COMPILE_SECONDS,
     ) -> None:
-        self.is_checking = True
+        self.has_checker = True
         self.vocab_size = vocab_size
-        self._source = tokenizer
+        self._get_tokenizer = tokenizer
         self._eos_token_ids = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._compile_seconds = compile_seconds
         self._lock = threading.Lock()
-        self._known: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
+        self._compilations: OrderedDict[StructuredOutputs, _Compilation] = OrderedDict()
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, "grammar")
         self._thread = threading.local()
-        self._tokenizer: LLTokenizer | None = None
+        self._ll_tokenizer: LLTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
     def submit(self, constraint: StructuredOutputs) -> Future[CompiledGrammar]:
-        """Begin to compile, unless it is known. The future's exception is a RequestError. The CPU time is charged to
-        the account of the thread that submits a grammar first."""
-        return self._compilation(constraint).outcome
+        """Start to compile a constraint, unless that has been done. The future's exception is a RequestError.
+
+        The CPU time is charged to the account of the thread that submits a constraint first.
+        """
+        return self._start_compilation(constraint).outcome
 
     def compile(self, constraint: StructuredOutputs) -> CompiledGrammar:
-        """The grammar, once it is compiled.
+        """Compile a constraint and return its grammar.
 
         Raises:
-            RequestError: it is wrong, asks for what is not supported, or exceeds a limit.
+            RequestError: The constraint is invalid, uses an unsupported feature, or exceeds a limit.
         """
-        compilation = self._compilation(constraint)
+        compilation = self._start_compilation(constraint)
         if not compilation.started.wait(QUEUE_SECONDS):
-            refuse(constraint, f"was not looked at for {QUEUE_SECONDS:g} s: others are being compiled. Try again.")
+            reject(constraint, f"waited {QUEUE_SECONDS:g} s for other constraints to be compiled. Try again later.")
         try:
             return compilation.outcome.result(2 * self._compile_seconds)
         except FutureTimeoutError:
-            self._refuse_slow(constraint)
+            self._reject_slow(constraint)
 
-    def _compilation(self, constraint: StructuredOutputs) -> _Compilation:
+    def _start_compilation(self, constraint: StructuredOutputs) -> _Compilation:
         with self._lock:
-            compilation = self._known.get(constraint)
+            compilation = self._compilations.get(constraint)
             if compilation is None:
-                compilation = self._known[constraint] = _Compilation()
+                compilation = self._compilations[constraint] = _Compilation()
                 self._pool.submit(self._run, constraint, compilation, cpu_charge())
-                while len(self._known) > MAX_CACHED:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(constraint)
+                while len(self._compilations) > MAX_CACHED:
+                    self._compilations.popitem(last=False)
+            self._compilations.move_to_end(constraint)
         return compilation
 
     def _run(self, constraint: StructuredOutputs, compilation: _Compilation, charge: CpuCharge) -> None:
@@ -171,90 +174,89 @@ class GrammarCompiler:
             tokenizer = self._llguidance_tokenizer()
             compilation.started.set()
             with charge_cpu_time_to(charge):
-                grammar = self._compiled(tokenizer, constraint)
+                grammar = self._compile_grammar(tokenizer, constraint)
             compilation.outcome.set_result(grammar)
         except Exception as error:
             compilation.outcome.set_exception(error)
-        except BaseException as panic:  # the library's own, which would end the thread of whoever waits
+        except BaseException as panic:  # A panic of the library must end neither this thread nor the caller's.
             name = f"structured_outputs.{constraint.kind}"
             compilation.outcome.set_exception(RequestError(f"{name} cannot be compiled: {panic}", name))
         finally:
             compilation.started.set()
 
-    def _compiled(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
+    def _compile_grammar(self, tokenizer: LLTokenizer, constraint: StructuredOutputs) -> CompiledGrammar:
         try:
             text = grammar_text(constraint)
         except RequestError:
             raise
         except ValueError as error:
-            refuse(constraint, f"cannot be honoured: {_shortened(str(error))}")
+            reject(constraint, f"cannot be compiled: {_shortened(str(error))}")
         if constraint.reasoning is not None:
-            text = after_reasoning(constraint, text, self._source())
-        if self.is_checking and not self._checker().ends_in_time(text):
-            self._refuse_slow(constraint)
+            text = grammar_after_reasoning(constraint, text, self._get_tokenizer())
+        if self.has_checker and not self._checker().can_compile(text):
+            self._reject_slow(constraint)
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-        self._check(constraint, matcher)
+        problem = matcher.get_error() if matcher.is_error() else "; ".join(matcher.get_grammar_warnings())
+        if problem:  # A warning means that llguidance would ignore a part of the constraint.
+            reject(constraint, f"cannot be compiled: {_shortened(problem)}")
         grammar = CompiledGrammar(matcher)
         self._probe(constraint, grammar.matcher())
         return grammar
 
     def _checker(self) -> GrammarChecker:
+        """Return the checker of the calling thread."""
         checker: GrammarChecker | None = getattr(self._thread, "checker", None)
         if checker is None:
             checker = self._thread.checker = GrammarChecker(LIMITS, self._compile_seconds)
         return checker
 
-    def _refuse_slow(self, constraint: StructuredOutputs) -> NoReturn:
+    def _reject_slow(self, constraint: StructuredOutputs) -> NoReturn:
         limits = f"{self._compile_seconds:g} s, or more than {MEMORY_BYTES >> 20} MiB,"
-        refuse(constraint, f"takes longer than {limits} to compile. Simplify it.")
+        reject(constraint, f"takes longer than {limits} to compile. Simplify it.")
 
-    def _probe(self, constraint: StructuredOutputs, matcher: Matcher) -> None:
-        """Walk some way into the grammar. The first masks are the dearest, later matchers find them done, and what is
-        too complex mostly is so from the beginning."""
+    def _probe(self, constraint: StructuredOutputs, matcher: GrammarMatcher) -> None:
+        """Compute masks along one path from the start of the grammar, and reject the constraint if one is too slow.
+
+        The first masks take longest, later matchers reuse them, and most grammars that are too complex are so from the
+        start.
+        """
         import numpy as np
 
         if (reasoning := constraint.reasoning) is not None:
             thoughts = reasoning.closing if reasoning.is_inside else reasoning.opening + reasoning.closing
-            matcher.advance(self._source().encode(thoughts, add_special_tokens=False))
+            matcher.advance(self._get_tokenizer().encode(thoughts, add_special_tokens=False))
         bits: Bits = np.zeros(num_words(self.vocab_size), np.uint32)
         for step in range(PROBE_STEPS):
             if (seconds := _seconds_of_mask(matcher, bits)) > MAX_MASK_SECONDS:
-                refuse(
+                reject(
                     constraint,
-                    f"is too complex: finding the tokens that may come next takes {1e3 * seconds:.1f} ms, and at most "
-                    f"{1e3 * MAX_MASK_SECONDS:g} ms are allowed, because every token waits for it. Simplify it, for "
-                    "example by smaller counts of repetitions.",
+                    f"is too complex: computing the tokens that are allowed next takes {1e3 * seconds:.1f} ms, and the "
+                    f"limit is {1e3 * MAX_MASK_SECONDS:g} ms. Simplify it, for example by smaller repetition counts.",
                 )
             if matcher.error is not None:
-                refuse(constraint, f"is too complex: {matcher.error} (limits: {_limits_text()})")
+                limits = ", ".join(f"{name} {value}" for name, value in LIMITS.items())
+                reject(constraint, f"is too complex: {matcher.error} (limits: {limits})")
             token_ids = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
             token_id = int(token_ids[step * PROBE_STRIDE % len(token_ids)])
             if token_id in self._eos_token_ids:
                 return
             matcher.advance([token_id])
 
-    def _check(self, constraint: StructuredOutputs, matcher: LLMatcher) -> None:
-        """A warning says that a part of the constraint would be ignored."""
-        if matcher.is_error():
-            refuse(constraint, f"cannot be honoured: {_shortened(matcher.get_error())}")
-        if warnings := matcher.get_grammar_warnings():
-            refuse(constraint, f"cannot be honoured: {_shortened('; '.join(warnings))}")
-
     def _llguidance_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
         with self._tokenizer_lock:
-            if self._tokenizer is None:
-                vocabulary = Vocabulary(self._source(), self.vocab_size, self._eos_token_ids[0])
-                self._tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
-            return self._tokenizer
+            if self._ll_tokenizer is None:
+                vocabulary = GrammarVocabulary(self._get_tokenizer(), self.vocab_size, self._eos_token_ids[0])
+                self._ll_tokenizer = LLTokenizer(vocabulary, self.vocab_size, self._eos_token_ids)  # type: ignore[arg-type]
+            return self._ll_tokenizer
 
 
-def _seconds_of_mask(matcher: Matcher, bits: Bits) -> float:
-    """Seconds for one mask: the least of several, since the first one is built and other programs run too."""
+def _seconds_of_mask(matcher: GrammarMatcher, bits: Bits) -> float:
+    """Return the seconds to compute one mask, the minimum of several trials to exclude the noise of other programs."""
     shortest = math.inf
     for _ in range(MASK_TRIALS):
         started = time.perf_counter()
@@ -268,7 +270,3 @@ def _seconds_of_mask(matcher: Matcher, bits: Bits) -> float:
 def _shortened(message: str) -> str:
     message = " ".join(message.split())
     return message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " ..."
-
-
-def _limits_text() -> str:
-    return ", ".join(f"{name} {value}" for name, value in LIMITS.items())

@@ -1,4 +1,4 @@
-"""A tokenizer as llguidance wants it."""
+"""GrammarVocabulary: a tokenizer in the form that llguidance requires."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from chairlift.loading.text.tokenizer import Tokenizer
 SENTINEL: Final = "\x02"
 
 
-class Vocabulary:
-    """The bytes of every token, which ones no text may spell, and how a text within an answer is tokenized.
+class GrammarVocabulary:
+    """The bytes of every token, the special tokens, and the tokenization of text inside an answer.
+
+    The attributes `tokens`, `eos_token_id`, `bos_token_id`, `special_token_ids` and `is_tokenizer_wrapper`, and the
+    call are the interface of llguidance.
 
     Args:
-        vocab_size: of the model's logits.
-        eos_token_id: what ends an answer.
+        vocab_size: the width of the model's logits.
+        eos_token_id: the token that ends an answer.
     """
 
     is_tokenizer_wrapper = True
@@ -31,8 +34,11 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens whose bytes are those of the text: the tokenizer's own, or, where it would add to the text or find
-        special tokens in it, the longest that fit, one after the other."""
+        """Return tokens that spell the text.
+
+        They are those of the tokenizer. If these would add to the text or contain special tokens, the longest token
+        that fits is taken, repeatedly.
+        """
         expected = text if isinstance(text, bytes) else text.encode()
         string = expected.decode(errors="replace")
         for encode in (self._encoded, self._encoded_within):
@@ -44,7 +50,7 @@ class Vocabulary:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _encoded_within(self, text: str) -> list[int]:
-        """As it stands behind something else: SentencePiece puts a space before the beginning of a text."""
+        """Encode the text as a continuation, because SentencePiece adds a space before the first character."""
         token_ids = self._encoded(SENTINEL + text)
         lengths = accumulate(len(self._bytes(token_id)) for token_id in token_ids)
         total = sum(len(self._bytes(token_id)) for token_id in token_ids)
@@ -58,7 +64,7 @@ class Vocabulary:
         return self._special.isdisjoint(token_ids) and b"".join(map(self._bytes, token_ids)) == text
 
     def _greedy(self, text: bytes) -> list[int]:
-        """Up to the first byte that no token begins with."""
+        """Encode with the longest matching tokens, up to the first byte that no token begins with."""
         found: list[int] = []
         at = 0
         while at < len(text):

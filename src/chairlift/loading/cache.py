@@ -1,4 +1,4 @@
-"""Where Chairlift keeps files between runs, and how it writes them."""
+"""The folder in which Chairlift stores files between runs, and atomic writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CACHE_VARIABLE: Final = "CHAIRLIFT_CACHE"
 
 
 def cache_dir() -> Path:
-    """`$CHAIRLIFT_CACHE`, else `$XDG_CACHE_HOME/chairlift`, else `~/.cache/chairlift`. May not exist yet."""
+    """Return `$CHAIRLIFT_CACHE`, else `$XDG_CACHE_HOME/chairlift`, else `~/.cache/chairlift`; it may not exist."""
     if own := os.environ.get(CACHE_VARIABLE):
         return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
@@ -19,15 +19,15 @@ def cache_dir() -> Path:
 
 
 def models_dir() -> Path:
-    """Where models that Chairlift fetched itself lie."""
+    """Return the folder of the models that Chairlift has downloaded."""
     return cache_dir() / "models"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a UTF-8 file so that readers see the old one or the new one, never a part.
+    """Write a UTF-8 file so that readers see either the old or the new content, and never a part of it.
 
     Raises:
-        OSError: the folder cannot be made or written.
+        OSError: The folder cannot be created or written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")

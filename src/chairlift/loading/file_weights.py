@@ -1,4 +1,4 @@
-"""What weights from a file have in common: shapes are checked, and what nobody asked for is remembered."""
+"""FileWeights: the common part of weights from files, which checks shapes and records the tensors that are read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from chairlift.models.config import ModelConfig
 
 
 class FileWeights(ABC):
-    """A `Weights` over named tensors of a file or folder.
+    """A `Weights` over the named tensors of a file or folder.
 
     Args:
-        path: of the file or folder.
-        config: of the model that the tensors belong to.
-        dtype, device: what `tensor` returns is converted to and put on.
+        path: the file or folder.
+        config: the declaration of the model.
+        dtype, device: the type and device of the tensors that `tensor` returns.
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -30,27 +30,27 @@ class FileWeights(ABC):
         self.config = config
         self.dtype = dtype
         self.device = device
-        self._asked: set[str] = set()
+        self._tensors_read: set[str] = set()
 
     @abstractmethod
     def _file_name(self, name: str) -> str | None:
-        """What the file calls the parameter; None if it does not hold it."""
+        """Return the name of the parameter in the file, or None if the file does not contain it."""
 
     @abstractmethod
     def _read(self, name: str, file_name: str) -> torch.Tensor:
-        """The tensor on the CPU, or on the device, in any float dtype."""
+        """Return the tensor, on the CPU or on the device, in any type."""
 
     @abstractmethod
     def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
-        """The matrix on the CPU, its shape checked, its rows in the order of the file."""
+        """Check the shape of the matrix, and return it on the CPU with its rows in the order of the file."""
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
-        """The rows of the file in the order of Hugging Face; None: it is the same."""
+        """Return the indices of the file's rows in the order of Hugging Face, or None if the order is the same."""
         return None
 
     @abstractmethod
     def _file_names(self) -> Iterable[str]:
-        """Every tensor of the file that a model should ask for."""
+        """Return the names of all tensors in the file that a model must read."""
 
     def has(self, name: str) -> bool:
         """See Weights.has."""
@@ -73,27 +73,27 @@ class FileWeights(ABC):
         return packed if order is None else replace(packed, rows=packed.rows[order])
 
     def _find(self, name: str) -> str:
-        """What the file calls the parameter, which counts as asked for from now on."""
+        """Return the name of the parameter in the file, and record that it is read."""
         file_name = self._file_name(name)
         if file_name is None:
             raise ModelLoadError(
                 f"{self.path}: tensor {name} is missing; the file is incomplete or does not match its configuration"
             )
-        self._asked.add(file_name)
+        self._tensors_read.add(file_name)
         return file_name
 
     def _check(self, file_name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
         if found != shape:
             raise ModelLoadError(
-                f"{self.path}: tensor {file_name} has the shape {found}, and the configuration asks for {shape}"
+                f"{self.path}: tensor {file_name} has the shape {found}, but the configuration requires {shape}"
             )
 
     def _check_type(self, file_name: str, tensor: torch.Tensor) -> None:
         if not tensor.is_floating_point():
             raise ModelLoadError(
-                f"{self.path}: tensor {file_name} is {tensor.dtype}; quantized models are read from GGUF files only"
+                f"{self.path}: tensor {file_name} has type {tensor.dtype}; quantized models must be GGUF files"
             )
 
     def unused(self) -> list[str]:
-        """Tensors that were never asked for, by the file's own names; a model that loaded right leaves none."""
-        return sorted(set(self._file_names()) - self._asked)
+        """Return the file's names of the tensors that were not read. After a complete load there are none."""
+        return sorted(set(self._file_names()) - self._tensors_read)

@@ -1,9 +1,9 @@
-"""A GGUF file: header, metadata and where each tensor lies. Layout: GGUF specification, versions 2 and 3.
+"""GGUFFile: the header, the metadata and the tensors' positions of a GGUF file (specification, versions 2 and 3).
 
     magic, version, counts | key: value ... | name, dimensions, type, offset ... | padding | tensor data
 
-`gguf.GGUFReader` reads the same, but takes seconds for the strings of a vocabulary and answers damage with an
-IndexError; what the types mean and how they are dequantized is left to `gguf`.
+`gguf.GGUFReader` reads the same, but takes seconds for the strings of a vocabulary and raises an IndexError for a
+damaged file. The package `gguf` defines the types and dequantizes them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ if TYPE_CHECKING:
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
-MAX_ARRAY_LENGTH: Final = 1 << 23  # a vocabulary has some 2^18 entries; Python takes up to 40 bytes for each
+MAX_ARRAY_LENGTH: Final = 1 << 23  # A vocabulary has about 2^18 entries, each with up to 40 bytes of overhead.
 DEFAULT_ALIGNMENT: Final = 32
-ROPE_FREQS: Final = "rope_freqs.weight"  # the one tensor that belongs to the configuration
+ROPE_FREQS: Final = "rope_freqs.weight"  # The only tensor that is part of the configuration.
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where a tensor lies: `shape` is the row-major one (outermost first), `offset` counts from the file's start."""
+    """The position of a tensor in a GGUF file.
+
+    Attributes:
+        shape: the dimensions, outermost first.
+        offset: the number of bytes from the start of the file.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,29 +49,29 @@ class GGUFTensor:
 
 
 class _Cursor:
-    """Reads little-endian values one after the other; raises ModelLoadError at the end of the file."""
+    """Reads consecutive little-endian values, and raises ModelLoadError at the end of the file."""
 
     def __init__(self, buffer: mmap.mmap, source: Path) -> None:
         self._buffer = buffer
         self._source = source
         self.position = 0
 
-    def fail(self, problem: str) -> ModelLoadError:
+    def error(self, problem: str) -> ModelLoadError:
         return ModelLoadError(f"{self._source}: {problem}")
 
     def take(self, size: int, what: str) -> int:
-        """Advance by `size` bytes; returns where they start."""
+        """Advance by `size` bytes and return the position of the first one."""
         start = self.position
         if size > len(self._buffer) - start:
-            raise self.fail(
-                f"truncated: {what} at byte {start} needs {size} bytes and the file has {len(self._buffer)} in all; "
-                "fetch the file again"
+            raise self.error(
+                f"truncated: {what} at byte {start} needs {size} bytes, but the file has only {len(self._buffer)}; "
+                "download it again"
             )
         self.position = start + size
         return start
 
     def unpack(self, codes: str, what: str, count: int = 1) -> tuple[Any, ...]:
-        """Values of the `struct` codes; `count` repeats a single code."""
+        """Read values with the given `struct` codes; `count` repeats a single code."""
         size = count * struct.calcsize("<" + codes)
         start = self.take(size, what)
         return struct.unpack_from(f"<{count if count != 1 else ''}{codes}", self._buffer, start)
@@ -77,7 +82,7 @@ class _Cursor:
         try:
             return self._buffer[start : start + length].decode()
         except UnicodeDecodeError:
-            raise self.fail(f"damaged: {what} at byte {start} is not UTF-8") from None
+            raise self.error(f"damaged: {what} at byte {start} is not UTF-8") from None
 
     def value(self, kind: int, what: str) -> Any:
         if kind == STRING:
@@ -85,33 +90,33 @@ class _Cursor:
         if kind == ARRAY:
             return self._array(what)
         if kind not in SCALARS:
-            raise self.fail(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
+            raise self.error(f"damaged: {what} at byte {self.position} has the unknown type {kind}")
         return self.unpack(SCALARS[kind], what)[0]
 
     def _array(self, what: str) -> list[Any]:
         kind, count = self.unpack("IQ", what)
         if count > MAX_ARRAY_LENGTH:
-            raise self.fail(f"damaged: {what} has {count} entries, and {MAX_ARRAY_LENGTH} are the most that are read")
+            raise self.error(f"damaged: {what} has {count} entries; the limit is {MAX_ARRAY_LENGTH}")
         if kind == STRING:
             return [self.string(what) for _ in range(count)]
         if kind not in SCALARS:
-            raise self.fail(f"{what} at byte {self.position} is an array of type {kind}, which is not supported")
+            raise self.error(f"{what} at byte {self.position} is an array of type {kind}, which is not supported")
         return list(self.unpack(SCALARS[kind], what, count))
 
 
 class GGUFFile:
-    """An open GGUF file. Tensor data is mapped into memory, not read.
+    """An open GGUF file, whose tensors are mapped into memory.
 
     Args:
-        metadata_only: do not look at the tensors, which takes no numpy; there seem to be none then.
+        metadata_only: leave `tensors` empty, so that neither `gguf` nor numpy is imported.
 
     Attributes:
-        path: of the file.
         metadata: key -> int, float, bool, str or list of them.
-        tensors: name -> GGUFTensor, in file order.
+        tensors: name -> GGUFTensor, in the order of the file.
 
     Raises:
-        ModelLoadError: it is missing, no GGUF, of another version or byte order, truncated or damaged.
+        ModelLoadError: The file is missing, truncated, damaged, not a GGUF file, or of an unsupported version or byte
+            order.
     """
 
     def __init__(self, path: Path, *, metadata_only: bool = False) -> None:
@@ -123,7 +128,7 @@ class GGUFFile:
         for _ in range(num_keys):
             key = cursor.string("a metadata key")
             if key in self.metadata:
-                raise cursor.fail(f"damaged: the metadata key {key} is there twice")
+                raise cursor.error(f"damaged: the metadata key {key} occurs twice")
             self.metadata[key] = cursor.value(cursor.unpack("I", key)[0], key)
         self.tensors = {} if metadata_only else self._read_tensors(cursor, num_tensors)
 
@@ -131,21 +136,25 @@ class GGUFFile:
         entries = [_read_entry(cursor) for _ in range(count)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1:
-            raise cursor.fail(f"general.alignment must be a positive integer, got {alignment!r}")
+            raise cursor.error(f"general.alignment must be a positive integer, got {alignment!r}")
         data_start = -(-cursor.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in entries:
-            tensor = _place(cursor, name, shape, kind, data_start + offset)
+            tensor = _locate_tensor(cursor, name, shape, kind, data_start + offset)
             if name in tensors:
-                raise cursor.fail(f"damaged: tensor {name} is there twice")
+                raise cursor.error(f"damaged: tensor {name} occurs twice")
             cursor.position = tensor.offset
             cursor.take(tensor.num_bytes, f"tensor {name}")
             tensors[name] = tensor
-        _refuse_overlaps(cursor, tensors)
+        _reject_overlaps(cursor, tensors)
         return tensors
 
     def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes, uint8 [rows, bytes a row], read-only; KeyError if there is no such tensor."""
+        """Return the bytes of a tensor, uint8 [rows, bytes per row], read-only.
+
+        Raises:
+            KeyError: There is no such tensor.
+        """
         import numpy as np
 
         tensor = self.tensors[name]
@@ -153,10 +162,10 @@ class GGUFFile:
         return data.reshape(math.prod(tensor.shape[:-1]), -1)
 
 
-def _refuse_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
+def _reject_overlaps(cursor: _Cursor, tensors: dict[str, GGUFTensor]) -> None:
     for before, after in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
         if before.offset + before.num_bytes > after.offset:
-            raise cursor.fail(f"damaged: tensors {before.name} and {after.name} overlap at byte {after.offset}")
+            raise cursor.error(f"damaged: tensors {before.name} and {after.name} overlap at byte {after.offset}")
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -164,7 +173,7 @@ def _map(path: Path) -> mmap.mmap:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
-        raise ModelLoadError(f"{path}: the file is empty; fetch it again") from None
+        raise ModelLoadError(f"{path}: the file is empty; download it again") from None
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -172,11 +181,11 @@ def _map(path: Path) -> mmap.mmap:
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:
     magic = b"".join(cursor.unpack("c", "the magic number", len(MAGIC)))
     if magic != MAGIC:
-        raise cursor.fail(f"not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
+        raise cursor.error(f"not a GGUF file: it starts with {magic!r} instead of {MAGIC!r}")
     (version,) = cursor.unpack("I", "the version")
     if version not in VERSIONS:
-        raise cursor.fail(
-            f"GGUF version {version} is not supported (little-endian 2 and 3 are); convert the model again"
+        raise cursor.error(
+            f"GGUF version {version} is not supported; supported: little-endian 2 and 3; convert the model again"
         )
     num_tensors, num_keys = cursor.unpack("Q", "the counts", 2)
     return num_tensors, num_keys
@@ -186,20 +195,20 @@ def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string("a tensor's name")
     (num_dimensions,) = cursor.unpack("I", f"tensor {name}")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        raise cursor.fail(f"damaged: tensor {name} has {num_dimensions} dimensions")
+        raise cursor.error(f"damaged: tensor {name} has {num_dimensions} dimensions")
     innermost_first = cursor.unpack("Q", f"tensor {name}", num_dimensions)
     kind, offset = cursor.unpack("IQ", f"tensor {name}")
     return name, innermost_first[::-1], kind, offset
 
 
-def _place(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GGUFTensor:
+def _locate_tensor(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GGUFTensor:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
         quantization = GGMLQuantizationType(kind)
         block_size, block_bytes = GGML_QUANT_SIZES[quantization]
     except (ValueError, KeyError):
-        raise cursor.fail(f"tensor {name} has the unknown type {kind}; a newer `gguf` package may know it") from None
+        raise cursor.error(f"tensor {name} has the unknown type {kind}; upgrade the `gguf` package") from None
     if math.prod(shape) == 0 or shape[-1] % block_size:
-        raise cursor.fail(f"damaged: tensor {name} of type {quantization.name} has the shape {shape}")
+        raise cursor.error(f"damaged: tensor {name} of type {quantization.name} has the shape {shape}")
     return GGUFTensor(name, shape, quantization, offset, math.prod(shape) // block_size * block_bytes)

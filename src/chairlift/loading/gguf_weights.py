@@ -1,11 +1,10 @@
-"""Weights out of a GGUF file, dequantized or as they are."""
+"""GGUFWeights: the parameters in a GGUF file, dequantized or in the format of the file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import gguf
@@ -17,34 +16,23 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
-from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
+from chairlift.models.registry import get_architecture
 
 VALUES_PER_ROW: Final = 8192
 
 
 class GGUFWeights(FileWeights):
-    """A `Weights` over a GGUF file, in every quantization that `gguf` can undo.
-
-    Args:
-        file: the open file, if there is one already.
+    """A `Weights` over a GGUF file, for every quantization that the package `gguf` can dequantize.
 
     Raises:
-        ModelLoadError: see GGUFFile; and for a quantization that `gguf` cannot undo.
+        ModelLoadError: A tensor has a quantization that `gguf` cannot dequantize.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        file: GGUFFile | None = None,
-    ) -> None:
-        super().__init__(path, config, dtype, device)
-        self._file = file or GGUFFile(path)
-        self._architecture = architecture_of(config)
+    def __init__(self, file: GGUFFile, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(file.path, config, dtype, device)
+        self._file = file
+        self._architecture = get_architecture(config)
         self._interleaved = interleaved_heads(config)
 
     def _file_name(self, name: str) -> str | None:
@@ -72,8 +60,8 @@ class GGUFWeights(FileWeights):
 
 
 def interleaved_heads(config: ModelConfig) -> dict[str, int]:
-    """Query and key projections whose rows GGUF files hold in another order -> their number of heads."""
-    if config.name not in architecture_of(config).gguf_interleaved:
+    """Return the number of heads of each query and key projection whose rows are interleaved in GGUF files."""
+    if config.name not in get_architecture(config).gguf_interleaved:
         return {}
     specs = [layer.attention for layer in config.layers]
     queries = {spec.qkv.parts[0][0]: spec.num_heads for spec in specs}
@@ -81,29 +69,29 @@ def interleaved_heads(config: ModelConfig) -> dict[str, int]:
 
 
 def dequantize(file: GGUFFile, name: str) -> FloatArray:
-    """A tensor in float32, writable.
+    """Return a tensor in float32, in writable memory.
 
     Raises:
-        ModelLoadError: `gguf` cannot undo its quantization.
+        ModelLoadError: `gguf` cannot dequantize the tensor.
     """
     return _dequantize(file, name, file.raw(name)).reshape(file.tensors[name].shape)
 
 
 def _dequantize(file: GGUFFile, name: str, raw: ByteArray) -> FloatArray:
-    """Blocks of a tensor in float32, writable, in rows of any length."""
+    """Return blocks of a tensor in float32, in writable memory and in rows of any length."""
     kind = file.tensors[name].type
     try:
         values = gguf.dequantize(_regroup(raw, kind), kind)
     except NotImplementedError as error:
         raise ModelLoadError(
-            f"{file.path}: tensor {name} is quantized as {kind.name}, which the gguf package cannot undo "
-            f"({error}); take another quantization of the model, Q4_K or Q8_0 say"
+            f"{file.path}: tensor {name} is quantized as {kind.name}, which the gguf package cannot dequantize "
+            f"({error}); use another quantization of the model, such as Q4_K or Q8_0"
         ) from error
     return np.require(values, dtype=np.float32, requirements=["C", "W"])
 
 
 def _regroup(raw: ByteArray, kind: gguf.GGMLQuantizationType) -> ByteArray:
-    """Blocks in rows of about VALUES_PER_ROW: blocks stand alone, and short rows are slow."""
+    """Reshape independent blocks to rows of about VALUES_PER_ROW, since `gguf` is slow for short rows."""
     values_per_block, bytes_per_block = gguf.GGML_QUANT_SIZES[kind]
     num_blocks = raw.size // bytes_per_block
     blocks_per_row = math.gcd(num_blocks, max(1, VALUES_PER_ROW // values_per_block))
@@ -111,9 +99,9 @@ def _regroup(raw: ByteArray, kind: gguf.GGMLQuantizationType) -> ByteArray:
 
 
 def unpermuted_rows(num_rows: int, num_heads: int) -> npt.NDArray[np.int64]:
-    """Rows of a q or k projection (or its bias) in Hugging Face's order.
+    """Return the indices of the rows of a query or key projection, or its bias, in the order of Hugging Face.
 
-    Llama's rotary embedding turns pairs (2i, 2i + 1) in ggml and (i, i + head_dim / 2) in Hugging Face;
-    the converter to GGUF reorders the rows of each head accordingly, and this undoes it.
+    The rotary embedding of Llama rotates the pairs (2i, 2i + 1) in ggml and (i, i + head_dim / 2) in Hugging Face. The
+    converter to GGUF reorders the rows of each head accordingly, and these indices restore the order.
     """
     return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()

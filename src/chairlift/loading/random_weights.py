@@ -1,4 +1,4 @@
-"""Random weights: every shape of model without a download, for benchmarks and tests."""
+"""Random weights, which replace a download in benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BIAS_SUFFIX: Final = ".bias"
 
 
 class RandomWeights:
-    """A `Weights` that holds every parameter: N(0, 0.02^2); ones for norms, zeros for biases.
+    """A `Weights` that has every parameter: ones for norms, zeros for biases, and N(0, 0.02^2) for the others.
 
-    The numbers depend on the seed, the name, the shape, the dtype and the kind of device, not on the order of calls;
-    they are drawn on the device, and rounded to the type that a file of the model would have.
+    The values depend on the seed, the name, the shape, the type and the kind of device, and not on the order of calls.
+    They are drawn on the device and rounded to the type of the model's files.
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class RandomWeights:
         return packed_tensor(self.tensor(name, shape).to("cpu", self._file_dtype))
 
     def unused(self) -> list[str]:
-        """See FileWeights.unused: a random source has no parameter until it is asked for."""
+        """See FileWeights.unused. A random source never has unused parameters."""
         return []
 
     def _seed_of(self, name: str) -> int:

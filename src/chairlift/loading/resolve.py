@@ -1,9 +1,11 @@
-"""From what the user calls a model to its files, and from the files to configuration, weights and tokenizer."""
+"""Resolution of a model's name to its files, and loading of configuration, weights and tokenizer from the files."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_gguf import read_gguf_config
-from chairlift.models.config_hf import read_hf_config
+from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
 if TYPE_CHECKING:
     import torch
@@ -23,22 +24,24 @@ if TYPE_CHECKING:
     from chairlift.loading.gguf_file import GGUFFile
     from chairlift.loading.text.tokenizer import Tokenizer
 
+DTYPE_FORMATS: Final = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+SAFETENSORS_FORMATS: Final = {"F16": "f16", "BF16": "bf16"}
 HUB_NAME: Final = re.compile(r"(?=.{3,96}\Z)[A-Za-z0-9][\w.-]*/[\w.-]+")
-"""At most 96 characters, which is the hub's limit."""
+"""Names on the Hugging Face hub have at most 96 characters."""
 HUB_FILES: Final = ["*.safetensors", "*.json", "*.jinja"]
-WAYS: Final = (
+MODEL_KINDS: Final = (
     f"a model is {DEFAULT_MODEL} (the default), a .gguf file, a folder with config.json, or a name on the "
-    "Hugging Face hub like Qwen/Qwen3-0.6B"
+    "Hugging Face hub such as Qwen/Qwen3-0.6B"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies.
+    """The location of a model's files.
 
     Attributes:
-        kind: "gguf": `path` is the file; "hf": `path` is a folder with config.json, or such a file alone.
-        name: what the model is called in answers.
+        kind: "gguf" if `path` is a GGUF file; "hf" if it is a folder with config.json, or only a config.json.
+        name: the name of the model in responses.
     """
 
     kind: Literal["gguf", "hf"]
@@ -47,14 +50,14 @@ class ModelFiles:
 
 
 def resolve_model(model: str | None) -> ModelFiles:
-    """Find a model's files, fetching them if need be.
+    """Return the files of a model, and download them first if necessary.
 
     Args:
-        model: None or DEFAULT_MODEL; a .gguf file; a folder with config.json; a config.json alone (for random
-            weights); else a name on the Hugging Face hub.
+        model: None or DEFAULT_MODEL; the path of a .gguf file, a folder with config.json, or only a config.json (for
+            random weights); otherwise a name on the Hugging Face hub.
 
     Raises:
-        ModelLoadError: it is nothing of that, or cannot be fetched; says what was tried.
+        ModelLoadError: There is no such model, or it cannot be downloaded; the message names the reason.
     """
     if model is None or model == DEFAULT_MODEL:
         return ModelFiles("gguf", fetch_default_model(), DEFAULT_MODEL)
@@ -65,9 +68,9 @@ def resolve_model(model: str | None) -> ModelFiles:
         if path.is_file():
             return _file(path)
     except OSError as error:
-        raise ModelLoadError(f"model {model!r:.100}: {error.strerror or error}; {WAYS}") from None
+        raise ModelLoadError(f"model {model!r:.100}: {error.strerror or error}; {MODEL_KINDS}") from None
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(model):
-        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {WAYS}")
+        raise ModelLoadError(f"model {model!r:.100}: there is no such file or folder; {MODEL_KINDS}")
     return _folder(_download(model), model)
 
 
@@ -75,8 +78,8 @@ def _folder(path: Path, name: str) -> ModelFiles:
     if (path / "config.json").is_file():
         return ModelFiles("hf", path, name)
     ggufs = sorted(path.glob("*.gguf"))
-    way = f"name the file itself: {ggufs[0]}" if ggufs else WAYS
-    raise ModelLoadError(f"{path}: has no config.json; {way}")
+    hint = f"name the GGUF file: {ggufs[0]}" if ggufs else MODEL_KINDS
+    raise ModelLoadError(f"{path}: contains no config.json; {hint}")
 
 
 def _file(path: Path) -> ModelFiles:
@@ -85,7 +88,7 @@ def _file(path: Path) -> ModelFiles:
     with path.open("rb") as file:
         magic = file.read(4)
     if path.suffix != ".gguf" and magic != b"GGUF":
-        raise ModelLoadError(f"{path}: neither a GGUF file nor a config.json; {WAYS}")
+        raise ModelLoadError(f"{path}: is neither a GGUF file nor a config.json; {MODEL_KINDS}")
     return ModelFiles("gguf", path, path.stem)
 
 
@@ -100,20 +103,20 @@ def _download(name: str) -> Path:
 def _hub_errors(name: str) -> Iterator[None]:
     from huggingface_hub import errors
 
-    tried = f"model {name!r}: there is no such file or folder here, and the Hugging Face hub"
+    prefix = f"model {name!r}: there is no such file or folder, and the Hugging Face hub"
     try:
         yield
     except errors.GatedRepoError as error:
-        way = f"accept its terms at https://huggingface.co/{name} and log in with `hf auth login`"
-        raise ModelLoadError(f"{tried} wants its terms accepted first; {way}") from error
+        hint = f"accept them at https://huggingface.co/{name} and log in with `hf auth login`"
+        raise ModelLoadError(f"{prefix} requires that its terms are accepted; {hint}") from error
     except errors.RepositoryNotFoundError as error:
-        way = "check the spelling, and log in with `hf auth login` if it is private"
-        raise ModelLoadError(f"{tried} does not have it; {way}") from error
+        hint = "check the spelling, and log in with `hf auth login` if it is private"
+        raise ModelLoadError(f"{prefix} does not have it; {hint}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError) as error:
-        way = "get online, set HF_ENDPOINT to a mirror, or give a local folder or .gguf file"
-        raise ModelLoadError(f"{tried} cannot be reached; {way}") from error
+        hint = "check the network connection, set HF_ENDPOINT to a mirror, or name a local folder or .gguf file"
+        raise ModelLoadError(f"{prefix} cannot be reached; {hint}") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise ModelLoadError(f"{tried} failed: {error}; {WAYS}") from error
+        raise ModelLoadError(f"{prefix} returned an error: {error}; {MODEL_KINDS}") from error
 
 
 @lru_cache(maxsize=1)
@@ -124,39 +127,36 @@ def _open_gguf(path: Path, mtime_ns: int, size: int) -> GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """The open file; configuration, weights and tokenizer of one model share it until `close_files`.
+    """Open a GGUF file, or return it if it is the one that was opened last and `close_gguf` was not called since.
 
     Raises:
-        ModelLoadError: see GGUFFile.
+        ModelLoadError: as GGUFFile.
     """
     stat = path.stat()
     return _open_gguf(path, stat.st_mtime_ns, stat.st_size)
 
 
-def close_files() -> None:
-    """Let go of the file that is open, and so of the pages of it that are in memory, once nobody reads it any more."""
+def close_gguf() -> None:
+    """Release the file of `open_gguf`. Its pages leave memory when no weights refer to them."""
     _open_gguf.cache_clear()
 
 
 def load_config(files: ModelFiles) -> ModelConfig:
-    """The model's configuration.
+    """Read the configuration of a model.
 
     Raises:
-        ModelLoadError: see read_hf_config and read_gguf_config.
+        ModelLoadError: as read_hf_config and read_gguf_config.
     """
     if files.kind == "gguf":
-        return _gguf_config(open_gguf(files.path))
+        file = open_gguf(files.path)
+        return read_gguf_config(
+            file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_freqs=_rope_freqs(file)
+        )
     from chairlift.loading.text.hf_tokenizer import read_json
 
-    file = files.path if files.path.is_file() else files.path / "config.json"
-    generation = read_json(file.with_name("generation_config.json")) if files.path.is_dir() else {}
-    return read_hf_config(read_json(file), source=str(file), generation_config=generation)
-
-
-def _gguf_config(file: GGUFFile) -> ModelConfig:
-    return read_gguf_config(
-        file.metadata, source=str(file.path), tensor_names=file.tensors.keys(), rope_freqs=_rope_freqs(file)
-    )
+    path = files.path if files.path.is_file() else files.path / "config.json"
+    generation = read_json(path.with_name("generation_config.json")) if files.path.is_dir() else {}
+    return read_hf_config(read_json(path), source=str(path), generation_config=generation)
 
 
 def _rope_freqs(file: GGUFFile) -> list[float] | None:
@@ -169,28 +169,76 @@ def _rope_freqs(file: GGUFFile) -> list[float] | None:
     return [float(factor) for factor in dequantize(file, ROPE_FREQS).ravel()]
 
 
-def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
-    """The model's weights, a `Weights` that also tells what was left `unused()`.
+def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[str], str]:
+    """Return a function from the name of a parameter to its `PackedRows.format`.
+
+    The format of a parameter that is in no file is that of the configuration's type.
+
+    Args:
+        files: the files of the model, or None for random weights.
 
     Raises:
-        ModelLoadError: a file is missing, damaged or of a kind that is not supported.
+        ModelLoadError: A file cannot be read.
+    """
+    default = DTYPE_FORMATS[config.dtype]
+    if files is None:
+        return lambda name: default
+    if files.kind == "gguf":
+        return _gguf_formats(open_gguf(files.path), config, default)
+    found: dict[str, str] = {}
+    for file in sorted(files.path.glob("*.safetensors")):
+        found.update(_safetensors_formats(file))
+    hf_names = get_architecture(config).hf_names
+    return lambda name: next((found[each] for each in hf_names(name) if each in found), default)
+
+
+def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
+    gguf_name = get_architecture(config).gguf_name
+
+    def find(name: str) -> str:
+        tensor = file.tensors.get(gguf_name(name) or "")
+        return default if tensor is None else tensor.type.name.lower()
+
+    return find
+
+
+def _safetensors_formats(file: Path) -> dict[str, str]:
+    """Read the header of a safetensors file: its length in 8 bytes, followed by JSON."""
+    try:
+        with file.open("rb") as opened:
+            (length,) = struct.unpack("<Q", opened.read(8))
+            header = json.loads(opened.read(length))
+    except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
+        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error
+    return {
+        name: SAFETENSORS_FORMATS.get(tensor["dtype"], "f32")
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    }
+
+
+def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FileWeights:
+    """Open the weights of a model.
+
+    Raises:
+        ModelLoadError: A file is missing, damaged or not supported.
     """
     if files.kind == "gguf":
         from chairlift.loading.gguf_weights import GGUFWeights
 
-        return GGUFWeights(files.path, config, dtype, device, file=open_gguf(files.path))
+        return GGUFWeights(open_gguf(files.path), config, dtype, device)
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():
-        raise ModelLoadError(f"{files.path}: a configuration alone has no weights; use --random-weights")
+        raise ModelLoadError(f"{files.path}: a config.json contains no weights; use --random-weights")
     return SafetensorsWeights(files.path, config, dtype, device)
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
-    """The model's tokenizer.
+    """Load the tokenizer of a model.
 
     Raises:
-        ModelLoadError: there is none, or it is damaged or of a kind that is not supported.
+        ModelLoadError: The tokenizer is missing, damaged or not supported.
     """
     if files.kind == "gguf":
         from chairlift.loading.gguf_file import GGUFFile

@@ -1,4 +1,4 @@
-"""Weights out of a Hugging Face folder: one safetensors file, or several and an index."""
+"""SafetensorsWeights: the parameters in the safetensors files of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
-from chairlift.models.architectures import architecture_of
 from chairlift.models.config import ModelConfig
+from chairlift.models.registry import get_architecture
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
@@ -23,15 +23,17 @@ RECOMPUTED: Final = ("rotary_emb.inv_freq",)
 
 
 class SafetensorsWeights(FileWeights):
-    """A `Weights` over `model.safetensors` or over the shards named in `model.safetensors.index.json`.
+    """A `Weights` over `model.safetensors` or over the shards in `model.safetensors.index.json`.
+
+    Pickled weights are never opened, since they can run code.
 
     Raises:
-        ModelLoadError: there is neither, or a file is missing, truncated or damaged; pickles are never opened.
+        ModelLoadError: There is neither file, or one is missing, truncated or damaged.
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(path, config, dtype, device)
-        self._architecture = architecture_of(config)
+        self._architecture = get_architecture(config)
         self._shards = {file: _open(path / file, device) for file in _files(path)}
         self._shard_of = {name: file for file, shard in self._shards.items() for name in shard.keys()}  # noqa: SIM118
         _check_index(path, self._shard_of)
@@ -66,21 +68,23 @@ def _files(folder: Path) -> list[str]:
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles:
         raise ModelLoadError(
-            f"{folder}: holds {pickles[0]} but no {SINGLE}. Pickled weights can run any code and are never opened; "
-            "load them once with transformers and save_pretrained() them as safetensors"
+            f"{folder}: contains {pickles[0]} but no {SINGLE}. Pickled weights can run code and are never opened; "
+            "convert them to safetensors with transformers' save_pretrained()"
         )
-    raise ModelLoadError(f"{folder}: has neither {SINGLE} nor {INDEX}; --random-weights does without")
+    raise ModelLoadError(f"{folder}: contains neither {SINGLE} nor {INDEX}; --random-weights needs no weight files")
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name, as the index says."""
+    """Read the file name of each tensor from the index."""
     index = folder / INDEX
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelLoadError(f"{index}: weight_map cannot be read ({error!r}); fetch the file again") from error
+        raise ModelLoadError(f"{index}: weight_map cannot be read ({error!r}); download the file again") from error
     if not isinstance(weight_map, dict) or not all(_is_plain_name(file) for file in weight_map.values()):
-        raise ModelLoadError(f"{index}: weight_map must map tensor names to the names of files in the same folder")
+        raise ModelLoadError(
+            f"{index}: weight_map must map tensor names to names of .safetensors files in the same folder"
+        )
     return weight_map
 
 
@@ -93,13 +97,13 @@ def _check_index(folder: Path, shard_of: dict[str, str]) -> None:
         return
     for name, file in _weight_map(folder).items():
         if shard_of.get(name) != file:
-            raise ModelLoadError(f"{folder / INDEX}: tensor {name} should be in {file} and is not; fetch both again")
+            raise ModelLoadError(f"{folder / INDEX}: tensor {name} is not in {file}; download both files again")
 
 
 def _open(file: Path, device: torch.device) -> Any:
     try:
         return safe_open(file, framework="pt", device=str(device))
     except FileNotFoundError:
-        raise ModelLoadError(f"{file}: is missing, and {INDEX} names it; fetch the model again") from None
+        raise ModelLoadError(f"{file}: is missing, but {INDEX} refers to it; download the model again") from None
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{file}: truncated or damaged ({error}); fetch it again") from error
+        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error

@@ -1,4 +1,4 @@
-"""Architecture: how the checkpoints of one architecture are read into a declaration."""
+"""Architecture: the readers and tensor names for the checkpoints of one model architecture."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import Fields
+from chairlift.models.config_fields import ConfigFields
 
 LAYER_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What a GGUF file says before its tensors.
+    """The metadata and tensor names of a GGUF file.
 
     Attributes:
-        name: `general.architecture`; fields, general, tokens: the metadata below that name, `general.` and
-            `tokenizer.ggml.`.
-        rope_freqs: the tensor `rope_freqs.weight`, if there is one.
+        name: the value of `general.architecture`.
+        fields: the metadata whose keys begin with that name.
+        tokens: the metadata whose keys begin with `tokenizer.ggml.`.
+        tensor_names: the names of all tensors in the file.
+        rope_freqs: the tensor `rope_freqs.weight`, or None if the file has no such tensor.
     """
 
     name: str
-    fields: Fields
-    general: Fields
-    tokens: Fields
+    fields: ConfigFields
+    tokens: ConfigFields
     tensor_names: Collection[str]
     rope_freqs: Sequence[float] | None
 
 
-HFReader = Callable[[Fields], ModelConfig]
-"""Reads every property of a `config.json` that the declaration covers; what it leaves is an error."""
+HFReader = Callable[[ConfigFields], ModelConfig]
+"""Reads every property of a `config.json` that the declaration covers. A property that it does not read is an error."""
 
 GGUFReader = Callable[[GGUFHeader], ModelConfig]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One architecture and the files that it is read from.
+    """One model architecture: how its checkpoints are read, and how their files name the parameters.
 
     Attributes:
-        hf_readers: name in `architectures` of a `config.json` -> reader.
-        gguf_readers: `general.architecture` -> reader.
-        gguf_names: declared name of a parameter, its layer's number as "{}" -> GGUF's.
-        gguf_interleaved: those of `gguf_readers` whose files hold the rows of each query and key head with the two
-            dimensions of a rotated pair next to each other.
-        other_prefixes: (declared beginning of a name, what some checkpoints have in its place).
+        hf_readers: the reader for each entry of `architectures` in a `config.json`.
+        gguf_readers: the reader for each value of `general.architecture`.
+        gguf_names: declared module name -> GGUF's module name, with "{}" in place of the layer number.
+        gguf_interleaved: the keys of `gguf_readers` whose files store the two dimensions of a rotated pair in adjacent
+            rows of each query and key head.
+        other_prefixes: (declared prefix, prefix that some checkpoints have in its place).
     """
 
     name: str
@@ -58,7 +59,7 @@ class Architecture:
     other_prefixes: tuple[tuple[str, str], ...] = ()
 
     def gguf_name(self, name: str) -> str | None:
-        """What GGUF files call a parameter ("model.norm.weight" -> "output_norm.weight"); None: they do not have it."""
+        """Return a parameter's name in GGUF files ("model.norm.weight" -> "output_norm.weight"), or None."""
         module, _, kind = name.rpartition(".")
         number = LAYER_NUMBER.search(module)
         if number is None:
@@ -69,6 +70,6 @@ class Architecture:
         return None if found is None else f"{found}.{kind}"
 
     def hf_names(self, name: str) -> list[str]:
-        """What safetensors files may call a parameter, the declared name first."""
+        """Return the names that safetensors files may use for a parameter, the declared name first."""
         others = (other + name.removeprefix(prefix) for prefix, other in self.other_prefixes if name.startswith(prefix))
         return [name, *others]

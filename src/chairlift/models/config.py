@@ -1,4 +1,4 @@
-"""ModelConfig: what a model is, in our words. The only reader of HF `config.json` and of GGUF metadata."""
+"""ModelConfig: the declaration of a whole model."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from chairlift.models.declaration import (
     PositionTableSpec,
     ProductSpec,
     RopeConfig,
-    prologue_of,
+    norm_prologue,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only text model: its declaration, and what a checkpoint says of its tokens.
+    """The declaration of a decoder-only text model, and the special tokens of its checkpoint.
 
     Attributes:
-        architecture: a key of `models.architectures.ARCHITECTURES` ("llama", "opt").
-        name: the model type as the file says it ("llama", "mistral", "qwen2", "qwen3", "opt").
-        embedding: the table, vocabulary by width of a word vector.
-        head: gives the logits; with tie_word_embeddings its matrix is the embedding's.
-        final_norm: before the head, or before project_out where there is one.
-        project_in, project_out: between the width of a word vector and hidden_size, where they differ.
-        embedding_multiplier, logits_multiplier: factors of what the embedding and the head give.
-        logits_soft_cap: c, for c * tanh(logits / c) after the multiplier; None: none.
-        eos_token_ids: every token that ends a sequence, generation_config.json's included.
-        dtype: of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
+        architecture: a key of `models.registry.ARCHITECTURES` ("llama", "opt").
+        name: the model type in the file ("llama", "mistral", "qwen2", "qwen3", "opt").
+        embedding: the embedding table [vocab_size, width of a word vector].
+        head: the matrix that computes the logits; with tie_word_embeddings it is the embedding's.
+        final_norm: the norm before the head, or before project_out if there is one.
+        project_in, project_out: the projections from the width of a word vector to hidden_size and back, or None if the
+            widths are equal.
+        embedding_multiplier, logits_multiplier: the factors of the embedding's and of the head's output.
+        logits_soft_cap: c in c * tanh(logits / c), which is applied after the multiplier, or None.
+        eos_token_ids: all tokens that end a sequence, including those of generation_config.json.
+        dtype: the type of the file's tensors ("float32", "float16", "bfloat16"); "float16" if they are quantized.
     """
 
     architecture: str
@@ -62,18 +63,18 @@ class ModelConfig:
 
     @property
     def kv_values_per_token(self) -> int:
-        """K and V values that one token keeps, over all layers."""
+        """The number of K and V values of one token in all layers."""
         return sum(layer.state.values_per_token for layer in self.layers)
 
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:
-        """The rotary embeddings, each once, with the head size that they rotate."""
+        """The distinct rotary embeddings, each with the head size that it rotates."""
         found = ((layer.attention.rope, layer.attention.head_dim) for layer in self.layers)
         return tuple(dict.fromkeys((rope, head_dim) for rope, head_dim in found if rope is not None))
 
     @property
     def matrices(self) -> Iterator[MatrixSpec]:
-        """Every matrix that is kept, each once: a tied head has none of its own."""
+        """Every matrix in memory, each once. A tied head shares the embedding's matrix."""
         yield self.embedding
         for layer in self.layers:
             yield from layer.matrices
@@ -83,7 +84,7 @@ class ModelConfig:
 
     @property
     def read_matrices(self) -> Iterator[MatrixSpec]:
-        """Every matrix that a step reads as a whole, that of the head included; of the embedding a step reads rows."""
+        """Every matrix that a step reads completely, including the head's. Of the embedding a step reads some rows."""
         for layer in self.layers:
             yield from layer.matrices
         yield from self._projections
@@ -91,16 +92,16 @@ class ModelConfig:
 
     @property
     def head_product(self) -> ProductSpec:
-        """The product that gives the logits, over the embedding's matrix if it is tied."""
+        """The product that computes the logits. It uses the embedding's matrix if the head is tied."""
         norm = None if self.project_out is not None else self.final_norm
         if not self.tie_word_embeddings:
-            return ProductSpec(self.head, prologue_of(norm))
+            return ProductSpec(self.head, norm_prologue(norm))
         tied = MatrixSpec(self.head.group, self.head.kernel, self.embedding.parts, self.head.in_features)
-        return ProductSpec(tied, prologue_of(norm))
+        return ProductSpec(tied, norm_prologue(norm))
 
     @property
     def norm_names(self) -> Iterator[str]:
-        """Of all norms, those of heads included."""
+        """The names of all norms, including the norms of query and key heads."""
         for layer in self.layers:
             yield from (norm.name for norm in layer.norms)
             if layer.attention.head_norm is not None:

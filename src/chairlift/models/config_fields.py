@@ -1,8 +1,7 @@
-"""Typed look-ups in a model's metadata. Every failure names the file, the key, the value and what would do."""
+"""Typed reads of a model's metadata. Every error names the file, the key, the value and the accepted values."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
@@ -12,120 +11,123 @@ REQUIRED: Final[Any] = object()
 MAX_DIMENSION = 1 << 24
 
 
-class Fields:
-    """A mapping that came from a file. Keys holding None count as absent.
+class ConfigFields:
+    """The fields of a configuration file. A field whose value is None counts as absent.
 
     Args:
-        values: what the file holds.
+        values: the content of the file.
         source: the file's name, for messages.
-        prefix: put before every key, here and in messages ("llama." in GGUF).
+        prefix: the common beginning of all keys ("llama." in GGUF), which callers leave out and messages include.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self._values = values
         self.source = source
         self._prefix = prefix
-        self._covered: set[str] = set()
-        self._nested: list[Fields] = []
+        self._read_keys: set[str] = set()
+        self._nested: list[ConfigFields] = []
 
-    def fail(self, key: str, problem: str) -> ModelLoadError:
+    def error(self, key: str, problem: str) -> ModelLoadError:
+        """Return an error that names the file and the key, for the caller to raise."""
         return ModelLoadError(f"{self.source}: {self._prefix}{key} {problem}")
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._covered.add(key)
+        self._read_keys.add(key)
         value = self._values.get(self._prefix + key)
         if value is None and default is REQUIRED:
-            raise self.fail(key, "is missing; the file is incomplete or of a kind that is not supported")
+            raise self.error(key, "is missing; the file is incomplete or of an unsupported kind")
         return default if value is None else value
 
     def integer(self, key: str, default: Any = REQUIRED, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
         return self.as_integer(key, self.get(key, default), low=low, high=high)
 
     def as_integer(self, key: str, value: Any, *, low: int = 1, high: int = MAX_DIMENSION) -> int:
-        """`value` of `key`, checked."""
+        """Check that `value`, the value of `key`, is an integer from `low` to `high`, and return it."""
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.fail(key, f"must be an integer between {low} and {high}, got {value!r}")
+            raise self.error(key, f"must be an integer between {low} and {high}, got {value!r}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED, *, low: float = 0.0, high: float = 1e12) -> float:
-        """A finite number above `low` and at most `high`."""
+        """Return a number above `low` and at most `high`."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(key, f"must be a finite number, got {value!r}")
-        if not low < value <= high:
-            raise self.fail(key, f"must be above {low:g} and at most {high:g}, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+            raise self.error(key, f"must be a number above {low:g} and at most {high:g}, got {value!r}")
         return float(value)
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false, got {value!r}")
+            raise self.error(key, f"must be true or false, got {value!r}")
         return value
 
     def choice(self, key: str, supported: Collection[str], default: Any = REQUIRED) -> str:
         value = self.get(key, default)
         if not isinstance(value, str) or value not in supported:
-            raise self.fail(key, f"is {value!r}, which is not supported; supported: {', '.join(sorted(supported))}")
+            raise self.error(key, f"is {value!r}, which is not supported; supported: {', '.join(sorted(supported))}")
         return value
 
-    def mapping(self, key: str) -> Fields | None:
-        """The nested object at `key`, or None."""
+    def mapping(self, key: str) -> ConfigFields | None:
+        """Return the nested object at `key`, or None."""
         value = self.get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise self.fail(key, f"must be an object, got {value!r}")
-        nested = Fields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
+            raise self.error(key, f"must be an object, got {value!r}")
+        nested = ConfigFields({f"{key}.{name}": item for name, item in value.items()}, self.source, f"{key}.")
         self._nested.append(nested)
         return nested
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or a list of them; empty if absent."""
+        """Return one token id or a list of token ids as a tuple, which is empty if the field is absent."""
         value = self.get(key, [])
         ids = value if isinstance(value, list) else [value]
         if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise self.fail(key, f"must be a token id or a list of them, got {value!r}")
+            raise self.error(key, f"must be a token id or a list of token ids, got {value!r}")
         return tuple(ids)
 
-    def refuse(self, key: str, unset: Any, why: str) -> None:
-        """Raise unless the key is absent or holds `unset`."""
-        value = self.get(key, unset)
-        if value != unset:
-            raise self.fail(key, f"is {value!r}, which is not supported: {why}")
+    def allow_only(self, key: str, supported: Any, reason: str) -> None:
+        """Raise unless the field is absent or has the value `supported`."""
+        value = self.get(key, supported)
+        if value != supported:
+            raise self.error(key, f"is {value!r}, which is not supported: {reason}")
 
-    def refuse_undeclared(self, architecture: str, neutral: Collection[str] = ()) -> None:
-        """Raise if a key, here or in a nested object, was never looked up.
+    def reject_undeclared(self, architecture: str, neutral: Collection[str] = ()) -> None:
+        """Raise if no reader has read a field of this object or of a nested one.
 
         Args:
-            architecture: whose reader has looked up all that it declares.
-            neutral: keys without influence on inference.
+            architecture: the name of the architecture whose reader has read the fields.
+            neutral: the keys that have no influence on inference, and need no reader.
         """
         for name, value in self._values.items():
             key = name.removeprefix(self._prefix)
-            is_ours = isinstance(name, str) and name.startswith(self._prefix)
-            if is_ours and value is not None and key not in self._covered and key not in neutral:
-                raise self.fail(
+            has_prefix = isinstance(name, str) and name.startswith(self._prefix)
+            if has_prefix and value is not None and key not in self._read_keys and key not in neutral:
+                raise self.error(
                     key,
-                    f"is {shortened(value)}, and the {architecture} architecture declares no such property, so its "
-                    f"influence on inference is not known; remove it from the file if it has none",
+                    f"is {shortened(value)}, and the {architecture} architecture does not declare this property; "
+                    f"remove it from the file if it has no influence on inference",
                 )
         for nested in self._nested:
-            nested.refuse_undeclared(architecture)
+            nested.reject_undeclared(architecture)
 
 
 def shortened(value: Any, most: int = 80) -> str:
-    """The value for a message, in at most about so many characters."""
+    """Return the value as text for a message, cut after `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def divide(fields: Fields, key: str, value: int, by_key: str, by: int) -> int:
-    """value / by; raises ModelLoadError unless it comes out even."""
+def exact_quotient(fields: ConfigFields, key: str, value: int, by_key: str, by: int) -> int:
+    """Return value / by.
+
+    Raises:
+        ModelLoadError: `value` is not a multiple of `by`; the message names both keys.
+    """
     if value % by:
-        raise fields.fail(key, f"({value}) must be a multiple of {by_key} ({by})")
+        raise fields.error(key, f"({value}) must be a multiple of {by_key} ({by})")
     return value // by
 
 
 def unique(*groups: tuple[int, ...]) -> tuple[int, ...]:
-    """All members in order of first appearance."""
+    """Return the distinct tokens of all groups, in the order of their first occurrence."""
     return tuple(dict.fromkeys(token for group in groups for token in group))

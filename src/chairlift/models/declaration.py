@@ -1,11 +1,11 @@
-"""What a model computes, as data: the records from which weight loading, memory plan, cost model and kernel benchmarks
-are derived.
+"""The layers, norms and matrices of a model as data.
 
-A layer is two branches around the residual stream, each with norms in up to three places:
+Weight loading, memory plan, cost model and kernel benchmarks are derived from these records. A layer consists of two
+branches around the residual stream, each with norms in up to three places:
 
     stream = of_sum(stream + multiplier * after(branch(before(stream))))
 
-Names are those of Hugging Face's parameters, without `.weight` and `.bias`.
+Names are those of the parameters in Hugging Face checkpoints, without `.weight` and `.bias`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ PROJECTIONS: Final = "projections"
 class RopeConfig:
     """Rotary position embedding (Su et al., 2021) and its scaling.
 
-    `scaling` is "none", "linear" (factor), "llama3" (factor, low_freq_factor, high_freq_factor,
-    original_max_position_embeddings), or "factors" (freq_factors).
-
     Attributes:
-        freq_factors: head_dim / 2 numbers; inverse frequency i is divided by entry i. GGUF files carry the llama3
-            scaling that way (tensor `rope_freqs.weight`).
+        scaling: "none", "linear" (uses factor), "llama3" (uses factor, low_freq_factor, high_freq_factor and
+            original_max_position_embeddings), or "factors" (uses freq_factors).
+        freq_factors: head_dim / 2 divisors, one for each inverse frequency. GGUF files store the llama3 scaling in this
+            form (tensor `rope_freqs.weight`).
     """
 
     theta: float = 10000.0
@@ -46,7 +45,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """A normalization of rows of `size` values: `<name>.weight`, and `<name>.bias` of LayerNorm."""
+    """A norm of rows of `size` values, with the parameters `<name>.weight` and, for LayerNorm, `<name>.bias`."""
 
     kind: Literal["rms_norm", "layer_norm"]
     name: str
@@ -60,7 +59,7 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadNormSpec:
-    """RMSNorm over each head of query and key, before the rotation: `<query>.weight` and `<key>.weight` [head_dim]."""
+    """RMSNorm of each query and key head before the rotation, with `<query>.weight` and `<key>.weight` [head_dim]."""
 
     query: str
     key: str
@@ -69,13 +68,13 @@ class HeadNormSpec:
 
 @dataclass(frozen=True, slots=True)
 class MatrixSpec:
-    """Matrices over the same input, multiplied as one product.
+    """Matrices with the same input, which are multiplied as one product.
 
     Attributes:
-        group: the heading that the memory plan counts it under: ATTENTION, MLP, PROJECTIONS, EMBEDDING or LM_HEAD.
-        kernel: what the kernel benchmark calls the product: "qkv", "output", "gate_up", ...
+        group: the heading in the memory plan: ATTENTION, MLP, PROJECTIONS, EMBEDDING or LM_HEAD.
+        kernel: the name of the product in the kernel benchmark: "qkv", "output", "gate_up", ...
         parts: (name, output features) of each matrix, in the order of the output.
-        has_bias: every part has a bias.
+        has_bias: whether every part has a bias.
     """
 
     group: str
@@ -98,13 +97,13 @@ class MatrixSpec:
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """Names of the parameters, as files have them."""
+        """The names of the parameters, with `.weight`."""
         return tuple(f"{name}.weight" for name, _ in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class KVBlocks:
-    """The state of an attention layer: K and V of every token, in blocks."""
+    """The state of an attention layer: K and V of every token, stored in blocks."""
 
     num_kv_heads: int
     head_dim: int
@@ -120,10 +119,10 @@ class AttentionSpec:
 
     Attributes:
         qkv: the projections of query, key and value, one part each.
-        scale: of the products of query and key.
-        rope: None leaves query and key as they are.
-        sliding_window: keys that a query sees, itself included; None: all up to itself.
-        head_norm: None: none.
+        scale: the factor of the products of query and key.
+        rope: the rotary embedding of query and key, or None.
+        sliding_window: the number of keys that a query attends to, including its own, or None for all preceding keys.
+        head_norm: the norm of each query and key head, or None.
     """
 
     qkv: MatrixSpec
@@ -147,10 +146,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class FeedForwardSpec:
-    """down(activation(up(x))); gated: down(activation(gate(x)) * up(x)).
+    """A feed-forward network: down(activation(up(x))), or, gated, down(activation(gate(x)) * up(x)).
 
     Attributes:
-        up: gated: gate and up, one part each, gate first.
+        up: the up projection; of a gated network gate and up, one part each, gate first.
         activation: a key of `kernels.activations.ACTIVATIONS`.
     """
 
@@ -165,13 +164,19 @@ class FeedForwardSpec:
 
     @property
     def activation_kernel(self) -> str:
-        """The prologue of the down projection."""
+        """The name of the kernel that computes the activation before the down projection."""
         return activation_kernel(self.activation, self.gated)
 
 
 @dataclass(frozen=True, slots=True)
 class BranchNorms:
-    """The norms of a branch: of its input, of its output before it is added to the stream, and of the sum."""
+    """The norms of a branch.
+
+    Attributes:
+        before: the norm of the branch's input.
+        after: the norm of the branch's output, before it is added to the residual stream.
+        of_sum: the norm of the residual stream after the addition.
+    """
 
     before: NormSpec | None = None
     after: NormSpec | None = None
@@ -183,16 +188,16 @@ class BranchNorms:
 
 @dataclass(frozen=True, slots=True)
 class ProductSpec:
-    """A product as a step computes it.
+    """A matrix product of a step, with the operations that its kernel fuses.
 
     Attributes:
-        prologue: what happens to a row first: "none", the kind of a norm, or an activation kernel.
-        is_added: the product is added to the residual stream in the same call.
+        prologue: the function of a row before the product: "none", the kind of a norm, or an activation kernel.
+        adds_residual: whether the kernel adds the product to the residual stream.
     """
 
     matrix: MatrixSpec
     prologue: str
-    is_added: bool = False
+    adds_residual: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +205,7 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        residual_multiplier: of what both branches add to the stream.
+        residual_multiplier: the factor of both branches' outputs before they are added to the residual stream.
     """
 
     attention: AttentionSpec
@@ -211,18 +216,18 @@ class LayerSpec:
 
     @property
     def state(self) -> KVBlocks:
-        """What the layer keeps of every token."""
+        """The state that the layer stores for every token."""
         return KVBlocks(self.attention.num_kv_heads, self.attention.head_dim)
 
     @property
     def products(self) -> tuple[ProductSpec, ...]:
-        """In the order of a step."""
+        """The products of the layer, in the order of a step."""
         attention, mlp = self.attention, self.feed_forward
         return (
-            ProductSpec(attention.qkv, prologue_of(self.attention_norms.before)),
-            ProductSpec(attention.output, "none", self._is_added(self.attention_norms)),
-            ProductSpec(mlp.up, prologue_of(self.feed_forward_norms.before)),
-            ProductSpec(mlp.down, mlp.activation_kernel, self._is_added(self.feed_forward_norms)),
+            ProductSpec(attention.qkv, norm_prologue(self.attention_norms.before)),
+            ProductSpec(attention.output, "none", self._adds_residual(self.attention_norms)),
+            ProductSpec(mlp.up, norm_prologue(self.feed_forward_norms.before)),
+            ProductSpec(mlp.down, mlp.activation_kernel, self._adds_residual(self.feed_forward_norms)),
         )
 
     @property
@@ -231,28 +236,28 @@ class LayerSpec:
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
-        """Of the residual stream; those of heads are not among them."""
+        """The norms of the residual stream and of the branches; norms of heads are not included."""
         return (*self.attention_norms, *self.feed_forward_norms)
 
     @property
     def num_values_beside_matrices(self) -> int:
-        """Norms and biases."""
+        """The number of values in norms and biases."""
         head_norms = 0 if self.attention.head_norm is None else 2 * self.attention.head_dim
         biases = sum(matrix.num_bias_values for matrix in self.matrices)
         return sum(norm.num_values for norm in self.norms) + biases + head_norms
 
     @property
     def is_fused(self) -> bool:
-        """Every product's result is its branch's last, so that it can be added to the stream in the same call."""
-        return self._is_added(self.attention_norms) and self._is_added(self.feed_forward_norms)
+        """Whether the last product of each branch can be added to the residual stream by its own kernel."""
+        return self._adds_residual(self.attention_norms) and self._adds_residual(self.feed_forward_norms)
 
-    def _is_added(self, norms: BranchNorms) -> bool:
+    def _adds_residual(self, norms: BranchNorms) -> bool:
         return norms.after is None and self.residual_multiplier == 1
 
 
 @dataclass(frozen=True, slots=True)
 class PositionTableSpec:
-    """Learned positions: row `position + offset` of `<name>.weight` [rows, size] is added to the embedding."""
+    """Learned positions. Row `position + offset` of `<name>.weight` [rows, size] is added to the embedding."""
 
     name: str
     rows: int
@@ -264,6 +269,6 @@ class PositionTableSpec:
         return self.rows * self.size
 
 
-def prologue_of(norm: NormSpec | None) -> str:
-    """The prologue that computes `norm`."""
+def norm_prologue(norm: NormSpec | None) -> str:
+    """Return the name of the prologue that computes `norm`."""
     return "none" if norm is None else norm.kind

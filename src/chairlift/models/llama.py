@@ -1,8 +1,8 @@
-"""Llama and its relatives (Touvron et al., 2023): RMSNorm before, rotary embedding, grouped-query attention, SwiGLU.
+"""Llama (Touvron et al., 2023), Mistral, Qwen2 and Qwen3: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
     x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))
 
-Mistral adds a sliding window, Qwen2 a bias on q, k and v, Qwen3 a norm on the heads of q and k.
+Mistral adds a sliding window, Qwen2 biases of q, k and v, and Qwen3 a norm of each query and key head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from chairlift.models.architecture import Architecture, GGUFHeader
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import REQUIRED, Fields, divide
+from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -37,13 +37,13 @@ MAX_LAYERS: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaSizes:
-    """The sizes and switches in which Llama and its relatives differ.
+    """The sizes and switches of a Llama, Mistral, Qwen2 or Qwen3 model.
 
     Attributes:
         name: "llama", "mistral", "qwen2" or "qwen3".
-        sliding_windows: one entry for each layer, None attends to everything; empty: none in any layer.
-        qkv_bias, output_bias, mlp_bias: whether those projections have one.
-        qk_norm: RMSNorm over each head of q and k.
+        sliding_windows: the window of each layer, or None for full attention; an empty sequence for none in any layer.
+        qkv_bias, output_bias, mlp_bias: whether these projections have biases.
+        qk_norm: whether RMSNorm is applied to each query and key head.
         dtype: see ModelConfig.
     """
 
@@ -68,7 +68,7 @@ class LlamaSizes:
     dtype: str = "float32"
 
     def declare(self) -> ModelConfig:
-        """The model, layer by layer."""
+        """Return the declaration of the model with these sizes."""
         return ModelConfig(
             architecture="llama",
             name=self.name,
@@ -126,19 +126,22 @@ class LlamaSizes:
 
 
 @dataclass(frozen=True)
-class _Family:
-    """What the readers of Llama and its relatives do not have in common.
+class _HFConfigReader:
+    """The reader of the `config.json` of one model type.
 
-    `qkv_bias` None reads `attention_bias`, which then covers the o projection too.
+    Attributes:
+        windows: (fields, number of layers) -> the sliding window of each layer.
+        qkv_bias: whether q, k and v have biases, or None to read `attention_bias`, which applies to the output
+            projection too.
     """
 
     name: str
-    windows: Callable[[Fields, int], Sequence[int | None]]
+    windows: Callable[[ConfigFields, int], Sequence[int | None]]
     qkv_bias: bool | None = None
     reads_mlp_bias: bool = False
     qk_norm: bool = False
 
-    def __call__(self, fields: Fields) -> ModelConfig:
+    def __call__(self, fields: ConfigFields) -> ModelConfig:
         hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", high=MAX_LAYERS)
         heads = fields.integer("num_attention_heads")
         qkv_bias, output_bias, mlp_bias = self._biases(fields)
@@ -163,55 +166,57 @@ class _Family:
             qk_norm=self.qk_norm,
         ).declare()
 
-    def _biases(self, fields: Fields) -> tuple[bool, bool, bool]:
-        """Of q, k and v, of the output and of the feed-forward network. What the family's own code never reads must be
-        absent or say what that code does."""
-        why = f"a {self.name} model has none to choose"
+    def _biases(self, fields: ConfigFields) -> tuple[bool, bool, bool]:
+        """Return whether q, k and v, the output projection, and the feed-forward network have biases.
+
+        A field that the reference implementation of the model type ignores must be absent or agree with it.
+        """
+        why = f"{self.name} models do not have this option"
         if not self.reads_mlp_bias:
-            fields.refuse("mlp_bias", False, why)
+            fields.allow_only("mlp_bias", False, why)
         mlp = fields.flag("mlp_bias", False)
         if self.qkv_bias is None:
             bias = fields.flag("attention_bias", False)
             return bias, bias, mlp
-        fields.refuse("attention_bias", self.qkv_bias, why)
+        fields.allow_only("attention_bias", self.qkv_bias, why)
         return self.qkv_bias, False, mlp
 
 
-def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+def _head_dim(fields: ConfigFields, hidden: int, heads: int) -> int:
     if fields.get("head_dim") is None:
-        head_dim = divide(fields, "hidden_size", hidden, "num_attention_heads", heads)
+        head_dim = exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
     else:
         head_dim = fields.integer("head_dim", high=4096)
     if head_dim % 2:
-        raise fields.fail("head_dim", f"must be even for rotary embeddings, got {head_dim}")
+        raise fields.error("head_dim", f"must be even for rotary embeddings, got {head_dim}")
     return head_dim
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
+def _kv_heads(fields: ConfigFields, heads: int) -> int:
     kv_heads = fields.integer("num_key_value_heads", heads)
-    divide(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
     return kv_heads
 
 
-def _rope(fields: Fields) -> RopeConfig:
-    fields.refuse("rope_interleaved", False, "pairs of dimensions must lie half a head apart")
+def _rope(fields: ConfigFields) -> RopeConfig:
+    fields.allow_only("rope_interleaved", False, "the dimensions of a rotated pair must be half a head apart")
     return read_rope(fields)
 
 
-def _no_windows(fields: Fields, layers: int) -> Sequence[int | None]:
-    fields.refuse("sliding_window", None, "this architecture attends to everything")
+def _no_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    fields.allow_only("sliding_window", None, "this architecture has no sliding window")
     return ()
 
 
-def _mistral_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+def _mistral_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     window = None if fields.get("sliding_window") is None else fields.integer("sliding_window")
     return (window,) * layers
 
 
-def _qwen_windows(fields: Fields, layers: int) -> Sequence[int | None]:
+def _qwen_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
     uses_windows = fields.flag("use_sliding_window", False)
     window = fields.integer("sliding_window") if uses_windows else fields.get("sliding_window")
-    first = fields.get("max_window_layers")
+    fields.get("max_window_layers")  # Marks the field as read; it has no effect without windows.
     types = fields.get("layer_types")
     if types is not None:
         return _typed_windows(fields, types, layers, window if uses_windows else None)
@@ -221,7 +226,7 @@ def _qwen_windows(fields: Fields, layers: int) -> Sequence[int | None]:
     return tuple(window if layer >= first else None for layer in range(layers))
 
 
-def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
+def _typed_windows(fields: ConfigFields, types: Any, layers: int, window: int | None) -> Sequence[int | None]:
     known: dict[str, int | None] = {"full_attention": None}
     if window is not None:
         known = {"sliding_attention": window, **known}
@@ -230,7 +235,7 @@ def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) 
         or len(types) != layers
         or not all(isinstance(kind, str) and kind in known for kind in types)
     ):
-        raise fields.fail("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
+        raise fields.error("layer_types", f"must hold {layers} of {', '.join(known)}, got {types!r}")
     return tuple(known[kind] for kind in types)
 
 
@@ -238,10 +243,10 @@ def _typed_windows(fields: Fields, types: Any, layers: int, window: int | None) 
 
 
 def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
-    """A GGUF file of Llama, Qwen2 or Qwen3."""
+    """Read the metadata of a GGUF file of Llama, Qwen2 or Qwen3."""
     fields, name, tensors = header.fields, header.name, header.tensor_names
-    fields.refuse("expert_count", 0, "mixtures of experts are not supported")
-    fields.refuse("expert_used_count", 0, "mixtures of experts are not supported")
+    fields.allow_only("expert_count", 0, "mixtures of experts are not supported")
+    fields.allow_only("expert_used_count", 0, "mixtures of experts are not supported")
     layers = fields.integer("block_count", high=MAX_LAYERS)
     heads = _uniform(fields, "attention.head_count")
     head_dim = _gguf_head_dim(fields, heads)
@@ -266,44 +271,44 @@ def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
     ).declare()
 
 
-def _uniform(fields: Fields, key: str, default: Any = REQUIRED) -> int:
-    """An integer that some files repeat for each layer; layers that differ are refused."""
+def _uniform(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
+    """Read an integer that some files repeat for each layer, and reject different values."""
     value = fields.get(key, default)
     if not isinstance(value, list):
         return fields.integer(key, default)
     if not value or any(item != value[0] for item in value):
-        raise fields.fail(key, f"differs between layers ({value!r}), which is not supported")
+        raise fields.error(key, f"differs between layers ({value!r}), which is not supported")
     return fields.as_integer(key, value[0])
 
 
-def _gguf_kv_heads(fields: Fields, heads: int) -> int:
+def _gguf_kv_heads(fields: ConfigFields, heads: int) -> int:
     kv_heads = _uniform(fields, "attention.head_count_kv", heads)
-    divide(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
+    exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
     return kv_heads
 
 
-def _gguf_head_dim(fields: Fields, heads: int) -> int:
+def _gguf_head_dim(fields: ConfigFields, heads: int) -> int:
     hidden = fields.integer("embedding_length")
     if fields.get("attention.key_length") is None:
-        head_dim = divide(fields, "embedding_length", hidden, "attention.head_count", heads)
+        head_dim = exact_quotient(fields, "embedding_length", hidden, "attention.head_count", heads)
     else:
         head_dim = fields.integer("attention.key_length", high=4096)
-    fields.refuse("attention.value_length", head_dim, "K and V must have the same width")
-    fields.refuse("rope.dimension_count", head_dim, WHOLE_HEAD)
+    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
+    fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     return head_dim
 
 
-def _vocab_size(fields: Fields, tokens: Fields) -> int:
+def _vocab_size(fields: ConfigFields, tokens: ConfigFields) -> int:
     if fields.get("vocab_size") is not None:
         return fields.integer("vocab_size")
     strings = tokens.get("tokens")
     if not isinstance(strings, Sequence) or not strings:
-        raise fields.fail("vocab_size", "is missing, and so are the tokens that would give it")
+        raise fields.error("vocab_size", "is missing, and so are the tokens (tokenizer.ggml.tokens)")
     return len(strings)
 
 
-def _gguf_windows(fields: Fields, layers: int) -> Sequence[int | None]:
-    fields.refuse("attention.sliding_window_pattern", None, "only one window for all layers is")
+def _gguf_windows(fields: ConfigFields, layers: int) -> Sequence[int | None]:
+    fields.allow_only("attention.sliding_window_pattern", None, "all layers must have the same window")
     window = fields.integer("attention.sliding_window", 0, low=0)
     return (window or None,) * layers
 
@@ -311,10 +316,10 @@ def _gguf_windows(fields: Fields, layers: int) -> Sequence[int | None]:
 LLAMA: Final = Architecture(
     name="llama",
     hf_readers={
-        "LlamaForCausalLM": _Family("llama", _no_windows, reads_mlp_bias=True),
-        "MistralForCausalLM": _Family("mistral", _mistral_windows, qkv_bias=False),
-        "Qwen2ForCausalLM": _Family("qwen2", _qwen_windows, qkv_bias=True),
-        "Qwen3ForCausalLM": _Family("qwen3", _qwen_windows, qk_norm=True),
+        "LlamaForCausalLM": _HFConfigReader("llama", _no_windows, reads_mlp_bias=True),
+        "MistralForCausalLM": _HFConfigReader("mistral", _mistral_windows, qkv_bias=False),
+        "Qwen2ForCausalLM": _HFConfigReader("qwen2", _qwen_windows, qkv_bias=True),
+        "Qwen3ForCausalLM": _HFConfigReader("qwen3", _qwen_windows, qk_norm=True),
     },
     gguf_readers=dict.fromkeys(("llama", "qwen2", "qwen3"), read_llama_gguf),
     gguf_names={

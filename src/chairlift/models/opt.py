@@ -1,6 +1,8 @@
-"""OPT (Zhang et al., 2022): learned positions, LayerNorm before (350m: of the sums), an ungated MLP, biases everywhere.
+"""OPT (Zhang et al., 2022): learned positions, LayerNorm, an ungated feed-forward network, biases in all projections.
 
-x + attention(norm(x)), then x + fc2(relu(fc1(norm(x))));    350m: norm(x + attention(x)), and so on
+    x + attention(norm(x)), then x + fc2(relu(fc1(norm(x))))
+
+opt-350m has its norms after the additions: norm(x + attention(x)), then norm(x + fc2(relu(fc1(x)))).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Final
 
 from chairlift.models.architecture import Architecture
 from chairlift.models.config import ModelConfig
-from chairlift.models.config_fields import Fields, divide
+from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
     EMBEDDING,
@@ -27,7 +29,7 @@ from chairlift.models.declaration import (
 )
 
 POSITION_OFFSET: Final = 2
-"""Row of the position table that position 0 reads."""
+"""The row of the position table for position 0."""
 
 NORM_EPS: Final = 1e-5
 
@@ -39,11 +41,12 @@ class OPTSizes:
     """The sizes and switches of an OPT model, 125m to 66b.
 
     Attributes:
-        num_kv_heads: None: as many as num_heads, as in all of OPT; Falcon, which has the same matrices, has fewer.
-        has_biases: of all projections and of the MLP.
-        word_embed_proj_dim: width of a word vector; None: hidden_size.
-        norm_before: LayerNorm before each branch; else of each sum.
-        final_norm: LayerNorm before the head.
+        num_kv_heads: the number of KV heads, or None for num_heads as in every OPT model. Falcon has the same matrices
+            and fewer KV heads.
+        has_biases: whether all projections and the feed-forward network have biases.
+        word_embed_proj_dim: the width of a word vector, or None for hidden_size.
+        norm_before: whether LayerNorm precedes each branch; otherwise it follows each addition.
+        final_norm: whether LayerNorm precedes the head.
         dtype: see ModelConfig.
     """
 
@@ -63,7 +66,7 @@ class OPTSizes:
     dtype: str = "float32"
 
     def declare(self) -> ModelConfig:
-        """The model, layer by layer."""
+        """Return the declaration of the model with these sizes."""
         size, word = self.hidden_size, self.word_embed_proj_dim or self.hidden_size
         rows = self.max_position_embeddings + POSITION_OFFSET
         has_norm, has_projections = self.norm_before and self.final_norm, word != size
@@ -125,12 +128,12 @@ def _projection(name: str, out_features: int, in_features: int) -> MatrixSpec:
     return MatrixSpec(PROJECTIONS, name, ((f"{ROOT}.{name}", out_features),), in_features)
 
 
-def read_opt(fields: Fields) -> ModelConfig:
-    """A `config.json` of an OPT model."""
+def read_opt(fields: ConfigFields) -> ModelConfig:
+    """Read the `config.json` of an OPT model."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
-    divide(fields, "hidden_size", hidden, "num_attention_heads", heads)
-    fields.refuse("layer_norm_elementwise_affine", True, "layer norms must have weights")
+    exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
+    fields.allow_only("layer_norm_elementwise_affine", True, "layer norms must have weights")
     norm_before = fields.flag("do_layer_norm_before", True)
     projection = fields.integer("word_embed_proj_dim", hidden)
     return OPTSizes(

@@ -1,66 +1,116 @@
-"""From a declaration and its weights to a model."""
+"""The table of architectures, and the readers that turn model files into a ModelConfig.
+
+Keys of `config.json` are those of transformers 4 and 5; keys of GGUF metadata are those of the GGUF specification
+(ggml, docs/gguf.md).
+"""
 
 from __future__ import annotations
 
-import logging
-
-import torch
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.activations import ACTIVATIONS
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.registry import get_kernels
-from chairlift.kernels.weights import Weights
-from chairlift.models.architectures import architecture_of
+from chairlift.models.architecture import Architecture, GGUFHeader, HFReader
 from chairlift.models.config import ModelConfig
-from chairlift.models.decoder import Decoder, shape_of
-from chairlift.models.model import Model
-from chairlift.models.torch_operations import fallback_note, torch_operations
+from chairlift.models.config_fields import REQUIRED, ConfigFields, unique
+from chairlift.models.llama import LLAMA
+from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
+from chairlift.models.opt import OPT
 
-logger = logging.getLogger("chairlift")
+ARCHITECTURES: Final[dict[str, Architecture]] = {architecture.name: architecture for architecture in (LLAMA, OPT)}
+"""The supported architectures, by `ModelConfig.architecture`."""
+
+DTYPES: Final = ("float32", "float16", "bfloat16")
+GGUF_END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+GGUF_FILE_TYPES: Final = {0: "float32", 1: "float16", 32: "bfloat16"}
+QUANTIZED_CHECKPOINT: Final = (
+    "quantized checkpoints are read from GGUF files only; use the unquantized model or a GGUF file"
+)
 
 
-def build_model(
-    config: ModelConfig,
-    weights: Weights,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    kernels: str = "torch",
-    quantization: str | None = None,
-    kv_cache_dtype: torch.dtype | None = None,
-) -> Model:
-    """Make a model of `config` and read its parameters.
-
-    Args:
-        dtype, device: of activations; `weights` must yield the same.
-        kernels: the name of the kernel set: "native", "torch" or "reference".
-        quantization: the format of all matrices, with native kernels; None: as in the file.
-        kv_cache_dtype: of K and V in memory; None: `dtype`.
+def get_architecture(config: ModelConfig) -> Architecture:
+    """Return the architecture of a model.
 
     Raises:
-        ModelLoadError: the architecture or one of its features is not supported, or a parameter cannot be read.
-        ConfigError: no kernel set has that name, or it does not have this shape or these types.
+        ModelLoadError: `config.architecture` is not in ARCHITECTURES.
     """
-    architecture_of(config)
-    _check_activations(config)
-    kernel_set = get_kernels(kernels, quantization)
-    on = torch.device(device)
-    shapes = (shape_of(layer.attention, dtype, on, kv_cache_dtype) for layer in config.layers)
-    backends = {shape: kernel_set.attention(shape) for shape in dict.fromkeys(shapes)}
-    model = Decoder(config, weights, kernel_set, backends)
-    for note in (*kernel_set.notes(), *_fallback_notes(config, kernel_set)):
-        logger.info("%s", note)
-    return model
+    found = ARCHITECTURES.get(config.architecture)
+    if found is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelLoadError(f"architecture must be one of {known}; got {config.architecture!r} ({config.name})")
+    return found
 
 
-def _check_activations(config: ModelConfig) -> None:
-    for name in {layer.feed_forward.activation for layer in config.layers}:
-        if name not in ACTIVATIONS:
-            known = ", ".join(sorted(ACTIVATIONS))
-            raise ModelLoadError(f"activation must be one of {known}, got {name!r} ({config.name})")
+def read_hf_config(
+    config: Mapping[str, Any], *, source: str, generation_config: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """Read a Hugging Face `config.json`, and the end-of-sequence tokens of `generation_config.json`.
+
+    Args:
+        config, generation_config: the parsed files.
+        source: the file's name, for error messages.
+
+    Raises:
+        ModelLoadError: A key is missing, has a wrong type, is out of range, is not supported, or is not declared by the
+            architecture; the message names the file, the key and the value.
+    """
+    fields = ConfigFields(config, source)
+    architecture, reader = _find_hf_reader(fields)
+    fields.allow_only("quantization_config", None, QUANTIZED_CHECKPOINT)
+    generation = ConfigFields(generation_config or {}, source.replace("config.json", "generation_config.json"))
+    bos = fields.token_ids("bos_token_id")
+    dtype_key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    read = replace(
+        reader(fields),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=unique(fields.token_ids("eos_token_id"), generation.token_ids("eos_token_id")),
+        dtype=fields.choice(dtype_key, DTYPES, "float32"),
+    )
+    fields.reject_undeclared(architecture.name, NEUTRAL_HF)
+    return read
 
 
-def _fallback_notes(config: ModelConfig, kernels: Kernels) -> list[str]:
-    found = torch_operations(config) if kernels.name == "native" else []
-    return [fallback_note(found)] if found else []
+def _find_hf_reader(fields: ConfigFields) -> tuple[Architecture, HFReader]:
+    names = fields.get("architectures", REQUIRED)
+    for name in names if isinstance(names, list) else [names]:
+        for architecture in ARCHITECTURES.values():
+            if isinstance(name, str) and name in architecture.hf_readers:
+                return architecture, architecture.hf_readers[name]
+    known = ", ".join(name for architecture in ARCHITECTURES.values() for name in architecture.hf_readers)
+    raise fields.error("architectures", f"is {names!r}, which is not supported; supported: {known}")
+
+
+def read_gguf_config(
+    metadata: Mapping[str, Any],
+    *,
+    source: str,
+    tensor_names: Collection[str] = (),
+    rope_freqs: Sequence[float] | None = None,
+) -> ModelConfig:
+    """Read the metadata of a GGUF file.
+
+    Args:
+        metadata: key -> int, float, bool, str or list of them.
+        source: the file's name, for error messages.
+        tensor_names: names of the file's tensors. They show which biases exist and whether the embeddings are tied
+            (no `output.weight`).
+        rope_freqs: the tensor `rope_freqs.weight`, or None if the file has no such tensor.
+
+    Raises:
+        ModelLoadError: as `read_hf_config`.
+    """
+    general = ConfigFields(metadata, source, "general.")
+    tokens = ConfigFields(metadata, source, "tokenizer.ggml.")
+    readers = {name: reader for each in ARCHITECTURES.values() for name, reader in each.gguf_readers.items()}
+    name = general.choice("architecture", readers)
+    header = GGUFHeader(name, ConfigFields(metadata, source, f"{name}."), tokens, tensor_names, rope_freqs)
+    bos = tokens.token_ids("bos_token_id")
+    read = replace(
+        readers[name](header),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=unique(*(tokens.token_ids(key) for key in GGUF_END_KEYS)),
+        dtype=GGUF_FILE_TYPES.get(general.integer("file_type", 0, low=0), "float16"),
+    )
+    header.fields.reject_undeclared(name, NEUTRAL_GGUF)
+    return read

@@ -1,4 +1,4 @@
-"""Which operations of a model's layers native kernels leave to torch."""
+"""The operations of a model's layers that native kernels lack, and that torch computes instead."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from chairlift.models.declaration import LayerSpec
 
 
 def torch_operations(config: ModelConfig) -> list[str]:
-    """What native kernels have no function for, each once; empty: they compute all layers, and their steps can be
-    recorded."""
+    """Return the operations of a model's layers that native kernels lack, each once.
+
+    If the list is empty, native kernels compute all layers, and decode steps can be recorded.
+    """
     found = dict.fromkeys(operation for layer in config.layers for operation in _of_layer(layer))
     specs = [layer.attention for layer in config.layers]
     shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.scale) for spec in specs}
-    return [*found, *([f"planning for {len(shapes)} shapes of attention"] if len(shapes) > 1 else [])]
+    return [*found, *([f"{len(shapes)} shapes of attention"] if len(shapes) > 1 else [])]
 
 
 def _of_layer(layer: LayerSpec) -> list[str]:
     found = []
     for norms in (layer.attention_norms, layer.feed_forward_norms):
-        found += ["norms of what a branch adds"] if norms.after is not None else []
-        found += ["norms of sums"] if norms.of_sum is not None else []
+        found += ["norms after a branch"] if norms.after is not None else []
+        found += ["norms of the residual stream after a branch"] if norms.of_sum is not None else []
     if layer.residual_multiplier != 1:
         found.append("residual multipliers")
     if not has_native_kernel(layer.feed_forward.activation_kernel):
@@ -29,8 +31,8 @@ def _of_layer(layer: LayerSpec) -> list[str]:
 
 
 def fallback_note(operations: list[str]) -> str:
-    """The message for a model on native kernels with these operations."""
+    """Return the message for a model with these `torch_operations` under native kernels."""
     return (
-        f"native kernels have no function for {', '.join(operations)}: torch computes them, and decode steps are not "
-        f"recorded"
+        f"native kernels do not support {', '.join(operations)}: torch computes these operations, and decode steps are "
+        f"not recorded"
     )

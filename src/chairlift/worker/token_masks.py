@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from chairlift.errors import RequestError
-from chairlift.grammar.compiler import GrammarCompiler, Matcher, num_words
+from chairlift.grammar.compiler import GrammarCompiler, GrammarMatcher, num_words
 from chairlift.kernels.sampling import Bits, IntArray
 from chairlift.outputs import NewRequest
 from chairlift.worker.request_rows import RequestRows
@@ -32,7 +32,7 @@ class _Grammar:
         early: below min_tokens these tokens are masked, unless nothing else is left.
     """
 
-    matcher: Matcher | None
+    matcher: GrammarMatcher | None
     error: str | None
     seen: int
     early: Bits

@@ -13,13 +13,13 @@ import torch
 from chairlift import LLM, EngineConfig
 from chairlift.engine.startup import loaded_model
 from chairlift.errors import ConfigError
-from chairlift.models.model import Model
+from chairlift.models.decoder import DecoderModel
 from chairlift.system.control_groups import ControlGroups
 
 
 def allocate_with(monkeypatch: pytest.MonkeyPatch, allocate: Callable[[], object]) -> None:
     """Instead of what the model would do; as much memory as one likes."""
-    monkeypatch.setattr(Model, "allocate_kv_cache", lambda *_arguments: allocate())
+    monkeypatch.setattr(DecoderModel, "allocate_kv_cache", lambda *_arguments: allocate())
     monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1 << 60)
 
 

@@ -31,8 +31,7 @@ from chairlift.events import EngineStarted, EventList
 from chairlift.lab.bench.simulation import like_recorded
 from chairlift.lab.planning.planner import Load, PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
-from chairlift.loading.formats import matrix_formats
-from chairlift.loading.resolve import load_config, resolve_model
+from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from native import needs_native
 
 

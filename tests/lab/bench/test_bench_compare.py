@@ -25,7 +25,7 @@ from chairlift.lab.bench.comparison_result import COMPARED, TokenCheck, TokenDif
 from chairlift.lab.bench.policies import Policy, parse_policies, parse_policy
 from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.models.model import Model
+from chairlift.models.decoder import DecoderModel
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -78,19 +78,19 @@ def result(
     tiny_config: Path, served: list[list[WorkloadRequest]], num_allocations: list[int]
 ) -> Iterator[CompareResult]:
     """Two rounds of four policies in a pool that is too small for everybody."""
-    drive, allocate = compare.drive, Model.allocate_kv_cache
+    drive, allocate = compare.drive, DecoderModel.allocate_kv_cache
 
     def recording(target: Engine, workload: Sequence[WorkloadRequest], limit: int | None) -> dict[str, list[int]]:
         served.append(list(workload))
         return drive(target, workload, limit)
 
-    def counting(model: Model, num_blocks: int, block_size: int) -> None:
+    def counting(model: DecoderModel, num_blocks: int, block_size: int) -> None:
         num_allocations.append(num_blocks)
         allocate(model, num_blocks, block_size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "drive", recording)
-        patch.setattr(Model, "allocate_kv_cache", counting)
+        patch.setattr(DecoderModel, "allocate_kv_cache", counting)
         yield run_compare(engine(tiny_config), options(repeats=2, static_batch_size=2, max_tokens=40))
 
 

@@ -27,10 +27,10 @@ from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass
 from chairlift.lab.bench.kernels.tables import print_kernels
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models import registry
+from chairlift.models import decoder
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import build_model
 from native import needs_native
 
 TinyModel = Callable[..., Path]
@@ -120,7 +120,7 @@ def test_linear_layers_are_those_of_the_model(tiny_model_dir: TinyModel, arch: s
             return self._kernels.make_linear(matrix, bias, prologue)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "get_kernels", lambda *_: Recorder())
+        patch.setattr(decoder, "get_kernels", lambda *_: Recorder())
         weights = RandomWeights(config, torch.float32, torch.device("cpu"))
         build_model(config, weights, dtype=torch.float32, device="cpu", kernels="reference")
     products = [*(product for layer in config.layers for product in layer.products), config.head_product]

@@ -14,7 +14,7 @@ import pytest
 
 from byte_tokenizer import VOCAB_SIZE, with_byte_tokenizer
 from chairlift.errors import ConfigError
-from chairlift.models import registry
+from chairlift.models import decoder
 from chairlift.worker import model_runner
 from chairlift.worker.token_masks import TokenMasks
 
@@ -34,7 +34,7 @@ def script(name: str) -> ModuleType:
 
 def test_profile_step(tiny_model_dir: TinyModel) -> None:
     profile = script("profile_step")
-    get_kernels, gather = vars(registry)["get_kernels"], vars(model_runner)["gather_input_batch"]
+    get_kernels, gather = vars(decoder)["get_kernels"], vars(model_runner)["gather_input_batch"]
     timer = profile.SectionTimer()
     config = profile.engine_config(str(tiny_model_dir("llama")), [1, 3], 20, 5, 1)
     engine = profile.timed_engine(config, timer)
@@ -44,7 +44,7 @@ def test_profile_step(tiny_model_dir: TinyModel) -> None:
         assert all(seconds > 0 for step in taken for seconds in step.values()), "every section is met"
     rows = profile.milliseconds(taken)
     assert 0 < rows["outside the model"] < rows["step"]
-    assert vars(registry)["get_kernels"] is get_kernels
+    assert vars(decoder)["get_kernels"] is get_kernels
     assert vars(model_runner)["gather_input_batch"] is gather
 
 

@@ -29,9 +29,8 @@ from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
 from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
-from chairlift.loading.formats import matrix_formats
-from chairlift.loading.resolve import load_config, resolve_model
-from chairlift.models.held_bytes import held_bytes
+from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
+from chairlift.models.parameter_memory import parameter_bytes
 from chairlift.request import Request
 from fakes import make_engine, make_request, run_to_end
 from native import needs_native
@@ -265,7 +264,7 @@ def test_weights_are_planned_to_the_byte(arch: str, kernels: str, tiny_model_dir
     config = EngineConfig(model=str(tiny_model_dir(arch)), skip_tokenizer_init=True, num_threads=1, kernels=kernels)
     loaded = load_model(config)
     items = plan_weights(loaded.config, "float32", "cpu", kernels)
-    assert held_bytes(loaded.model) == total(items)
+    assert parameter_bytes(loaded.model) == total(items)
     has_copy = any("packed copy" in item.name for item in items)
     assert has_copy == (loaded.config.tie_word_embeddings and kernels == "torch")
 
@@ -283,7 +282,7 @@ def test_native_weights_are_planned_to_the_byte(
     )
     loaded = load_model(config)
     build_engine(config, loaded=loaded, events=events)
-    assert held_bytes(loaded.model) == total(loaded.planned_weights)
+    assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
     started = events.events[0]
     assert isinstance(started, EngineStarted)
     assert (started.kernels, started.kv_cache_dtype, started.quantization) == ("native", "bfloat16", quantization)
@@ -297,7 +296,7 @@ def test_a_tied_embedding_is_there_twice_and_kv_memory_is_not_counted(tiny_model
     config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, dtype="bfloat16")
     loaded = load_model(config)
     build_engine(config, loaded=loaded)
-    assert held_bytes(loaded.model) == total(plan_weights(loaded.config, "bfloat16", "cpu"))
+    assert parameter_bytes(loaded.model) == total(plan_weights(loaded.config, "bfloat16", "cpu"))
 
 
 def test_an_engine_says_what_was_planned_and_what_it_holds(

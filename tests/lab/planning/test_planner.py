@@ -33,7 +33,7 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength, UniformLengths, parse_lengths
-from chairlift.loading.formats import matrix_formats
+from chairlift.loading.resolve import matrix_formats
 from chairlift.worker import model_runner
 
 GIB = 1 << 30

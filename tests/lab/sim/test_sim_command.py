@@ -19,7 +19,7 @@ from chairlift.lab.metrics.run import summarize
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
 from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
-from chairlift.loading.formats import matrix_formats
+from chairlift.loading.resolve import matrix_formats
 
 SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 

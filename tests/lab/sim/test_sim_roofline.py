@@ -17,8 +17,8 @@ from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES, model_shape
 from chairlift.lab.sim.roofline import Roofline
-from chairlift.models.config_hf import read_hf_config
 from chairlift.models.llama import LlamaSizes
+from chairlift.models.registry import read_hf_config
 
 TINY = ModelShape(
     "tiny",

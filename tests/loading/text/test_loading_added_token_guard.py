@@ -1,4 +1,4 @@
-"""Added tokens match in template text only, and everything else is encoded as the library encodes it."""
+"""Added tokens match in template text only, and other text is encoded in the same way as by the library."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def prompts(content: st.SearchStrategy[str]) -> st.SearchStrategy[MarkedText]:
 
 
 def guarded(guard: AddedTokenGuard, ids: list[int]) -> list[int]:
-    """Those of the ids that are special tokens or markup; `<unk>` also stands for any other text."""
+    """Return the ids that are special tokens or markup, without `<unk>`, which other text produces as well."""
     tokens = {i for spelling, i in guard.guarded_tokens.items() if spelling != "<unk>"}
     return [i for i in ids if i in tokens]
 
 
 def added_tokens_of(text: str) -> list[str]:
-    """The added tokens that a text spells, from left to right, the longest first."""
+    """Return the added tokens that a text spells, from left to right, the longest first."""
     return re.findall("|".join(re.escape(token) for token in sorted(TOKENS, key=len, reverse=True)), text)
 
 
@@ -69,13 +69,13 @@ def guard(backend: tokenizers.Tokenizer) -> AddedTokenGuard:
 
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
-def test_content_never_becomes_an_added_token(guard: AddedTokenGuard, data: st.DataObject) -> None:
+def test_content_never_produces_an_added_token(guard: AddedTokenGuard, data: st.DataObject) -> None:
     assert guarded(guard, guard.encode(MarkedText(data.draw(hostile)))) == []
 
 
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
-def test_only_template_text_becomes_added_tokens(
+def test_template_text_produces_added_tokens(
     backend: tokenizers.Tokenizer, guard: AddedTokenGuard, data: st.DataObject
 ) -> None:
     prompt = data.draw(prompts(hostile))
@@ -92,7 +92,7 @@ def test_only_template_text_becomes_added_tokens(
 
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
-def test_prompts_without_spellings_are_encoded_as_by_the_library(
+def test_prompts_without_spellings_equal_the_library(
     backend: tokenizers.Tokenizer, guard: AddedTokenGuard, data: st.DataObject
 ) -> None:
     pieces = data.draw(st.lists(st.sampled_from(TOKENS).map(template_text) | ordinary, max_size=7))
@@ -100,13 +100,13 @@ def test_prompts_without_spellings_are_encoded_as_by_the_library(
     expected = backend.encode(unmarked(prompt), add_special_tokens=False).ids
     if guard._template_tokens(prompt) is not None:
         assert guard.encode(prompt) == expected
-        assert guard.encode_strictly(prompt) == expected
+        assert guard.encode_with_aliases(prompt) == expected
         assert guard.encode(prompt, add_special_tokens=True) == backend.encode(unmarked(prompt)).ids
 
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
-def test_content_is_not_changed(data: st.DataObject) -> None:
+def test_content_is_unchanged(data: st.DataObject) -> None:
     backend = BACKENDS["unsplit_bytes"]()
     prompt = data.draw(prompts(hostile))
     assume("é" not in prompt)  # the library decodes this added token as a byte
@@ -114,8 +114,8 @@ def test_content_is_not_changed(data: st.DataObject) -> None:
     assert backend.decode(ids, skip_special_tokens=False) == unmarked(prompt)
 
 
-def test_merges_into_a_control_token_are_undone() -> None:
-    """The merges of this vocabulary make `</s>` of plain text, as those derived for GGUF files can."""
+def test_merges_into_a_control_token_are_cut() -> None:
+    """The merges of this vocabulary turn plain text into `</s>`, which merges derived for GGUF files can do."""
     backend = BACKENDS["sentencepiece"]()
     inner = Tokenizer(backend.model)
     assert [token for token in inner.encode("</s>").tokens if token == "</s>"] == ["</s>"]
@@ -125,7 +125,7 @@ def test_merges_into_a_control_token_are_undone() -> None:
     assert backend.decode(ids, skip_special_tokens=False).replace(" ", "") == "a</s>b</s></s>"
 
 
-def test_the_unknown_token_is_not_spelled_by_content() -> None:
+def test_content_that_spells_the_unknown_token_is_text() -> None:
     backend = BACKENDS["unigram"]()
     guard = AddedTokenGuard(backend)
     unknown = unknown_id(backend)
@@ -137,7 +137,7 @@ def test_the_unknown_token_is_not_spelled_by_content() -> None:
     assert written.count(unknown) == spelled.count(unknown) + 1
 
 
-def test_white_space_and_single_characters_are_ordinary_text() -> None:
+def test_white_space_and_single_characters_are_not_guarded() -> None:
     backend = BACKENDS["byte_level"]()
     for token in WHITE_SPACE:
         assert not is_markup(AddedToken(token))
@@ -146,22 +146,22 @@ def test_white_space_and_single_characters_are_ordinary_text() -> None:
     assert is_markup(AddedToken("\n\n", special=True))
 
 
-def test_a_vocabulary_with_gaps() -> None:
+def test_vocabulary_with_gaps() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "b": 4, "[UNK]": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     backend.add_special_tokens(["<s>"])
     guard = AddedTokenGuard(backend)
     assert guard.encode(MarkedText("b b <s> b")) == [4, 4, 1, 4]
-    assert guard.encode_strictly(join_marked([template_text("<s>"), " b"])) == [backend.token_to_id("<s>"), 4]
+    assert guard.encode_with_aliases(join_marked([template_text("<s>"), " b"])) == [backend.token_to_id("<s>"), 4]
 
 
-def test_a_tokenizer_without_added_tokens() -> None:
+def test_tokenizer_without_added_tokens() -> None:
     backend = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     assert AddedTokenGuard(backend).encode(MarkedText("a")) == [0]
 
 
-def test_the_time_grows_with_the_text_only() -> None:
-    """Thousands of added tokens, and text that begins one at every character: neither multiplies the other."""
+def test_time_depends_on_the_length_of_the_text_only() -> None:
+    """The time is not multiplied by thousands of added tokens, nor by text that begins one at every character."""
     backend = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     backend.add_special_tokens([f"<unused{number}>" for number in range(5000)])
     guard = AddedTokenGuard(backend)

@@ -1,4 +1,4 @@
-"""Chat templates: what they may use, and how their failures are told."""
+"""Chat templates: the functions that they can use, and the errors that they cause."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_loop_controls() -> None:
     assert render("{% for i in range(9) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "012"
 
 
-def test_generation_tag_is_its_body() -> None:
+def test_generation_tag_renders_its_body() -> None:
     assert render("a{% generation %}{{ bos_token }}{% endgeneration %}b") == "a<s>b"
 
 
-def test_tojson_escapes_no_html() -> None:
+def test_tojson_does_not_escape_html() -> None:
     assert json.loads(render("{{ messages[0] | tojson }}")) == USER
     assert render("{{ messages[0].content | tojson }}") == "\"<hi> & 'bye' é\""
     assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=2) }}") == '{\n  "b": 1,\n  "a": [\n    2\n  ]\n}'
@@ -60,7 +60,7 @@ def test_strftime_now() -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe|undefined|access to attribute"),
     ],
 )
-def test_failures_blame_the_messages(text: str, problem: str) -> None:
+def test_errors_name_messages_as_the_parameter(text: str, problem: str) -> None:
     with pytest.raises(RequestError, match=problem) as caught:
         render(text)
     assert caught.value.param == "messages"

@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata: parity with llama.cpp and transformers, round trips, and the cache."""
+"""Tokenizers from GGUF metadata equal llama.cpp and transformers, round-trip texts, and are cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from chairlift.loading.text import gguf_tokenizer
 from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import Tokenizer
 
-SAMPLE = Path(__file__).parent.parent / "data" / "smollm2_llama_cpp_ids.json"
+SAMPLE = Path(__file__).parents[2] / "data" / "smollm2_llama_cpp_ids.json"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_ids_equal_llama_cpp(smollm2: Tokenizer) -> None:
 
 @pytest.fixture(scope="module")
 def oracle(smollm2_gguf: Path) -> Any:
-    """The default model's tokenizer as transformers rebuilds it."""
+    """Return the default model's tokenizer as transformers builds it from the same file."""
     return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
@@ -157,7 +157,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @given(text=st.text() | st.lists(st.sampled_from(["<end>", "<think>", "<", "hell", " he"])).map("".join))
 @settings(deadline=None)
-def test_every_text_survives_a_whole_byte_alphabet(tiny: Tokenizer, text: str) -> None:
+def test_any_text_round_trips_with_a_full_byte_alphabet(tiny: Tokenizer, text: str) -> None:
     assert tiny.decode(tiny.encode(text), skip_special_tokens=False) == text
 
 
@@ -188,7 +188,7 @@ def test_tiny_sentencepiece(tmp_path: Path) -> None:
 
 @given(text=st.text() | st.lists(st.sampled_from(["<end>", "<think>", "<", "hell", " he"])).map("".join))
 @settings(deadline=None)
-def test_token_bytes_of_byte_level_join_to_the_text(tiny: Tokenizer, text: str) -> None:
+def test_token_bytes_of_byte_level_concatenate_to_the_text(tiny: Tokenizer, text: str) -> None:
     assert b"".join(map(tiny.token_bytes, tiny.encode(text))) == text.encode()
 
 
@@ -199,7 +199,7 @@ def tiny_spm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁")))
 @settings(deadline=None)
-def test_token_bytes_of_sentencepiece_join_to_the_text(tiny_spm: Tokenizer, text: str) -> None:
+def test_token_bytes_of_sentencepiece_concatenate_to_the_text(tiny_spm: Tokenizer, text: str) -> None:
     ids = tiny_spm.encode(text, add_special_tokens=False)
     leading = " " if text and tiny_spm.encode("a", add_special_tokens=False) == [tiny_spm.token_to_id("▁a")] else ""
     assert b"".join(map(tiny_spm.token_bytes, ids)) == (leading + text).encode()
@@ -226,7 +226,7 @@ def test_token_bytes(tmp_path: Path, base: dict[str, Any], token: str, expected:
         assert tokenizer.token_bytes(unknown) == b""
 
 
-def test_the_longest_token(tmp_path: Path, smollm2: Tokenizer) -> None:
+def test_max_token_bytes(tmp_path: Path, smollm2: Tokenizer) -> None:
     assert load(tmp_path, BPE).max_token_bytes == len("[EMPTY_330]"), "padding has a name"
     assert load(tmp_path, SPM).max_token_bytes == len("<unk>")
     lengths = [len(smollm2.token_bytes(token_id)) for token_id in range(smollm2.vocab_size)]
@@ -248,16 +248,16 @@ def test_derived_merges_equal_transformers(pieces: dict[str, float]) -> None:
         (BPE, {"model": None}, r"tokenizer\.ggml\.model is None"),
         (BPE, {"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         (BPE, {"merges": None}, r"tokenizer\.ggml\.merges is missing"),
-        (BPE, {"merges": ["he"]}, r"tokenizer\.ggml\.merges must hold pairs"),
-        (BPE, {"merges": ["q zz"]}, r"tokenizer\.ggml\.merges does not fit the tokens"),
-        (BPE, {"token_type": [1, 1]}, r"tokenizer\.ggml\.token_type has 2 entries for \d+ tokens"),
-        (BPE, {"tokens": ["a", "a"], "token_type": None, "merges": ["a a"]}, r"tokens holds 'a' twice"),
+        (BPE, {"merges": ["he"]}, r"tokenizer\.ggml\.merges must contain pairs"),
+        (BPE, {"merges": ["q zz"]}, r"tokenizer\.ggml\.merges does not match the tokens"),
+        (BPE, {"token_type": [1, 1]}, r"tokenizer\.ggml\.token_type has 2 entries, but there are \d+ tokens"),
+        (BPE, {"tokens": ["a", "a"], "token_type": None, "merges": ["a a"]}, r"tokens contains 'a' twice"),
         (BPE, {"add_bos_token": 3}, r"add_bos_token must be true or false, got 3"),
         (SPM, {"scores": None}, r"tokenizer\.ggml\.scores is missing"),
         (SPM, {"scores": [1.0]}, r"tokenizer\.ggml\.scores has 1 entries"),
     ],
 )
-def test_damage_names_file_and_key(tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
+def test_errors_name_file_and_key(tmp_path: Path, base: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelLoadError, match=r"t\.gguf: .*" + problem):
         load(tmp_path, base, **changes)
 
@@ -266,10 +266,10 @@ def cached_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.tokenizer.json"))
 
 
-def test_built_once_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizer_is_built_once_and_then_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(tmp_path, BPE)
     (cached,) = cached_files(tmp_path)
-    monkeypatch.setattr(gguf_tokenizer, "_build", lambda vocabulary: pytest.fail("built again"))
+    monkeypatch.setattr(gguf_tokenizer, "build_tokenizer", lambda vocabulary: pytest.fail("built again"))
     again = gguf_tokenizer.gguf_tokenizer(GGUFFile(tmp_path / "t.gguf"))
     for text in strings(100):
         assert again.encode(text) == first.encode(text)
@@ -277,7 +277,7 @@ def test_built_once_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("junk", ["", "{", '{"version": "1.0"}', "not json"])
-def test_damaged_cache_is_built_again(tmp_path: Path, junk: str) -> None:
+def test_damaged_cache_is_rebuilt(tmp_path: Path, junk: str) -> None:
     ids = load(tmp_path, BPE).encode("hello")
     (cached,) = cached_files(tmp_path)
     cached.write_text(junk)
@@ -285,7 +285,7 @@ def test_damaged_cache_is_built_again(tmp_path: Path, junk: str) -> None:
     assert json.loads(cached.read_text())["model"]["type"] == "BPE"
 
 
-def test_changed_model_is_built_again(tmp_path: Path) -> None:
+def test_tokenizer_of_a_changed_model_is_rebuilt(tmp_path: Path) -> None:
     assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]
     os.utime(tmp_path / "t.gguf", (1, 1))
     assert spelled(load(tmp_path, BPE, merges=["h e"]), "hello") == ["he", "l", "l", "o"]
@@ -294,18 +294,18 @@ def test_changed_model_is_built_again(tmp_path: Path) -> None:
 def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
-    def refuse_model_folder(path: Path, text: str) -> None:
+    def reject_model_folder(path: Path, text: str) -> None:
         if path.parent == tmp_path:
             raise PermissionError(13, "read-only", str(path))
         write_atomically(path, text)
 
-    monkeypatch.setattr(gguf_tokenizer, "write_atomically", refuse_model_folder)
+    monkeypatch.setattr(gguf_tokenizer, "write_atomically", reject_model_folder)
     assert spelled(load(tmp_path, BPE), "hello") == ["hell", "o"]
     assert cached_files(tmp_path) == []
     assert len(cached_files(tmp_path / "cache" / "models")) == 1
 
 
-def test_sample_covers_much() -> None:
+def test_corpus_covers_many_characters() -> None:
     rows = json.loads(SAMPLE.read_text(encoding="utf-8"))
     assert len(rows) >= 100
     for pattern in (r"[\u0400-\u04ff]", r"[\u4e00-\u9fff]", r"\d\d", r"<\|im_end\|>", r"\n\s*\n", "🎿"):

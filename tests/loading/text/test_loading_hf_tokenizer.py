@@ -1,4 +1,4 @@
-"""Tokenizers out of Hugging Face folders, as transformers writes them."""
+"""Tokenizers in Hugging Face folders that transformers has written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{
 
 
 def make(folder: Path, **options: Any) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of 400 tokens, saved by transformers into `folder`."""
+    """Train a byte-level BPE of 400 tokens, and let transformers save it to `folder`."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -62,7 +62,7 @@ def test_truncation_and_padding_are_switched_off(tmp_path: Path) -> None:
     assert 2 < len(folder_tokenizer(tmp_path).encode("The quick brown fox")) < 64
 
 
-def test_chat_template_places(tmp_path: Path) -> None:
+def test_chat_template_locations(tmp_path: Path) -> None:
     make(tmp_path)
     settings = tmp_path / "tokenizer_config.json"
     assert not folder_tokenizer(tmp_path).has_chat_template
@@ -88,7 +88,7 @@ def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
     assert "unk_token" not in tokenizer.special_tokens
 
 
-def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+def test_errors_name_missing_and_damaged_files(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing.*save_pretrained"):
         folder_tokenizer(tmp_path)
     make(tmp_path)

@@ -1,4 +1,4 @@
-"""Marked text behaves as a string, and no operation marks content as template text."""
+"""Marked text behaves like a string, and no operation marks content as template text."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_known_cases() -> None:
 
 
 @given(marked)
-def test_marks_survive_transport(text: MarkedText) -> None:
+def test_marks_survive_pickling(text: MarkedText) -> None:
     assert mask_of(from_spans(unmarked(text), template_spans(text))) == mask_of(text)
     again = pickle.loads(pickle.dumps(text))
     assert (again, mask_of(again)) == (text, mask_of(text))
@@ -135,7 +135,7 @@ def test_marks_survive_transport(text: MarkedText) -> None:
     assert type(unmarked(text)) is str
 
 
-def test_a_template_sees_an_ordinary_string() -> None:
+def test_template_cannot_access_the_marks() -> None:
     assert {name for name in dir(MarkedText) if not name.startswith("_")} == set(dir(str)) & {
         name for name in dir(str) if not name.startswith("_")
     }

@@ -1,5 +1,7 @@
-"""Hostile chat templates, as `--trust-request-chat-template` lets requests bring them: what they reach, and what they
-take. SECURITY.md refers to this list of cases."""
+"""Hostile chat templates, which requests can contain under `--trust-request-chat-template`, and the limits on them.
+
+docs/robustness.md refers to these cases.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def render(text: str, **extra: Any) -> str:
     return unmarked(ChatTemplate(text, {}, from_request=True).render(USER, **extra))
 
 
-NOTHING = {
+INACCESSIBLE = {
     "class of a string": "{{ ''.__class__ }}",
     "attr filter": "{{ ''|attr('__class__') }}",
     "item instead of attribute": "{{ messages[0]['__class__'] }}",
@@ -52,7 +54,7 @@ NOTHING = {
 }
 """They see an undefined value, which is written as nothing."""
 
-REFUSED = {
+FORBIDDEN = {
     "subclasses of object": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     "globals of a class": ("{{ cycler.__init__.__globals__ }}", "unsafe"),
     "globals of an instance": ("{{ joiner('x').__init__.__globals__ }}", "unsafe"),
@@ -76,7 +78,7 @@ REFUSED = {
 }
 """Template and a part of the reason."""
 
-TOO_MUCH = {
+BEYOND_LIMITS = {
     "long string": "{{ 'x' * 10**11 }}",
     "long list": "{{ ([0] * 10**10) | length }}",
     "printf width": "{{ '%10000000000d' % 1 }}",
@@ -117,34 +119,34 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize("name", NOTHING)
-def test_what_is_out_of_reach_is_undefined(name: str) -> None:
-    assert render(NOTHING[name]) == ""
+@pytest.mark.parametrize("name", INACCESSIBLE)
+def test_inaccessible_names_are_undefined(name: str) -> None:
+    assert render(INACCESSIBLE[name]) == ""
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str) -> None:
-    text, reason = REFUSED[name]
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_forbidden_operations_are_rejected(name: str) -> None:
+    text, reason = FORBIDDEN[name]
     with pytest.raises(RequestError, match=reason) as caught:
         render(text)
-    assert not re.search(r"\.py|/lib/|/etc/(?!passwd')", str(caught.value)), "paths of this machine stay here"
+    assert not re.search(r"\.py|/lib/|/etc/(?!passwd')", str(caught.value)), "the error contains a path"
 
 
-@pytest.mark.parametrize("name", TOO_MUCH)
-def test_what_takes_too_much_is_stopped(name: str) -> None:
+@pytest.mark.parametrize("name", BEYOND_LIMITS)
+def test_templates_are_stopped_at_the_limits(name: str) -> None:
     with pytest.raises(RequestError, match="messages: the model's chat template"):
-        render(TOO_MUCH[name])
+        render(BEYOND_LIMITS[name])
     assert render("{{ messages[0].content }}") == "hi"
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_does_no_harm(name: str) -> None:
+def test_harmless_templates_are_rendered(name: str) -> None:
     text, expected = HARMLESS[name]
     assert render(text) == expected
 
 
 @pytest.mark.parametrize("filter_name", ["sort", "unique", "groupby", "map", "selectattr", "min", "sum"])
-def test_filters_that_take_an_attribute_do_not_reach_classes(filter_name: str) -> None:
+def test_filters_with_an_attribute_cannot_access_classes(filter_name: str) -> None:
     option = "'__class__'" if filter_name in ("groupby", "selectattr") else "attribute='__class__'"
     try:
         text = render("{{ ['a'] | " + filter_name + "(" + option + ") | list }}")
@@ -153,7 +155,7 @@ def test_filters_that_take_an_attribute_do_not_reach_classes(filter_name: str) -
     assert "class" not in text.replace("__class__", "")
 
 
-def test_nothing_is_kept_between_renders() -> None:
+def test_no_state_is_kept_between_renders() -> None:
     text = "{{ secret }}{% set secret = 1 %}{% set ns = namespace(n=0) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
     assert render(text, secret="mine") == "mine1"
     assert render(text) == "1"
@@ -161,8 +163,8 @@ def test_nothing_is_kept_between_renders() -> None:
     assert [render(turns), render(turns)] == ["a", "a"]
 
 
-def test_a_large_constant_is_not_kept() -> None:
-    """Constant expressions are not computed while a template compiles, so no cache holds what they make."""
+def test_large_constants_are_not_cached() -> None:
+    """Constant expressions are not evaluated at compile time, so no cache contains their values."""
     render("")
     worker = template_process._REQUEST_TEMPLATES._process
     assert worker is not None
@@ -175,7 +177,7 @@ def test_a_large_constant_is_not_kept() -> None:
     assert psutil.Process(worker.pid).memory_info().rss < before + 200_000_000
 
 
-def test_templates_of_requests_run_apart_from_the_servers() -> None:
+def test_request_templates_run_in_their_own_process() -> None:
     own = ChatTemplate("{{ messages[0].content }}", {})
     assert own.render(USER) == "hi"
     server_process = template_process._OWN_TEMPLATES._process
@@ -191,10 +193,10 @@ def test_templates_of_requests_run_apart_from_the_servers() -> None:
     assert render("{{ 1 }}") == "1"
 
 
-def test_the_process_can_open_and_start_nothing() -> None:
-    """What is left to a template that gets out of the sandbox."""
+def test_process_cannot_open_files_or_start_processes() -> None:
+    """These limits apply to a template that escapes from the sandbox."""
     process = TemplateProcess()
-    process.run({"do": "render", "template": "", "variables": {}})
+    process.run({"operation": "render", "template": "", "variables": {}})
     assert process._process is not None
     limits = Path(f"/proc/{process._process.pid}/limits").read_text()
     for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
@@ -203,7 +205,7 @@ def test_the_process_can_open_and_start_nothing() -> None:
     process._kill(process._process)
 
 
-def test_a_template_cannot_mark_content_as_its_own() -> None:
+def test_template_cannot_mark_content_as_template_text() -> None:
     content = "<|im_end|>"
     for text in (
         "{{ messages[0].content }}",

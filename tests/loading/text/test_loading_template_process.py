@@ -1,4 +1,4 @@
-"""Templates that do harm: cut off, and nobody after them notices."""
+"""Templates that exceed a limit are stopped, and later requests are not affected."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DOUBLING = "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion|compiled"),
     ],
 )
-def test_a_template_that_takes_too_much_is_cut_off(text: str, problem: str) -> None:
+def test_template_that_exceeds_a_limit_is_stopped(text: str, problem: str) -> None:
     started = time.monotonic()
     with pytest.raises(RequestError, match=problem):
         render(text)
@@ -49,20 +49,20 @@ def test_a_template_that_takes_too_much_is_cut_off(text: str, problem: str) -> N
     assert render("{{ messages[0].content }}") == "hi"
 
 
-def test_a_worker_that_gives_no_answer_is_killed_and_replaced() -> None:
+def test_unresponsive_worker_is_killed_and_restarted() -> None:
     process = TemplateProcess(seconds=0.3)
-    assert process.run({"do": "render", "template": "a", "variables": {}})["text"] == "a"
+    assert process.run({"operation": "render", "template": "a", "variables": {}})["text"] == "a"
     first = process._process
     assert first is not None
     with pytest.raises(RequestError, match=r"no answer within 0.3 s"):
         # One operation that no timer of Python's interrupts: a power of 40 million digits.
-        process.run({"do": "render", "template": "{{ 7 ** (5 * 10 ** 7) > 1 }}", "variables": {}})
+        process.run({"operation": "render", "template": "{{ 7 ** (5 * 10 ** 7) > 1 }}", "variables": {}})
     assert first.poll() is not None
-    assert process.run({"do": "render", "template": "b", "variables": {}})["text"] == "b"
+    assert process.run({"operation": "render", "template": "b", "variables": {}})["text"] == "b"
     process._kill(process._process)  # type: ignore[arg-type]
 
 
-def test_a_hostile_constant_is_not_computed_while_its_variables_are_read() -> None:
+def test_constants_are_not_evaluated_to_find_variables() -> None:
     started = time.monotonic()
     with contextlib.suppress(RequestError):
         assert ChatTemplate("{{ 'x' * 10**11 }}{{ tools }}", {}).variables <= {"tools"}
@@ -70,17 +70,17 @@ def test_a_hostile_constant_is_not_computed_while_its_variables_are_read() -> No
     assert ChatTemplate("{{ tools }}{{ messages }}", {}).variables == {"tools", "messages"}
 
 
-def test_the_environments_secrets_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_does_not_inherit_secrets_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAIRLIFT_API_KEY", "secret")
     process = TemplateProcess()
-    process.run({"do": "render", "template": "", "variables": {}})
+    process.run({"operation": "render", "template": "", "variables": {}})
     assert process._process is not None
     with open(f"/proc/{process._process.pid}/environ", "rb") as environ:
         assert b"CHAIRLIFT_API_KEY" not in environ.read()
     process._kill(process._process)
 
 
-def test_it_starts_in_a_process_with_many_open_descriptors() -> None:
+def test_worker_starts_in_a_process_with_many_open_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2000:
         pytest.skip("this machine allows too few descriptors")
@@ -90,11 +90,11 @@ def test_it_starts_in_a_process_with_many_open_descriptors() -> None:
         opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         while opened.enter_context(Path(os.devnull).open()).fileno() < 1100:
             pass
-        assert process.run({"do": "render", "template": "a", "variables": {}})["text"] == "a"
+        assert process.run({"operation": "render", "template": "a", "variables": {}})["text"] == "a"
     process._kill(process._process)  # type: ignore[arg-type]
 
 
-def test_threads_take_turns() -> None:
+def test_requests_of_several_threads_run_one_at_a_time() -> None:
     texts: dict[int, str] = {}
 
     def one(index: int) -> None:
@@ -108,8 +108,8 @@ def test_threads_take_turns() -> None:
     assert texts == {index: f"hi {index}" for index in range(16)}
 
 
-def test_long_conversations_cross_the_pipe() -> None:
+def test_long_conversations_pass_through_the_pipe() -> None:
     long = "é" * 3_000_000
     assert render("{{ long }}", long=long) == long
-    with pytest.raises(RequestError, match="plain JSON"):
+    with pytest.raises(RequestError, match="must contain only JSON values"):
         render("{{ thing }}", thing=os)

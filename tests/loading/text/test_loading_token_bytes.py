@@ -1,4 +1,4 @@
-"""Vocabulary entries to bytes, for decoders as Hugging Face folders have them."""
+"""Conversion of vocabulary entries to bytes, for the decoders in Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from chairlift.loading.text.token_bytes import spelling
-from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.loading.text.tokenizer import Tokenizer, make_token_to_bytes
 
 SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
@@ -32,17 +31,17 @@ SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFa
         (None, "Ġa", "Ġa".encode()),
     ],
 )
-def test_spelling_goes_by_the_decoder(decoder: Any, token: str, expected: bytes) -> None:
+def test_bytes_depend_on_the_decoder(decoder: Any, token: str, expected: bytes) -> None:
     backend = Backend(models.BPE(vocab={token: 0}, merges=[]))
     if decoder is not None:
         backend.decoder = decoder
-    assert spelling(backend)(token) == expected
+    assert make_token_to_bytes(backend)(token) == expected
     assert Tokenizer(backend).token_bytes(0) == expected
     if decoder is not None and expected.isascii() and not expected.startswith(b" "):
         assert Tokenizer(backend).decode([0]).encode() == expected, "and so does the library"
 
 
-def test_an_added_token_is_its_own_text() -> None:
+def test_bytes_of_an_added_token_are_its_text() -> None:
     backend = Backend(models.BPE(vocab={"a": 0}, merges=[]))
     backend.decoder = decoders.ByteLevel()
     backend.add_tokens(["é▁", "a"])
@@ -51,5 +50,5 @@ def test_an_added_token_is_its_own_text() -> None:
     assert tokenizer.max_token_bytes == 5
 
 
-def test_an_empty_vocabulary_can_be_divided_by() -> None:
+def test_max_token_bytes_of_an_empty_vocabulary_is_one() -> None:
     assert Tokenizer(Backend(models.BPE())).max_token_bytes == 1

@@ -1,4 +1,4 @@
-"""A thousand strings that tokenizers stumble over: scripts, emoji, code, whitespace, numbers, look-alikes of tokens."""
+"""A thousand difficult strings for tokenizers: scripts, emoji, code, white space, numbers, spellings of tokens."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _random_characters(rng: random.Random) -> str:
 
 
 def strings(count: int = 1000) -> list[str]:
-    """The first `count` strings; always the same ones."""
+    """Return the first `count` strings, which are the same in every run."""
     rng = random.Random(20231)
     fixed = [*EDGES, *SCRIPTS, *SYMBOLS, *CODE, *SPECIALS]
     parts = [

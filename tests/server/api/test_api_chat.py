@@ -152,9 +152,9 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),
     ({"structured_outputs": {"regex": "a("}}, "structured_outputs.regex", "regex"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}], "tool_choice": "required"},
-     "tools", "tools: its schema cannot be honoured: type must be"),
+     "tools", "tools: its schema cannot be compiled: type must be"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}}},
-     "response_format", "response_format: its schema cannot be honoured"),
+     "response_format", "response_format: its schema cannot be compiled"),
 ]  # fmt: skip
 
 

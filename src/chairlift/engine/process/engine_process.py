@@ -203,7 +203,7 @@ def _gate(engine: Any) -> GrammarGate:
     """The front end has tried every grammar before it sends it."""
     grammars = engine.loaded.grammars
     if grammars is not None:
-        grammars.is_checking = False
+        grammars.has_checker = False
     return GrammarGate(grammars)
 
 

@@ -27,7 +27,7 @@ from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSi
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.models.held_bytes import held_bytes, multiplied_bytes
+from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
 from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
 from chairlift.request import Request
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
@@ -244,7 +244,7 @@ def _started(
 def _read_bytes(loaded: LoadedModel) -> int:
     """Of weights, in every step: the matrices of all layers and of the LM head."""
     if loaded.choice.kernels == "native":
-        return multiplied_bytes(loaded.model)
+        return native_matrix_bytes(loaded.model)
     return ModelShape.from_config(loaded.config, loaded.name, DTYPE_BYTES[loaded.choice.dtype]).weight_bytes
 
 
@@ -274,7 +274,7 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         plan,
         weights=loaded.planned_weights,
         activations=planned_activations(loaded.config, loaded.choice, loaded.device.type, step),
-        held_bytes=held_bytes(loaded.model),
+        held_bytes=parameter_bytes(loaded.model),
     ):
         logger.info("%s", line)
 

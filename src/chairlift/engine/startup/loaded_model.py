@@ -19,13 +19,19 @@ from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.loading.file_weights import FileWeights
-from chairlift.loading.formats import matrix_formats
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.loading.resolve import ModelFiles, close_files, load_config, load_tokenizer, open_weights, resolve_model
+from chairlift.loading.resolve import (
+    ModelFiles,
+    close_gguf,
+    load_config,
+    load_tokenizer,
+    matrix_formats,
+    open_weights,
+    resolve_model,
+)
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.config import ModelConfig
-from chairlift.models.model import Model
-from chairlift.models.registry import build_model
+from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.system.control_groups import ControlGroups
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, format_memory, total_memory
@@ -71,7 +77,7 @@ class LoadedModel:
     engine_config: EngineConfig
     files: ModelFiles
     config: ModelConfig
-    model: Model
+    model: DecoderModel
     device: torch.device
     choice: KernelChoice
     planned_weights: list[MemoryItem]
@@ -180,7 +186,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
     formats = matrix_formats(None if config.random_weights else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats)
-    close_files()
+    close_gguf()
     return LoadedModel(config, files, model_config, model, device, choice, planned)
 
 

@@ -80,7 +80,7 @@ def planned_weights(
 
     Args:
         device: "cpu" or "cuda".
-        formats: of the model's file, see `loading.formats`.
+        formats: of the model's file, see `loading.resolve.matrix_formats`.
     """
     if choice.kernels == "native":
         return plan_native_weights(model_config, formats, choice.quantization)

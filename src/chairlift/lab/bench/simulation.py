@@ -31,7 +31,7 @@ from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
 from chairlift.lab.workload.request_feed import RequestFeed
-from chairlift.loading.formats import matrix_formats
+from chairlift.loading.resolve import matrix_formats
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 
 DEFAULT_MODEL = "opt-13b"

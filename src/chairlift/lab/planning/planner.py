@@ -51,7 +51,7 @@ class PlannedModel:
 
     Attributes:
         name: for people; argument: what `chairlift serve` takes; note: what is to be known of both.
-        formats: of the matrices in its file, see `loading.formats`.
+        formats: of the matrices in its file, see `loading.resolve.matrix_formats`.
     """
 
     name: str

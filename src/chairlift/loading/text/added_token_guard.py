@@ -1,17 +1,20 @@
-"""Tokenizing a rendered chat template so that added tokens match in template text only.
+"""AddedTokenGuard: tokenizes a rendered chat template so that added tokens match in template text only.
 
 The `tokenizers` library matches added tokens anywhere in a text. To restrict the matches, the added tokens of the
 template text are replaced with secret aliases, and the text is encoded by a tokenizer with the same normalizer,
-pre-tokenizer and model whose added tokens are these aliases. The library itself therefore splits the text at them, and
-encodes what is between two of them as one piece.
+pre-tokenizer and model whose added tokens are these aliases. The library therefore splits the text at them, and
+encodes the text between two of them as one piece.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, takewhile
 from typing import Final
 
 import tokenizers
@@ -19,31 +22,36 @@ from tokenizers import AddedToken
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.text.marked_text import CONTENT, MarkedText, mask_of, template_spans, unmarked
-from chairlift.loading.text.spelling_pattern import spelling_pattern
 
 NONCE_CHARACTERS: Final = 10
 PRIVATE_USE: Final = range(0x100000, 0x10FFFE)
 MAX_UNUSED_IDS: Final = 1 << 20
+MAX_DEPTH: Final = 40
+"""The maximum depth of nested groups in the expression. Deeper strings become alternatives of one group."""
+
 CUT: Final = -1
-"""Stands for a boundary inside content, which becomes no token."""
+"""A boundary inside content. It separates pieces and produces no token."""
 
 Item = str | int
 """A piece of text to encode, the id of an added token, or CUT."""
 
 
 def is_markup(token: AddedToken) -> bool:
-    """Whether an added token is kept out of content: every special token, and the others unless they are only white
-    space or a single character. Such tokens spell ordinary text, and models were trained to read it with them."""
+    """Whether an added token must not match in content.
+
+    All special tokens are markup, and all others except white space and single characters. Those spell ordinary text,
+    and models were trained on text with these tokens.
+    """
     if token.special:
         return True
     return len(token.content) > 1 and not token.content.replace("▁", " ").isspace()
 
 
 class AddedTokenGuard:
-    """Encodes marked text for one tokenizer; safe to use from several threads.
+    """Encodes marked text for one tokenizer. Safe to use from several threads.
 
     Args:
-        backend: its added tokens must not change afterwards.
+        backend: the tokenizer, whose added tokens must not change afterwards.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -56,29 +64,30 @@ class AddedTokenGuard:
 
     @property
     def guarded_tokens(self) -> dict[str, int]:
-        """Spelling -> id of the added tokens that match in template text only."""
+        """The ids of the added tokens that match in template text only, by their spelling."""
         return dict(self._guarded)
 
     def encode(self, text: MarkedText, *, add_special_tokens: bool = False) -> list[int]:
-        """The token ids of a prompt. No guarded token comes out of content; content that spells none is encoded as
-        the library encodes it.
+        """Encode a prompt. Content never produces a guarded token.
+
+        Content that does not spell a guarded token is encoded in the same way as by the library.
 
         Args:
-            add_special_tokens: add what the tokenizer puts before and after a text.
+            add_special_tokens: whether to add the tokens that the tokenizer adds before and after a text.
         """
         expected = self._template_tokens(text)
         if expected is not None:
             ids: list[int] = self._backend.encode(unmarked(text), add_special_tokens=False).ids
             if self._guarded_ids(ids) == expected:
-                return self._framed(ids) if add_special_tokens else ids
-        ids = self.encode_strictly(text)
-        return self._framed(ids) if add_special_tokens else ids
+                return self._add_frame(ids) if add_special_tokens else ids
+        ids = self.encode_with_aliases(text)
+        return self._add_frame(ids) if add_special_tokens else ids
 
-    def encode_strictly(self, text: MarkedText) -> list[int]:
-        """As `encode`, by way of the aliases whether or not content spells an added token."""
+    def encode_with_aliases(self, text: MarkedText) -> list[int]:
+        """Encode like `encode`, but always with aliases, even if content spells no added token."""
         items = self._items(text)
         while True:
-            encoding = _Encoding.of(self._aliased, items)
+            encoding = _Encoding.encode(self._aliased, items)
             repaired = encoding.without_unmatched(items, self._spellings)
             if repaired is None:
                 repaired = encoding.with_cuts(items, self._spellings, self._unknown_id)
@@ -87,8 +96,10 @@ class AddedTokenGuard:
             items = repaired
 
     def _template_tokens(self, text: MarkedText) -> list[int] | None:
-        """The guarded tokens in the text, or None if any spelling of one, overlapping others or not, is not template
-        text alone."""
+        """Return the guarded tokens in the text, or None if a spelling of one contains content.
+
+        Overlapping spellings are checked as well.
+        """
         mask, plain = mask_of(text), unmarked(text)
         found: list[int] = []
         end = 0
@@ -104,11 +115,11 @@ class AddedTokenGuard:
         return [i for i in found if i != self._unknown_id]
 
     def _guarded_ids(self, ids: list[int]) -> list[int]:
-        """Those of the ids that are guarded; the unknown token stands for other text too, and is left out."""
+        """Return the guarded ids, without the unknown token, which other text produces as well."""
         return [i for i in ids if i in self._spellings and i != self._unknown_id]
 
     def _items(self, text: MarkedText) -> list[Item]:
-        """The text, with each added token of the template text as an item of its own."""
+        """Split the text at each added token of its template text."""
         plain = unmarked(text)
         items: list[Item] = []
         end = 0
@@ -118,7 +129,7 @@ class AddedTokenGuard:
                 end = match.end()
         return [*items, plain[end:]]
 
-    def _framed(self, ids: list[int]) -> list[int]:
+    def _add_frame(self, ids: list[int]) -> list[int]:
         before, after = self._frame
         return [*before, *ids, *after]
 
@@ -128,7 +139,7 @@ class AddedTokenGuard:
 
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer adds before and after any text."""
+        """The tokens that the tokenizer adds before and after any text."""
         bare: list[int] = self._backend.encode("a", add_special_tokens=False).ids
         framed: list[int] = self._backend.encode("a", add_special_tokens=True).ids
         extra = len(framed) - len(bare)
@@ -141,8 +152,10 @@ class AddedTokenGuard:
 
 
 class _AliasedTokenizer:
-    """The tokenizer with an alias for each guarded token. An alias holds a random number of 160 bits or more that never
-    leaves this process, so content cannot contain it."""
+    """The tokenizer with an alias for each guarded token.
+
+    An alias contains a random number of at least 160 bits that never leaves this process, so content cannot contain it.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer, added: dict[int, AddedToken], guarded: dict[int, str]) -> None:
         nonce = "".join(chr(secrets.choice(PRIVATE_USE)) for _ in range(NONCE_CHARACTERS))
@@ -165,23 +178,23 @@ class _AliasedTokenizer:
         return token_id
 
     def _fill_unused_ids(self) -> None:
-        """The library numbers added tokens from the size of the vocabulary on, where a vocabulary with gaps still has
-        tokens of its own."""
+        """Add tokens for the gaps of the vocabulary, because the library numbers added tokens from its size on."""
         ids = self.backend.get_vocab(with_added_tokens=False).values()
         unused = max(ids, default=-1) + 1 - len(ids)
         if unused > MAX_UNUSED_IDS:
-            raise ModelLoadError(f"the vocabulary has {len(ids)} tokens but ids up to {max(ids)}: it is damaged")
+            raise ModelLoadError(f"the vocabulary has {len(ids)} tokens but ids up to {max(ids)}; it is damaged")
         fillers = (self.alias[CUT] + _number(index) for index in range(unused))
         self.backend.add_tokens([AddedToken(filler, normalized=False) for filler in fillers])
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoding:
-    """Items, encoded.
+    """The encoding of items.
 
     Attributes:
-        ids: the tokenizer's, aliases among them.
-        offsets: where in the joined items each token comes from; start and end, in characters.
+        text: the joined items, with aliases in place of added tokens.
+        ids: the token ids of the aliased tokenizer.
+        offsets: the start and end of each token in `text`, in characters.
     """
 
     tokenizer: _AliasedTokenizer
@@ -190,19 +203,21 @@ class _Encoding:
     offsets: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, tokenizer: _AliasedTokenizer, items: list[Item]) -> _Encoding:
+    def encode(cls, tokenizer: _AliasedTokenizer, items: list[Item]) -> _Encoding:
         text = "".join(item if isinstance(item, str) else tokenizer.alias[item] for item in items)
         encoding = tokenizer.backend.encode(text, add_special_tokens=False)
         return cls(tokenizer, text, encoding.ids, encoding.offsets)
 
     def real_ids(self) -> list[int]:
-        """The ids of the tokenizer that has no aliases."""
+        """Return the ids of the original tokenizer."""
         real_ids = self.tokenizer.real_ids
         return [real for i in self.ids if (real := real_ids.get(i, i)) != CUT]
 
     def without_unmatched(self, items: list[Item], spellings: dict[int, str]) -> list[Item] | None:
-        """The items with text in place of the added tokens that the library did not match, as some match only between
-        spaces; None if it matched all."""
+        """Replace the added tokens that the library did not match by their text; None if it matched all of them.
+
+        Some added tokens match only between spaces.
+        """
         alias_ids = self.tokenizer.alias_ids
         found = [offsets for i, offsets in zip(self.ids, self.offsets, strict=True) if i in alias_ids]
         if len(found) >= sum(isinstance(item, int) for item in items):
@@ -222,7 +237,7 @@ class _Encoding:
         return repaired
 
     def with_cuts(self, items: list[Item], spellings: dict[int, str], unknown_id: int | None) -> list[Item] | None:
-        """The items, cut inside the text that the model itself merged into a guarded token; None if there is none."""
+        """Cut the text that the model's merges turned into a guarded token; None if there is no such text."""
         cuts = [
             start + (end - start) // 2
             for i, (start, end) in zip(self.ids, self.offsets, strict=True)
@@ -235,7 +250,7 @@ class _Encoding:
 
 
 def _cut(items: list[Item], cuts: list[int], alias: dict[int, str]) -> list[Item]:
-    """The items, with a CUT at each of the positions in the joined text; these are sorted and inside of pieces."""
+    """Insert a CUT at each position of the joined text. The positions are sorted and lie inside pieces of text."""
     pending = iter(cuts)
     position = next(pending, None)
     made: list[Item] = []
@@ -267,15 +282,47 @@ def _renamed(token: AddedToken, content: str) -> AddedToken:
 
 
 def _number(index: int) -> str:
-    """A number in two characters, so that no alias is the beginning of another one."""
+    """Return a number as two characters, so that no alias is a prefix of another one."""
     return "".join(chr(PRIVATE_USE.start + digit) for digit in divmod(index, len(PRIVATE_USE)))
 
 
 def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """The id that the model gives to text that the vocabulary does not cover, if it has one."""
+    """Return the id of text that the vocabulary does not cover, or None if the model has no such token."""
     model = backend.model
     if isinstance(model, tokenizers.models.Unigram):
         found = json.loads(model.__getstate__())["unk_id"]
         return found if isinstance(found, int) else None
     unknown = getattr(model, "unk_token", None)
     return backend.token_to_id(unknown) if isinstance(unknown, str) else None
+
+
+def spelling_pattern(spellings: Collection[str]) -> re.Pattern[str]:
+    """Return an expression that matches the longest spelling at a position, or nothing if there are no spellings.
+
+    It is a trie, so the time at one position depends on the length of the spellings, and not on their number.
+    """
+    return re.compile(_alternatives(sorted(set(spellings)), 0) if spellings else r"(?!)")
+
+
+def _alternatives(spellings: list[str], depth: int) -> str:
+    """Return an expression for sorted, distinct strings."""
+    if depth == MAX_DEPTH:
+        return _group([re.escape(spelling) for spelling in sorted(spellings, key=len, reverse=True)])
+    optional = "?" if spellings[0] == "" else ""
+    branches = []
+    for _, group in groupby(spellings[1:] if optional else spellings, key=lambda spelling: spelling[0]):
+        same = list(group)
+        prefix = _common_prefix(same[0], same[-1])
+        rest = [spelling[len(prefix) :] for spelling in same]
+        branches.append(re.escape(prefix) + (_alternatives(rest, depth + 1) if len(rest) > 1 else ""))
+    return _group(branches) + optional
+
+
+def _common_prefix(first: str, last: str) -> str:
+    """Return the common prefix of all strings between these two in sorted order."""
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(left for left, _ in shared)
+
+
+def _group(branches: list[str]) -> str:
+    return f"(?:{'|'.join(branches)})"

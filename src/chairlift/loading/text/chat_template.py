@@ -1,5 +1,7 @@
-"""Chat templates: Jinja2 programs that come with a model and turn messages into a prompt. They are untrusted code, so
-they run in a sandbox, in a process of its own, for a bounded time (`template_process`)."""
+"""ChatTemplate: the Jinja2 program of a model that renders messages to a prompt.
+
+Templates are untrusted code. They run in a sandbox, in a separate process, for a bounded time (`template_process`).
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from chairlift.loading.text.template_process import run_template
 
 
 class ChatTemplate:
-    """A chat template, compiled when it is first used.
+    """A chat template, which is compiled when it is first used.
 
     Args:
-        text: the template.
-        special_tokens: variables it may use (`bos_token`, `eos_token`, ...).
-        from_request: it came with an API request, and runs apart from the server's own templates.
+        text: the source of the template.
+        special_tokens: the special tokens by their variable names (`bos_token`, `eos_token`, ...).
+        from_request: whether the template is part of an API request. Such templates run in a process of their own.
     """
 
     def __init__(self, text: str, special_tokens: Mapping[str, str], *, from_request: bool = False) -> None:
@@ -28,45 +30,42 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """What the template reads; empty if it cannot be compiled."""
-        answer = self._run({"do": "variables", "template": self.text})
+        """The names of the variables that the template reads; empty if it cannot be compiled."""
+        request = {"operation": "variables", "template": self.text}
+        answer = run_template(request, from_request=self._from_request)
         return frozenset(answer.get("variables", ()))
-
-    def _run(self, request: dict[str, Any]) -> dict[str, Any]:
-        return run_template(request, from_request=self._from_request)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> MarkedText:
-        """The prompt, with each character marked as template text or content.
+        """Render the prompt, with each character marked as template text or content.
 
-        Content is every string of the arguments, except roles of messages and what is marked as template text in a
-        field of a message.
+        Every string of the arguments is content, except the roles of messages and template text in a message field.
 
         Args:
-            messages: in OpenAI's form, made of plain JSON values.
-            add_generation_prompt: end with what starts the assistant's answer.
+            messages: messages in OpenAI's format, of plain JSON values.
+            add_generation_prompt: whether the prompt ends with the start of the assistant's turn.
             extra: further variables (`tools`, `documents`, ...).
 
         Raises:
-            RequestError: the template cannot be compiled, refuses the messages or fails on them.
+            RequestError: The template cannot be compiled, or rejects the messages or fails on them.
         """
         variables = {**self._special_tokens, "tools": None, "documents": None, **extra}
         variables |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
-        request: dict[str, Any] = {"do": "render", "template": self.text, "variables": variables}
+        request: dict[str, Any] = {"operation": "render", "template": self.text, "variables": variables}
         request["template_variables"] = [name for name in self._special_tokens if name not in extra]
         request["marks"] = _marks(messages)
-        answer = self._run(request)
+        answer = run_template(request, from_request=self._from_request)
         if "text" in answer:
             return from_spans(answer["text"], answer["spans"])
         if answer["error"] == "syntax":
             problem = f"the model's chat template cannot be compiled ({answer['message']})"
-            raise RequestError(f"messages: {problem}; send a ready prompt to the completions API", "messages")
-        raise RequestError(f"messages: the model's chat template refuses them: {answer['message']}", "messages")
+            raise RequestError(f"messages: {problem}; send the rendered prompt to the completions API", "messages")
+        raise RequestError(f"messages: the model's chat template rejects them: {answer['message']}", "messages")
 
 
 def _marks(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, list[tuple[int, int]]]]:
-    """Index, field and spans of the message fields that hold template text, which JSON does not show."""
+    """Return index, field and spans of the message fields that contain template text, since JSON loses the marks."""
     return [
         (index, field, spans)
         for index, message in enumerate(messages)
@@ -77,7 +76,7 @@ def _marks(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, list[t
 
 
 def select_template(value: Any) -> str | None:
-    """The template out of what a configuration holds: text, or a list of named ones, of which `default` is taken."""
+    """Return the template of a configuration: its text, or the entry `default` of a list of named templates."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""The tokenizer that a GGUF file describes, rebuilt with the `tokenizers` library.
+"""The tokenizer of a GGUF file, rebuilt with the `tokenizers` library.
 
-`tokenizer.ggml.model` "gpt2" is byte-level BPE, split first as `tokenizer.ggml.pre` says; "llama" is SentencePiece BPE,
-whose merges are derived from the scores.
+`tokenizer.ggml.model` "gpt2" is byte-level BPE after the pre-tokenizer `tokenizer.ggml.pre`; "llama" is SentencePiece
+BPE, whose merges are derived from the scores.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from chairlift.errors import ModelLoadError
 from chairlift.loading.cache import models_dir, write_atomically
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.text.chat_template import select_template
 from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from chairlift.loading.text.tokenizer import Tokenizer, set_added_tokens
+from chairlift.loading.text.tokenizer import SPACE, Tokenizer, set_bos_and_eos
+from chairlift.models.config_fields import ConfigFields
 
-BUILD: Final = 1  # counts up when the same file would give another tokenizer
+BUILD: Final = 1  # Increase it when the same file gives a different tokenizer, so that cached ones are not used.
 PREFIX: Final = "tokenizer.ggml."
-SPACE: Final = "▁"
-MAX_CUT_CHARACTERS: Final = 10**9  # of all ways to cut all tokens in two; a real vocabulary has some 10^8
+MAX_SPLIT_CHARACTERS: Final = 10**9  # Work to derive the merges; a real vocabulary has about 10^8.
 ROLES: Final = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenType(enum.IntEnum):
-    """`tokenizer.ggml.token_type`."""
+    """The values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -48,12 +47,12 @@ class TokenType(enum.IntEnum):
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
-    """The tokenizer of a GGUF file, from the cache if it was built before.
+    """Return the tokenizer of a GGUF file, from the cache if it was built before.
 
     Raises:
-        ModelLoadError: the metadata are incomplete or of a kind that is not supported; names the key.
+        ModelLoadError: The metadata is incomplete or not supported; the message names the key.
     """
-    vocabulary = _Vocabulary(file)
+    vocabulary = GGUFVocabulary(file)
     backend = _cached(file.path, len(vocabulary.tokens)) or _build_and_cache(vocabulary)
     roles = {role: vocabulary.token_at(key) for role, key in ROLES.items()}
     return Tokenizer(
@@ -63,20 +62,14 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     )
 
 
-class _Vocabulary:
-    """The tokenizer's metadata, checked as they are read."""
+class GGUFVocabulary(ConfigFields):
+    """The tokenizer's metadata, which is checked as it is read."""
 
     def __init__(self, file: GGUFFile) -> None:
+        super().__init__(file.metadata, str(file.path), PREFIX)
         self.path = file.path
-        self._metadata = file.metadata
-        # Empty strings are padding; each needs a name of its own.
+        # Empty strings are padding. Each gets a distinct name.
         self.tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(self.strings("tokens"))]
-
-    def fail(self, key: str, problem: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.path}: {PREFIX}{key} {problem}")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._metadata.get(PREFIX + key, default)
 
     def strings(self, key: str) -> list[str]:
         return self._list(key, str)
@@ -88,14 +81,8 @@ class _Vocabulary:
         absent = self.get("token_type") is None
         return [TokenType.NORMAL] * len(self.tokens) if absent else self._list("token_type", int, len(self.tokens))
 
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false, got {value!r}")
-        return value
-
     def token_at(self, key: str) -> str | None:
-        """The token whose id is at `key`; None if absent or outside of the vocabulary."""
+        """Return the token whose id is the value of `key`, or None if it is absent or outside the vocabulary."""
         token_id = self.get(key)
         return self.tokens[token_id] if isinstance(token_id, int) and 0 <= token_id < len(self.tokens) else None
 
@@ -103,24 +90,20 @@ class _Vocabulary:
         ids = {token: i for i, token in enumerate(self.tokens)}
         if len(ids) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
-            raise self.fail("tokens", f"holds {twice!r} twice")
+            raise self.error("tokens", f"contains {twice!r} twice")
         return ids
 
     def _list(self, key: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
         value = self.get(key)
         if not isinstance(value, list) or not value or not isinstance(value[0], kind):
-            raise self.fail(key, "is missing or of the wrong type, so there is no tokenizer in this file")
+            raise self.error(key, "is missing or has a wrong type, so the file contains no tokenizer")
         if length is not None and len(value) != length:
-            raise self.fail(key, f"has {len(value)} entries for {length} tokens")
+            raise self.error(key, f"has {len(value)} entries, but there are {length} tokens")
         return value
 
 
-def build(file: GGUFFile) -> tokenizers.Tokenizer:
-    """Build the tokenizer anew; see gguf_tokenizer."""
-    return _build(_Vocabulary(file))
-
-
-def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+def build_tokenizer(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
+    """Build the tokenizer of a vocabulary without the cache; see gguf_tokenizer."""
     model = vocabulary.get("model")
     if model == "gpt2":
         pre = _pre_tokenizer(vocabulary)
@@ -128,9 +111,9 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     elif model == "llama":
         backend, add_bos = _sentencepiece(vocabulary), True
     else:
-        raise vocabulary.fail("model", f"is {model!r}, which is not supported; supported: gpt2, llama")
+        raise vocabulary.error("model", f"is {model!r}, which is not supported; supported: gpt2, llama")
     _add_tokens(backend, vocabulary)
-    set_added_tokens(
+    set_bos_and_eos(
         backend,
         bos=vocabulary.token_at("bos_token_id") if vocabulary.flag("add_bos_token", add_bos) else None,
         eos=vocabulary.token_at("eos_token_id") if vocabulary.flag("add_eos_token", False) else None,
@@ -138,15 +121,15 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     return backend
 
 
-def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
+def _pre_tokenizer(vocabulary: GGUFVocabulary) -> PreTokenizer:
     name = vocabulary.get("pre", "default")
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:
-        raise vocabulary.fail("pre", f"is {name!r}, which is not supported; supported: {', '.join(PRE_TOKENIZERS)}")
+        raise vocabulary.error("pre", f"is {name!r}, which is not supported; supported: {', '.join(PRE_TOKENIZERS)}")
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al., 2019)."""
+def _byte_level(vocabulary: GGUFVocabulary, pre: PreTokenizer) -> tokenizers.Tokenizer:
+    """Build a byte-level BPE tokenizer (Radford et al., 2019)."""
     merges = [_pair(vocabulary, merge) for merge in vocabulary.strings("merges")]
     model = _bpe(vocabulary, merges, ignore_merges=pre.ignore_merges)
     backend = tokenizers.Tokenizer(model)
@@ -160,10 +143,10 @@ def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> tokenizers.Tokeni
     return backend
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    """SentencePiece BPE (Kudo and Richardson, 2018) with byte fallback."""
-    if sum(len(token) ** 2 for token in vocabulary.tokens) > MAX_CUT_CHARACTERS:
-        raise vocabulary.fail("tokens", "holds tokens too long to derive their merges: there is no such vocabulary")
+def _sentencepiece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
+    """Build a SentencePiece BPE tokenizer (Kudo and Richardson, 2018) with byte fallback."""
+    if sum(len(token) ** 2 for token in vocabulary.tokens) > MAX_SPLIT_CHARACTERS:
+        raise vocabulary.error("tokens", "contains tokens too long to derive their merges; the file is damaged")
     merges = derive_merges(vocabulary.tokens, vocabulary.numbers("scores"))
     unknown = vocabulary.token_at("unknown_token_id") or "<unk>"
     backend = tokenizers.Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
@@ -175,24 +158,24 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     return backend
 
 
-def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+def _bpe(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab=vocabulary.ids(), merges=merges, **options)
-    except Exception as error:  # the library raises nothing more precise
-        raise vocabulary.fail("merges", f"does not fit the tokens: {error}") from error
+    except Exception as error:  # The library raises no narrower type.
+        raise vocabulary.error("merges", f"does not match the tokens: {error}") from error
 
 
-def _pair(vocabulary: _Vocabulary, merge: str) -> tuple[str, str]:
+def _pair(vocabulary: GGUFVocabulary, merge: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right):
-        raise vocabulary.fail("merges", f"must hold pairs, two tokens and a space between, got {merge!r}")
+        raise vocabulary.error("merges", f"must contain pairs of tokens separated by a space, got {merge!r}")
     return left, right
 
 
 def derive_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """BPE merges, best first, of a SentencePiece vocabulary: every way to cut a token into two tokens.
+    """Return the BPE merges of a SentencePiece vocabulary: every way to split a token into two tokens, best first.
 
-    A higher score merges first; among equals, longer left parts, then longer right parts, then earlier tokens.
+    Merges are ordered by descending score, then by longer left parts, longer right parts and earlier tokens.
     """
     known = set(tokens)
     ranked = [
@@ -205,8 +188,8 @@ def derive_merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[
     return [(tokens[index][:-minus_cut], tokens[index][-minus_cut:]) for _, minus_cut, _, index in ranked]
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Tokens that are matched whole in the text, before anything else."""
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GGUFVocabulary) -> None:
+    """Add the tokens that are matched in the text before the pre-tokenizer."""
     types = list(zip(vocabulary.tokens, vocabulary.types(), strict=True))
     special = [token for token, kind in types if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
     user_defined = [token for token, kind in types if kind == TokenType.USER_DEFINED]
@@ -215,7 +198,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
 
 
 def _cache_paths(path: Path) -> list[Path]:
-    """Beside the model, or in the cache if that folder is read-only."""
+    """Return the possible paths of the cached tokenizer: beside the model, or in the cache if that is read-only."""
     stat = path.stat()
     key = f"{BUILD}:{tokenizers.__version__}:{stat.st_size}:{stat.st_mtime_ns}"
     name = f"{path.name}.{hashlib.sha256(key.encode()).hexdigest()[:12]}.tokenizer.json"
@@ -228,16 +211,16 @@ def _cached(path: Path, num_tokens: int) -> tokenizers.Tokenizer | None:
             continue
         try:
             backend = tokenizers.Tokenizer.from_file(str(cached))
-        except Exception as error:  # the library raises nothing more precise
-            logger.warning("%s cannot be read (%s) and is built again", cached, error)
+        except Exception as error:  # The library raises no narrower type.
+            logger.warning("%s cannot be read (%s); the tokenizer is built again", cached, error)
             continue
         if backend.get_vocab_size(with_added_tokens=True) == num_tokens:
             return backend
     return None
 
 
-def _build_and_cache(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
-    backend = _build(vocabulary)
+def _build_and_cache(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
+    backend = build_tokenizer(vocabulary)
     for cached in _cache_paths(vocabulary.path):
         try:
             write_atomically(cached, backend.to_str())

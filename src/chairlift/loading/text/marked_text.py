@@ -1,7 +1,7 @@
-"""Text that records which of its characters a chat template wrote and which came with the request.
+"""MarkedText: a string that records which of its characters a chat template wrote and which a request supplied.
 
-Every operation that a template can apply to a string either carries the marks along or returns text that counts as
-content. An operation that is not handled here therefore never turns content into template text.
+Every operation that a template can apply to a string either keeps the marks or returns content. An operation that is
+not handled here therefore never turns content into template text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _SIMPLE_FORMAT: Final = re.compile(r"%[sd%]")
 class MarkedText(str):
     """A string with one mark for each character: template text or content.
 
-    It has no public members beyond those of `str`, so that a template sees an ordinary string. The functions of this
-    module read the marks.
+    It has no public members beyond those of `str`, so a template cannot access the marks. The functions of this module
+    read them.
 
     Args:
         text: the characters.
@@ -39,7 +39,7 @@ class MarkedText(str):
         return MarkedText, (unmarked(self), self._mask)
 
     def __str__(self) -> str:
-        """The marked text itself: Jinja2 calls `str` on what it writes, and the marks must outlive that."""
+        """Return the marked text itself, because Jinja2 calls `str` on all output and the marks must be kept."""
         return self
 
     def __add__(self, other: str) -> MarkedText:
@@ -130,7 +130,11 @@ class MarkedText(str):
         return self[:cut], self[cut:end], self[end:]
 
     def _located(self, parts: Sequence[str], separator: str | None) -> list[MarkedText]:
-        """Consecutive parts of this text as slices of it; None: there is any amount of white space between them."""
+        """Return consecutive parts of this text as slices of it.
+
+        Args:
+            separator: the text between two parts, or None for any white space.
+        """
         located, end = [], 0
         for part in parts:
             start = str.find(self, part, end) if separator is None else end
@@ -158,24 +162,24 @@ class MarkedText(str):
         return self._recased(str.swapcase(self))
 
     def _recased(self, text: str) -> MarkedText:
-        """Each character becomes one or more, so the marks still fit if the length is the same."""
+        """Apply the marks to the text in another case. Each character becomes one or more, so equal lengths match."""
         if len(text) == len(self):
             return MarkedText(text, self._mask)
         return template_text(text) if CONTENT not in self._mask else MarkedText(text)
 
 
 def template_text(text: str) -> MarkedText:
-    """The text, all of it marked as the template's own."""
+    """Return the text with all characters marked as template text."""
     return MarkedText(text, TEMPLATE * len(text))
 
 
 def unmarked(text: str) -> str:
-    """The same characters as a plain `str`."""
+    """Return the same characters as a plain `str`."""
     return str.__str__(text)
 
 
 def mask_of(text: str) -> bytes:
-    """One byte for each character, `CONTENT` or `TEMPLATE`; a plain `str` is content."""
+    """Return one byte for each character, `CONTENT` or `TEMPLATE`. A plain `str` is content."""
     return text._mask if isinstance(text, MarkedText) else bytes(len(text))
 
 
@@ -185,17 +189,17 @@ def is_template_text(text: str) -> bool:
 
 
 def join_marked(pieces: Iterable[str]) -> MarkedText:
-    """The pieces one after the other, with their marks."""
+    """Concatenate the pieces with their marks."""
     return _EMPTY.join(pieces)
 
 
 def template_spans(text: str) -> list[tuple[int, int]]:
-    """Start and end of each longest run of template text, in order."""
+    """Return start and end of each maximal run of template text, in order."""
     return [found.span() for found in _TEMPLATE_RUN.finditer(mask_of(text))]
 
 
 def from_spans(text: str, spans: Iterable[Sequence[int]]) -> MarkedText:
-    """The text with these spans (start, end) marked as template text; they must be sorted and not overlap."""
+    """Return the text with the given spans (start, end) marked as template text; they are sorted and do not overlap."""
     pieces, end = [], 0
     for start, stop in spans:
         pieces += [bytes(start - end), TEMPLATE * (stop - start)]

@@ -1,7 +1,7 @@
-"""How byte-level BPE vocabularies split text before merging, by `tokenizer.ggml.pre`.
+"""The pre-tokenizers of byte-level BPE vocabularies, by their name in `tokenizer.ggml.pre`.
 
-The expressions are those that the models' own tokenizers were trained with, for the Oniguruma engine of `tokenizers`;
-several are applied one after the other, each to the pieces that the one before left.
+The expressions are those of the models' original tokenizers, in the syntax of Oniguruma, the engine of `tokenizers`.
+Several expressions are applied one after the other, each to the pieces of the previous one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How to split.
+    """The rules by which a text is split before BPE merges.
 
     Attributes:
-        patterns: expressions; each match is a piece, and so is what lies between.
-        ignore_merges: a piece that is a token stays whole, whatever the merges say.
-        add_bos: begin with the BOS token unless the file says otherwise.
-        nfc: compose Unicode first, as the model's own tokenizer does.
+        patterns: the expressions; each match is a piece, and so is the text between two matches.
+        ignore_merges: whether a piece that is a token is kept whole without applying merges.
+        add_bos: whether a BOS token precedes the text if the file does not specify it.
+        nfc: whether the text is normalized to NFC first, as by the model's original tokenizer.
     """
 
     patterns: tuple[str, ...]
@@ -42,9 +42,9 @@ _TEKKEN: Final = (
 GPT2: Final = PreTokenizer((_GPT2,))
 DIGITS_THEN_GPT2: Final = PreTokenizer((r"\p{N}", _GPT2))
 LLAMA3: Final = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
-LLAMA3_MERGING: Final = PreTokenizer((_LLAMA3,))
+LLAMA3_WITH_MERGES: Final = PreTokenizer((_LLAMA3,))
 QWEN2: Final = PreTokenizer((_QWEN2,), nfc=True)
-QWEN2_AS_IS: Final = PreTokenizer((_QWEN2,))
+QWEN2_WITHOUT_NFC: Final = PreTokenizer((_QWEN2,))
 TEKKEN: Final = PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)
 DEFAULT: Final = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
@@ -62,11 +62,11 @@ PRE_TOKENIZERS: Final[dict[str, PreTokenizer]] = {
     "llama-v3": LLAMA3,
     "falcon3": LLAMA3,
     "pixtral": LLAMA3,
-    "dbrx": LLAMA3_MERGING,
-    "smaug-bpe": LLAMA3_MERGING,
+    "dbrx": LLAMA3_WITH_MERGES,
+    "smaug-bpe": LLAMA3_WITH_MERGES,
     "qwen2": QWEN2,
-    "deepseek-r1-qwen": QWEN2_AS_IS,
-    "megrez": QWEN2_AS_IS,
-    "stablelm2": QWEN2_AS_IS,
+    "deepseek-r1-qwen": QWEN2_WITHOUT_NFC,
+    "megrez": QWEN2_WITHOUT_NFC,
+    "stablelm2": QWEN2_WITHOUT_NFC,
     "tekken": TEKKEN,
 }

@@ -1,5 +1,4 @@
-"""Checks of a chat template when it is loaded: do special tokens stay out of content, and do the template's own reach
-the model?"""
+"""Checks of a chat template at startup: its special tokens must be encoded as tokens, and content must not be."""
 
 from __future__ import annotations
 
@@ -14,24 +13,24 @@ from chairlift.loading.text.marked_text import MarkedText, template_spans, unmar
 from chairlift.loading.text.tokenizer import Tokenizer
 
 SENTINEL: Final = "qzvx"
-"""Does not occur in templates, so that the probe's content can be found in a prompt."""
+"""A string that does not occur in templates, by which the probe's content is found in a prompt."""
 MAX_NAMED: Final = 5
 MAX_SECONDS: Final = 5.0
-"""No further probe is rendered after this time; a template that computes without end must not delay the start."""
+"""The time after which no further probe is rendered, so that an endless template does not delay the start."""
 logger = logging.getLogger(__name__)
 
 Conversation = tuple[list[dict[str, Any]], dict[str, Any]]
-"""Messages, and further variables of a template."""
+"""Messages and further variables of a template."""
 
 
 def log_template_problems(template: ChatTemplate, tokenizer: object) -> None:
-    """Log a warning for each problem; does nothing for an engine without a tokenizer."""
+    """Log a warning for each problem of a template. An engine without a tokenizer is not checked."""
     for problem in template_problems(template, tokenizer) if isinstance(tokenizer, Tokenizer) else ():
         logger.warning("chat template: %s", problem)
 
 
 def template_problems(template: ChatTemplate, tokenizer: Tokenizer) -> list[str]:
-    """What is wrong with the prompts of probe conversations, as sentences; empty if nothing is."""
+    """Return the problems in the prompts of probe conversations, as sentences."""
     spellings = sorted(tokenizer.guard.guarded_tokens)
     if not spellings:
         return []
@@ -46,30 +45,30 @@ def template_problems(template: ChatTemplate, tokenizer: Tokenizer) -> list[str]
 
 
 def _rendered(template: ChatTemplate, content: str, deadline: float) -> Iterator[MarkedText]:
-    """The prompts of the conversations that the template accepts; ends at the deadline, in monotonic time."""
+    """Yield the prompts of the conversations that the template accepts, until the deadline in monotonic time."""
     for messages, variables in _conversations(content, "tools" in template.variables):
         if time.monotonic() > deadline:
-            logger.warning("chat template: its check was stopped after %g s", MAX_SECONDS)
+            logger.warning("chat template: the check was stopped after %g s", MAX_SECONDS)
             return
         try:
             yield template.render(messages, **variables)
         except RequestError as error:
-            logger.debug("chat template: a probe conversation was refused: %s", error)
+            logger.debug("chat template: a probe conversation was rejected: %s", error)
 
 
 def _lost_tokens(prompt: MarkedText, tokenizer: Tokenizer) -> list[str]:
-    """Special tokens of an ordinary conversation that the template does not write as text of its own."""
+    """Return a problem if special tokens of an ordinary conversation are not marked as template text."""
     before = tokenizer.encode(unmarked(prompt), add_special_tokens=False)
-    after = tokenizer.guard.encode_strictly(prompt)
+    after = tokenizer.guard.encode_with_aliases(prompt)
     if before == after:
         return []
     lost = [i for i in tokenizer.guard.guarded_tokens.values() if before.count(i) > after.count(i)]
     names = ", ".join(repr(tokenizer.id_to_token(i)) for i in lost[:MAX_NAMED]) or "some tokens"
     return [
-        f"{names} of the template are encoded as plain text, because the template builds their text with an operation "
-        "that does not keep track of template text and content (such as a number in the token, encode, safe, or a "
-        "format specification). Write them as string constants, or start with --allow-special-tokens-in-content, "
-        "which also reads special tokens in messages"
+        f"{names} of the template are encoded as plain text, because the template computes them with an operation that "
+        "does not distinguish template text and content (such as a number in the token, encode, safe, or a format "
+        "specification). Write them as string constants, or start with --allow-special-tokens-in-content, which also "
+        "encodes special tokens in messages"
     ]
 
 
@@ -80,7 +79,7 @@ def _content_as_template(prompt: MarkedText) -> list[str]:
 
 
 def _conversations(content: str, has_tools: bool) -> Iterator[Conversation]:
-    """Conversations that hold the content in every field; templates may refuse some of them."""
+    """Yield conversations with the content in every field. A template may reject some of them."""
     system = {"role": "system", "content": content}
     user = {"role": "user", "content": content, "name": content}
     assistant = {"role": "assistant", "content": content, "reasoning_content": content}

@@ -1,4 +1,4 @@
-"""The Jinja2 environment of chat templates: a sandbox whose output is marked as template text or content.
+"""TemplateEnvironment: a Jinja2 sandbox whose output is marked as template text or content.
 
 String constants and the text between tags of a template are template text. Everything else is content, and so is the
 result of an operation that `MarkedText` does not handle.
@@ -27,7 +27,7 @@ MAX_CACHED_CHARACTERS: Final = 1 << 17
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training; a prompt contains just its body."""
+    """The tag `{% generation %}`, which marks the assistant's text for training. A prompt contains only its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -38,7 +38,7 @@ class GenerationTag(Extension):
 
 
 class _Literals(dict[str, MarkedText]):
-    """String constants of templates, marked when they are first used."""
+    """The marked string constants of templates, which are created on first use."""
 
     def __missing__(self, text: str) -> MarkedText:
         self[text] = marked = template_text(text)
@@ -46,7 +46,7 @@ class _Literals(dict[str, MarkedText]):
 
 
 class _MarkingGenerator(CodeGenerator):
-    """Generates code in which string constants are marked, and computes nothing while it compiles."""
+    """Generates code in which string constants are marked, and evaluates no expression at compile time."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -80,10 +80,10 @@ class _MarkingGenerator(CodeGenerator):
 
 
 class _MarkedFormatter(SandboxedFormatter):
-    """`str.format` for a marked format string: fields without a format specification keep their marks."""
+    """`str.format` for marked format strings. Fields without a format specification keep their marks."""
 
     def marked(self, layout: MarkedText, values: Sequence[Any], named: Mapping[str, Any]) -> MarkedText:
-        """The formatted text; all of it is content if the layout is not template text alone."""
+        """Format the values. The whole result is content if the layout contains content."""
         text = MarkedText(self.vformat(layout, values, named))
         if not is_template_text(layout):
             return text
@@ -110,7 +110,7 @@ class _MarkedFormatter(SandboxedFormatter):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox with the helpers that chat templates expect. Renders MarkedText.
+    """Jinja2's sandbox with the helper functions of chat templates, which renders MarkedText.
 
     It does not evaluate constant expressions while it compiles: a compiled template is about as large as its source.
     """
@@ -136,7 +136,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def raise_exception(message: str) -> NoReturn:
-    """Reject the conversation: a template calls this with the reason."""
+    """Reject the conversation. Templates call this function with the reason."""
     raise jinja2.TemplateError(message)
 
 
@@ -147,7 +147,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> MarkedText:
-    """The `tojson` filter without HTML escapes; its result is content."""
+    """The filter `tojson`, without HTML escapes. Its result is content."""
     return MarkedText(
         json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     )
@@ -157,21 +157,21 @@ def to_json(
 def join_values(
     eval_ctx: nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
 ) -> str:
-    """The `join` filter, whose result keeps the marks of its parts."""
+    """The filter `join`, whose result keeps the marks of its parts."""
     separator = MarkedText(d) if type(d) is str else d
     return str(FILTERS["join"](eval_ctx, value, separator, attribute))
 
 
 def strftime_now(layout: str) -> str:
-    """The local time in a format of `strftime`, for templates that write the date."""
+    """Return the local time in a format of `strftime`."""
     return datetime.now().strftime(layout)
 
 
-def compiled(text: str) -> jinja2.Template:
-    """A template that is ready to render; short ones are cached.
+def compile_template(text: str) -> jinja2.Template:
+    """Compile a template. Short templates are cached.
 
     Raises:
-        jinja2.TemplateSyntaxError: the text is not a template.
+        jinja2.TemplateSyntaxError: The text is not a valid template.
     """
     return _compiled(text) if len(text) <= MAX_CACHED_CHARACTERS else TemplateEnvironment().from_string(text)
 
@@ -181,10 +181,10 @@ def _compiled(text: str) -> jinja2.Template:
     return TemplateEnvironment().from_string(text)
 
 
-def variables_read(text: str) -> list[str]:
-    """The names of the variables that a template reads from its context.
+def undeclared_variables(text: str) -> list[str]:
+    """Return the names of the variables that a template reads from its context.
 
     Raises:
-        jinja2.TemplateSyntaxError: the text is not a template.
+        jinja2.TemplateSyntaxError: The text is not a valid template.
     """
     return sorted(meta.find_undeclared_variables(TemplateEnvironment().parse(text)))

@@ -1,8 +1,10 @@
-"""Text to token ids and back."""
+"""Tokenizer: conversion between text and token ids, with the chat template of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -13,18 +15,19 @@ from chairlift.errors import RequestError
 from chairlift.loading.text.added_token_guard import AddedTokenGuard
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import MarkedText, is_template_text, unmarked
-from chairlift.loading.text.token_bytes import spelling
 
-MAX_TOKEN_ID: Final = (1 << 32) - 1  # the library refuses to look up more
+SPACE: Final = "▁"
+BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MAX_TOKEN_ID: Final = (1 << 32) - 1  # The library raises an error for larger ids.
 
 
 class Tokenizer:
     """A tokenizer and its chat template. Safe to use from several threads.
 
     Args:
-        backend: from the `tokenizers` library; its truncation and padding are switched off.
-        special_tokens: role ("bos_token", "eos_token", ...) -> text; texts that are no tokens count as absent.
-        chat_template: Jinja2 text.
+        backend: a tokenizer of the `tokenizers` library, whose truncation and padding are switched off.
+        special_tokens: role ("bos_token", "eos_token", ...) -> text. Texts that are not tokens are ignored.
+        chat_template: the source of the Jinja2 template, or None.
     """
 
     def __init__(
@@ -46,19 +49,18 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
-        self._spelling = spelling(backend)
-        self._chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
+        self._token_to_bytes = make_token_to_bytes(backend)
+        self.chat_template = None if chat_template is None else ChatTemplate(chat_template, self.special_tokens)
 
     def _role(self, role: str) -> int | None:
         return self.token_to_id(self.special_tokens[role]) if role in self.special_tokens else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Added tokens that it spells become themselves, except in the content of a
-        MarkedText, where they are plain text.
+        """Encode a text. Spellings of added tokens become these tokens, except in the content of a MarkedText.
 
         Args:
-            text: a rendered chat template is a MarkedText.
-            add_special_tokens: add the beginning and end tokens that the model expects.
+            text: a plain string, or a rendered chat template as MarkedText.
+            add_special_tokens: whether to add the model's tokens for the beginning and the end of a text.
         """
         if isinstance(text, MarkedText) and not is_template_text(text):
             return self.guard.encode(text, add_special_tokens=add_special_tokens)
@@ -67,78 +69,125 @@ class Tokenizer:
 
     @cached_property
     def guard(self) -> AddedTokenGuard:
-        """Keeps added tokens out of the content of chat prompts."""
+        """The guard that prevents added tokens in the content of chat prompts."""
         return AddedTokenGuard(self.backend)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text; ids outside of the vocabulary are left out, bytes that are no UTF-8 become U+FFFD."""
+        """Decode token ids. Ids outside the vocabulary are ignored, and invalid UTF-8 becomes U+FFFD."""
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it, or None."""
+        """Return the id of a vocabulary entry, or None if there is no such entry."""
         return self.backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str | None:
-        """How the vocabulary spells a token, or None."""
+        """Return the vocabulary entry of an id, or None if there is no such entry."""
         return self.backend.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; b"" for ids outside of the vocabulary.
+        """Return the bytes of a token, or b"" for an id outside the vocabulary.
 
-        Joined over the tokens of a text they are its UTF-8 (as the tokenizer normalizes it, so SentencePiece's leading
-        space included). A single token may begin or end inside a character. Added tokens stand for their own text.
+        The bytes of all tokens of a text, joined, are the UTF-8 of the normalized text (with SentencePiece's leading
+        space). A single token may begin or end inside a character. The bytes of an added token are its text.
         """
         if token_id in self._added:
             return self._added[token_id].encode()
         token = self.id_to_token(token_id) if 0 <= token_id <= MAX_TOKEN_ID else None
-        return b"" if token is None else self._spelling(token)
+        return b"" if token is None else self._token_to_bytes(token)
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """Bytes of the longest token, at least 1: a normalized text of n bytes has at least n / max_token_bytes tokens.
+        """The number of bytes of the longest token, at least 1.
 
-        (Not if the tokenizer drops characters or fuses them to one unknown token.)
+        A normalized text of n bytes has at least n / max_token_bytes tokens, unless the tokenizer drops characters or
+        fuses them to one unknown token.
         """
         ids = self.backend.get_vocab(with_added_tokens=True).values()
         return max((len(self.token_bytes(token_id)) for token_id in ids), default=0) or 1
 
     @property
     def has_chat_template(self) -> bool:
-        return self._chat_template is not None
-
-    @property
-    def chat_template(self) -> ChatTemplate | None:
-        """The model's own."""
-        return self._chat_template
+        return self.chat_template is not None
 
     def is_special(self, text: str) -> bool:
-        """Whether a text is one token that `skip_special_tokens` leaves out."""
+        """Whether a text is one special token, which `skip_special_tokens` omits."""
         return self.token_to_id(text) in self.special_token_ids
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> MarkedText:
-        """The prompt text of a conversation; see ChatTemplate.render.
+        """Render the prompt of a conversation; see ChatTemplate.render.
 
         Raises:
-            RequestError: the model has no chat template, or it refuses the messages.
+            RequestError: The model has no chat template, or the template rejects the messages.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise RequestError(
-                "messages: this model has no chat template; send a ready prompt to the completions API", "messages"
+                "messages: this model has no chat template; send the rendered prompt to the completions API", "messages"
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
     ) -> list[int]:
-        """The token ids of `render_chat`; nothing is added, since the template writes the special tokens itself."""
+        """Return the token ids of `render_chat`. The template writes the special tokens, so no others are added."""
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, **extra)
         return self.encode(text, add_special_tokens=False)
 
 
-def set_added_tokens(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
-    """Make `encode` put `bos` before and `eos` after a text; None puts nothing."""
+def set_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:
+    """Make `encode` add `bos` before and `eos` after a text; None adds no token."""
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
     backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+
+
+def make_token_to_bytes(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
+    """Return a function from a vocabulary entry to its bytes, according to the tokenizer's decoder.
+
+    Byte-level BPE writes each byte as a character of GPT-2's alphabet; SentencePiece writes a space as ▁ and, with byte
+    fallback, a lone byte as <0xNN>. Other entries are their own text.
+    """
+    steps = list(_steps(backend))
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return _byte_level
+    marks_spaces = any(_marks_spaces(step) for step in steps)
+    has_bytes = any(step["type"] == "ByteFallback" for step in steps)
+
+    def sentencepiece(token: str) -> bytes:
+        if has_bytes and (byte := BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        return (token.replace(SPACE, " ") if marks_spaces else token).encode()
+
+    return sentencepiece
+
+
+def _steps(backend: tokenizers.Tokenizer) -> Iterator[dict[str, Any]]:
+    """Yield the steps of the decoder, including those of nested sequences."""
+    pending = [] if backend.decoder is None else [json.loads(backend.decoder.__getstate__())]
+    while pending:
+        step = pending.pop()
+        pending += step.get("decoders", [])
+        yield step
+
+
+def _marks_spaces(step: dict[str, Any]) -> bool:
+    return step.get("replacement") == SPACE or (step.get("pattern") == {"String": SPACE} and step.get("content") == " ")
+
+
+def _alphabet() -> dict[str, int]:
+    """Return the byte of each of GPT-2's characters: printable Latin-1 unchanged, the others from U+0100 on, in
+    order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+ALPHABET: Final = _alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(ALPHABET[character] for character in token)
+    except KeyError:  # An entry with other characters is text.
+        return token.encode()

@@ -23,8 +23,7 @@ from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, Sampli
 from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.throughput import Spread
-from chairlift.loading.formats import matrix_formats
-from chairlift.loading.resolve import close_files, load_config, resolve_model
+from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import MatrixSpec
 from chairlift.server.batch.progress import progress_bar
@@ -169,7 +168,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     model = load_config(files)
     _check_contexts(options, model)
     found = matrix_formats(None if config.random_weights else files, model)
-    close_files()
+    close_gguf()
     kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
     meter = CeilingMeter(native, options.ceiling_seconds)
     best = meter.measure()

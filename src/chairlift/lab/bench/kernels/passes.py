@@ -31,8 +31,7 @@ from chairlift.kernels.sampling import SamplingParameters
 from chairlift.lab.bench.kernels.ceilings import Work
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
-from chairlift.models.decoder import shape_of
-from chairlift.models.model import make_rotary
+from chairlift.models.decoder import attention_shape, make_rotary
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -121,7 +120,7 @@ class LinearPass:
         return {LAYERS: self._time_tape(rows) if rows <= MAX_ROWS else layers, **seconds}
 
     def _multiply(self, product: ProductSpec, kernel: LinearKernel, rows: int) -> None:
-        kernel(self._inputs[input_width(product)][:rows], self._residual[:rows] if product.is_added else None)
+        kernel(self._inputs[input_width(product)][:rows], self._residual[:rows] if product.adds_residual else None)
 
     def _time_tape(self, rows: int) -> float:
         if rows not in self._tapes:
@@ -209,7 +208,7 @@ class AttentionPass:
         rotations = {key: make_rotary(*key, context, torch.device("cpu")).at(positions) for key in config.ropes}
         self._calls: list[Callable[[], torch.Tensor]] = []
         for spec in self._specs:
-            shape = shape_of(spec, torch.float32, torch.device("cpu"), kv_dtype)
+            shape = attention_shape(spec, torch.float32, torch.device("cpu"), kv_dtype)
             if shape not in backends:
                 qkv = torch.randn((len(positions), spec.qkv.out_features), generator=generator)
                 backend = NativeAttention(shape)

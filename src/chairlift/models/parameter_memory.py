@@ -1,4 +1,4 @@
-"""How much memory a model's parameters really take."""
+"""Measurement of the memory that the parameters of a loaded model occupy."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
 
 
-def held_bytes(model: object) -> int:
-    """Bytes of all float tensors that an object of this package leads to, each storage once; K and V, and what a step
-    works in, are left out.
+def parameter_bytes(model: object) -> int:
+    """Return the bytes of all float tensors that are reachable from an object of this package, each storage once.
 
-    It asks the objects and not the architecture, so it counts what is there: copies that a kernel packed, and no table
-    twice that two layers share. A matrix that oneDNN packed counts its values, without their padding; a native kernel
-    says itself what it holds (`num_bytes`).
+    The objects are traversed, so copies that a kernel packed are counted, and a table that two layers share is counted
+    once. A matrix that oneDNN packed counts its values without padding. Native kernels report their memory as
+    `num_bytes`. KV memory and the buffers of a step are left out.
     """
     storages: dict[int, int] = {}
-    said = 0
+    native_bytes = 0
     for item in _objects(model):
         if isinstance(item, torch.Tensor):
             storages.update(_storage(item))
         else:
-            said += _says(item, "num_bytes")
-    return sum(storages.values()) + said
+            native_bytes += _reported_bytes(item, "num_bytes")
+    return sum(storages.values()) + native_bytes
 
 
-def multiplied_bytes(model: object) -> int:
-    """Bytes of the matrices that the native linear layers of a model read in every step."""
-    return sum(_says(item, "matrix_bytes") for item in _objects(model))
+def native_matrix_bytes(model: object) -> int:
+    """Return the bytes of the matrices that the native linear layers of a model read in every step."""
+    return sum(_reported_bytes(item, "matrix_bytes") for item in _objects(model))
 
 
 def _objects(model: object) -> Iterator[Any]:
-    """What the model leads to, each once."""
+    """Yield every object that is reachable from the model, each once."""
     seen: set[int] = set()
     to_visit = [model]
     while to_visit:
@@ -50,7 +49,7 @@ def _objects(model: object) -> Iterator[Any]:
             to_visit.extend(_parts(item))
 
 
-def _says(item: Any, attribute: str) -> int:
+def _reported_bytes(item: Any, attribute: str) -> int:
     num_bytes = getattr(item, attribute, 0) if type(item).__module__.startswith("chairlift.kernels.cpu.") else 0
     assert isinstance(num_bytes, int)
     return num_bytes

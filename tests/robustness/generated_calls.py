@@ -1,8 +1,7 @@
-"""schemathesis against a running server, by the server's own OpenAPI: no 500, no answer that does not come, and
-statuses and bodies that the schema knows.
+"""Calls that schemathesis generates from a server's OpenAPI: each is answered in time, as in the schema, without a 500.
 
-Half of the bodies are what schemathesis makes of the schema alone, nearly all of which a server refuses. The other half
-are a few fields of those laid over a body that is right, so that what is odd about them gets as far as it can.
+Half of the bodies are generated from the schema alone, and a server rejects nearly all of them. The other half are
+valid bodies with a few of the generated fields, which reach more of the code.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import requests
 import schemathesis
-from fuzzing import damaged, deep
+from fuzz_targets import damaged, deep
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -22,12 +21,12 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 SERVER_OPTIONS: dict[str, Any] = {"num_kv_blocks": 24, "max_model_len": 96, "max_num_seqs": 4}
-SECONDS_AN_ANSWER = 20.0
+ANSWER_TIMEOUT_SECONDS = 20.0
 ENDLESS = ("/v1/events",)
-"""Streams that go on until their reader leaves."""
+"""Streams that continue until the client disconnects."""
 
 MESSAGES = [{"role": "user", "content": "one two"}]
-RIGHT_BODIES: dict[str, dict[str, Any]] = {
+VALID_BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [3, 4, 5], "max_tokens": 3},
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3},
     "/v1/responses": {"input": "one two", "max_output_tokens": 3},
@@ -40,7 +39,7 @@ CHECKS = [not_a_server_error, status_code_conformance, response_schema_conforman
 
 @dataclass(slots=True)
 class Outcome:
-    """How the calls ended: (operation, status) -> count; and the slowest one, in seconds."""
+    """The number of calls for each (operation, status), and the duration of the slowest call in seconds."""
 
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     slowest: float = 0.0
@@ -49,16 +48,19 @@ class Outcome:
     def num_cases(self) -> int:
         return sum(self.statuses.values())
 
-    def note(self, operation: str, response: Any) -> None:
+    def add(self, operation: str, response: Any) -> None:
         self.statuses[operation, response.status_code] += 1
         self.slowest = max(self.slowest, response.elapsed)
 
 
 def fuzz_api(url: str, num_cases: int, run_seed: int, outcome: Outcome | None = None) -> Outcome:
-    """About so many calls to the server at `url`, most of them to what generates; raises at the first that ends badly.
+    """Make about `num_cases` calls to the server at `url`, most of them to endpoints that generate.
 
     Args:
-        outcome: of calls before, to be added to.
+        outcome: the outcome of earlier calls, to which these are added.
+
+    Raises:
+        Exception: A call failed a check.
     """
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
@@ -74,14 +76,14 @@ def fuzz_api(url: str, num_cases: int, run_seed: int, outcome: Outcome | None = 
 
 
 def _share(operation: Any) -> int:
-    if operation.path in RIGHT_BODIES:
+    if operation.path in VALID_BODIES:
         return 8
     return 2 if "{" in operation.path else 1
 
 
 def _fuzz_operation(operation: Any, count: int, run_seed: int, session: Any, outcome: Outcome) -> None:
     kinds = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
-    right = RIGHT_BODIES.get(operation.path)
+    valid = VALID_BODIES.get(operation.path)
 
     @seed(run_seed)
     @settings(
@@ -91,33 +93,41 @@ def _fuzz_operation(operation: Any, count: int, run_seed: int, session: Any, out
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=st.one_of(kinds), is_laid_over=st.booleans(), data=st.data())
-    def run(case: Any, is_laid_over: bool, data: st.DataObject) -> None:
-        if right is not None and is_laid_over and isinstance(case.body, dict):
+    @given(case=st.one_of(kinds), uses_valid_body=st.booleans(), data=st.data())
+    def run(case: Any, uses_valid_body: bool, data: st.DataObject) -> None:
+        if valid is not None and uses_valid_body and isinstance(case.body, dict):
             names = data.draw(st.lists(st.sampled_from(sorted(case.body) or ["model"]), max_size=3, unique=True))
-            case.body = {**right, **{name: case.body[name] for name in names if name in case.body}}
-        if is_laid_over and "model" in (case.path_parameters or {}):
+            case.body = {**valid, **{name: case.body[name] for name in names if name in case.body}}
+        if uses_valid_body and "model" in (case.path_parameters or {}):
             case.path_parameters = {"model": "tiny"}
-        response = case.call(session=session, timeout=SECONDS_AN_ANSWER)
-        outcome.note(operation.label, response)
+        response = case.call(session=session, timeout=ANSWER_TIMEOUT_SECONDS)
+        outcome.add(operation.label, response)
         case.validate_response(response, checks=CHECKS)
 
     run()
 
 
 def fuzz_bodies(url: str, num_cases: int, run_seed: int) -> Counter[int]:
-    """Bodies that are no JSON, or hardly, to everything that takes one; returns how often each status came."""
+    """Send damaged and invalid JSON to all endpoints with a body, and return the number of answers with each status."""
     statuses: Counter[int] = Counter()
-    wholes = [json.dumps(body).encode() for body in RIGHT_BODIES.values()]
-    odd = [*deep(), b"", b"\xff", b"[]", b"null", b'{"prompt": "\\ud800"}', b'{"max_tokens": 1' + b"0" * 5000 + b"}"]
-    bodies = damaged(wholes) | st.sampled_from(odd) | st.binary(max_size=50)
+    wholes = [json.dumps(body).encode() for body in VALID_BODIES.values()]
+    unusual = [
+        *deep(),
+        b"",
+        b"\xff",
+        b"[]",
+        b"null",
+        b'{"prompt": "\\ud800"}',
+        b'{"max_tokens": 1' + b"0" * 5000 + b"}",
+    ]
+    bodies = damaged(wholes) | st.sampled_from(unusual) | st.binary(max_size=50)
 
     @seed(run_seed)
     @settings(max_examples=num_cases, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(path=st.sampled_from(sorted(RIGHT_BODIES)), body=bodies)
+    @given(path=st.sampled_from(sorted(VALID_BODIES)), body=bodies)
     def run(path: str, body: bytes) -> None:
         headers = {"Content-Type": "application/json"}
-        response = session.post(f"{url}{path}", data=body, headers=headers, timeout=SECONDS_AN_ANSWER)
+        response = session.post(f"{url}{path}", data=body, headers=headers, timeout=ANSWER_TIMEOUT_SECONDS)
         assert response.status_code < 500, response.text
         assert "error" in response.json() or response.status_code == 200
         statuses[response.status_code] += 1

@@ -1,4 +1,4 @@
-"""Thoughts come before what a grammar says, and end where they say."""
+"""Grammars with reasoning: the constraint applies to the text after the reasoning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 def accepted(compiler: GrammarCompiler, tokenizer: Tokenizer, constraint: StructuredOutputs, text: str) -> str:
-    """How much of the text may be written, token by token as the tokenizer does; with `$` if it may end there."""
+    """The longest prefix of the text that is allowed, in tokens; with `$` if the answer may end there."""
     matcher = compiler.compile(constraint).matcher()
     bits = np.zeros(num_words(VOCAB_SIZE), np.uint32)
     token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -51,7 +51,7 @@ def accepted(compiler: GrammarCompiler, tokenizer: Tokenizer, constraint: Struct
 
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 @pytest.mark.parametrize("spelling", MARKS)
-def test_a_constraint_holds_behind_the_thoughts(
+def test_constraint_applies_after_reasoning(
     spelling: str, kind: str, compiler: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     fields, answer = CONSTRAINTS[kind]
@@ -65,13 +65,13 @@ def test_a_constraint_holds_behind_the_thoughts(
         assert (
             accepted(compiler, tokenizer, constraint, f"{opening}{closing}{answer}") == f"{opening}{closing}{answer}$"
         )
-        assert accepted(compiler, tokenizer, constraint, f"{opening}Hm.") == f"{opening}Hm.", "no end while it thinks"
+        assert accepted(compiler, tokenizer, constraint, f"{opening}Hm.") == f"{opening}Hm.", "no end"
         assert accepted(compiler, tokenizer, constraint, f"{opening}a{closing}Well") == f"{opening}a{closing}"
         may_begin = accepted(compiler, tokenizer, constraint, inside), accepted(compiler, tokenizer, constraint, answer)
         assert may_begin == ((f"{inside}$", answer) if is_inside else ("", f"{answer}$"))
 
 
-def test_what_is_wrong_with_a_grammar_is_found_behind_the_thoughts(compiler: GrammarCompiler) -> None:
+def test_errors_of_a_grammar_after_reasoning_are_reported(compiler: GrammarCompiler) -> None:
     reasoning = Reasoning("<t>", "</t>")
     with pytest.raises(RequestError, match="foo"):
         compiler.compile(StructuredOutputs(grammar="start: foo", reasoning=reasoning))

@@ -1,4 +1,4 @@
-"""Fuzzing with Hypothesis: targets, damage to valid files, and a guard against hangs and memory that blows up."""
+"""Fuzzing with Hypothesis: targets, damage to valid files, and limits of time and memory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ Case = Callable[[Any], None]
 
 @dataclass(slots=True)
 class Target:
-    """Something that reads what a stranger wrote.
+    """A function that reads untrusted input.
 
     Attributes:
-        cases: what it is fed.
-        check: feeds it one case; any exception but the one that belongs there escapes.
-        num_short: cases in the short run.
+        cases: the generated inputs.
+        check: runs the function with one input, and raises any exception that is not an expected error.
+        num_short: the number of cases in the short run.
+        outcomes: the number of cases with each outcome.
     """
 
     name: str
@@ -38,8 +39,8 @@ class Target:
     num_short: int = 60
     outcomes: dict[str, int] = field(default_factory=dict)
 
-    def note(self, outcome: str) -> None:
-        """Counts how cases ended: a target whose cases all end alike reaches little."""
+    def add(self, outcome: str) -> None:
+        """Count the outcome of a case. If all cases had the same outcome, the target would test little."""
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     @property
@@ -49,10 +50,10 @@ class Target:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Fails if the body takes longer than MAX_SECONDS or allocates more than MAX_BYTES at once."""
+    """Raise an AssertionError if the body takes longer than MAX_SECONDS or allocates more than MAX_BYTES at once."""
 
     def late(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"hangs: not done after {MAX_SECONDS} s")
+        raise AssertionError(f"does not end within {MAX_SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
@@ -71,7 +72,7 @@ def guarded() -> Iterator[None]:
 
 
 def run_cases(target: Target, num_cases: int, run_seed: int) -> None:
-    """So many cases of a target; the same ones for the same seed."""
+    """Run cases of a target, which are the same for the same seed."""
 
     @seed(run_seed)
     @settings(
@@ -89,22 +90,22 @@ def run_cases(target: Target, num_cases: int, run_seed: int) -> None:
     run()
 
 
-# -- what cases are made of ----------------------------------------------------------------------------------------
+# -- generation of cases -------------------------------------------------------------------------------------------
 
 INTERESTING = (0, 1, 2, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 1 << 24, (1 << 31) - 1, (1 << 32) - 1, 1 << 60, (1 << 64) - 1)
 
 
 @st.composite
 def damaged(draw: st.DrawFn, wholes: list[bytes], header: int | None = None) -> bytes:
-    """One of the valid files after a few accidents: bits turned, numbers replaced, bytes cut out, the end torn off.
+    """Draw a valid file and damage it: bits flipped, numbers replaced, bytes removed or repeated, the end truncated.
 
     Args:
-        header: accidents happen before this byte.
+        header: the number of bytes at the start that can be damaged, or None for all bytes.
     """
     data = bytearray(draw(st.sampled_from(wholes)))
-    accidents = draw(st.integers(0, 4))
+    num_damages = draw(st.integers(0, 4))
     random_ = random.Random(draw(st.integers(0, (1 << 32) - 1)))
-    for _ in range(accidents):
+    for _ in range(num_damages):
         if not data:
             break
         at = random_.randrange(min(header or len(data), len(data)))
@@ -139,7 +140,7 @@ JSON = st.recursive(
 
 @st.composite
 def altered(draw: st.DrawFn, wholes: list[dict[str, Any]], values: st.SearchStrategy[Any] = JSON) -> dict[str, Any]:
-    """One of the valid objects with a few values, at any depth, replaced or taken away."""
+    """Draw a valid object, and replace or remove a few values at any depth."""
     whole = json.loads(json.dumps(draw(st.sampled_from(wholes))))
     for _ in range(draw(st.integers(0, 3))):
         places = list(_places(whole))
@@ -154,7 +155,7 @@ def altered(draw: st.DrawFn, wholes: list[dict[str, Any]], values: st.SearchStra
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container and key below a value; long lists by their ends."""
+    """Yield every container and key below a value; of long lists only the first and the last keys."""
     if isinstance(value, dict):
         keys: list[Any] = list(value)
     else:
@@ -166,5 +167,5 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def deep(depth: int = 200_000) -> list[bytes]:
-    """JSON whose nesting is all there is to it."""
+    """Return JSON texts that are nested `depth` deep, complete and truncated."""
     return [b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth]
