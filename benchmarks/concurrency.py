@@ -41,13 +41,13 @@ from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
-from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.bench.text import number
+from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.figures.drawing import STYLE, WIDTH, point_style, start_at_zero
+from chairlift.lab.tables import number
 from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
@@ -201,7 +201,7 @@ def _integers(name: str, text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{name} must be integers with commas between them, got {text!r}") from None
-    at_least(name, min(numbers), 1)
+    check_at_least(name, min(numbers), 1)
     return numbers
 
 
@@ -294,7 +294,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     users, batch_sizes = _integers("concurrency", args.concurrency), _integers("batch_sizes", args.batch_sizes)
-    at_least("steps", args.steps, 1)
+    check_at_least("steps", args.steps, 1)
     config = EngineConfig(
         model=args.model,
         kernels=args.kernels,

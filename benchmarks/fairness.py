@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import host_facts
-from chairlift.lab.bench.serving.http_client import ApiClient, Call, open_http
+from chairlift.lab.bench.serving.http_client import ApiClient, RequestRecord, open_client
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.server.access.keys import key_record, new_secret, to_toml
 
@@ -53,7 +53,7 @@ class Load:
 
     rate: float
     seconds: float
-    prompt_len: int
+    input_len: int
     output_len: int
     seed: int = 0
 
@@ -68,7 +68,7 @@ class Load:
     def body(self, rng: random.Random, model: str) -> dict[str, Any]:
         return {
             "model": model,
-            "prompt": [rng.randrange(VOCABULARY) for _ in range(self.prompt_len)],
+            "prompt": [rng.randrange(VOCABULARY) for _ in range(self.input_len)],
             "max_tokens": rng.randint(max(1, self.output_len // 2), self.output_len * 3 // 2),
             "ignore_eos": True,
             "temperature": 0,
@@ -83,7 +83,7 @@ class Run:
     policy: str
     times_as_much: int
     num_sent: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, list[Call]] = field(default_factory=dict)
+    calls: dict[str, list[RequestRecord]] = field(default_factory=dict)
 
     def ttft(self, name: str, quantile: float) -> float:
         return percentile([call.ttft for call in self.calls[name] if call.ttft is not None], quantile)
@@ -112,14 +112,14 @@ def serve(policy: str, key_file: Path, options: Sequence[str]) -> Iterator[str]:
         process.wait()
 
 
-async def send_all(client: ApiClient, name: str, load: Load, times_as_much: int, calls: list[Call]) -> None:
+async def send_all(client: ApiClient, name: str, load: Load, times_as_much: int, calls: list[RequestRecord]) -> None:
     """Send the calls of one key when they are due, and wait for all answers."""
     rng = random.Random(f"{load.seed} {name} tokens")
     started = client.now()
     async with asyncio.TaskGroup() as group:
         for index, due in enumerate(load.arrivals(name, times_as_much)):
             await asyncio.sleep(max(0.0, started + due - client.now()))
-            call = Call(f"{name}{index}", load.prompt_len, load.output_len, started + due)
+            call = RequestRecord(f"{name}{index}", load.input_len, load.output_len, started + due)
             calls.append(call)
             group.create_task(client.stream(load.body(rng, "m"), call))
 
@@ -127,7 +127,7 @@ async def send_all(client: ApiClient, name: str, load: Load, times_as_much: int,
 async def run(url: str, policy: str, secrets: dict[str, str], load: Load, times_as_much: int) -> Run:
     """One run; it ends when `light` has all its answers."""
     result = Run(policy, times_as_much, calls={HEAVY: [], LIGHT: []})
-    clients = {name: open_http(url, secret, 120.0) for name, secret in secrets.items()}
+    clients = {name: open_client(url, secret, 120.0) for name, secret in secrets.items()}
     api = {name: ApiClient(http, "/v1/completions", time.perf_counter) for name, http in clients.items()}
     try:
         heavy = asyncio.create_task(send_all(api[HEAVY], HEAVY, load, times_as_much, result.calls[HEAVY]))
@@ -149,10 +149,10 @@ async def run(url: str, policy: str, secrets: dict[str, str], load: Load, times_
 
 
 async def warm_up(url: str, secrets: dict[str, str], load: Load) -> None:
-    async with open_http(url, secrets[LIGHT], 60.0) as http:
+    async with open_client(url, secrets[LIGHT], 60.0) as http:
         client = ApiClient(http, "/v1/completions", time.perf_counter)
         rng = random.Random("warm up")
-        calls = [Call(str(index), load.prompt_len, load.output_len, 0.0) for index in range(16)]
+        calls = [RequestRecord(str(index), load.input_len, load.output_len, 0.0) for index in range(16)]
         await asyncio.gather(*(client.stream(load.body(rng, "m"), call) for call in calls))
 
 
@@ -225,13 +225,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rate", type=float, default=5.0)
     parser.add_argument("--seconds", type=float, default=7.0)
-    parser.add_argument("--prompt-len", type=int, default=64)
+    parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--png", type=Path)
     parser.add_argument("serve_options", nargs="*", help="of chairlift serve, after --")
     given = parser.parse_args()
-    load = Load(given.rate, given.seconds, given.prompt_len, given.output_len, given.seed)
+    load = Load(given.rate, given.seconds, given.input_len, given.output_len, given.seed)
     runs = run_all(load, given.serve_options)
     print_runs(runs, load)
     ratios = claims(runs)

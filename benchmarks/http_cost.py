@@ -1,6 +1,6 @@
 """What HTTP costs: the same load through `chairlift serve` and through `LLM` in a process of its own, in turns.
 
-    python benchmarks/http_cost.py [MODEL] [--streams 64] [--prompt-len 32] [--output-len 64] [--repeats 3]
+    python benchmarks/http_cost.py [MODEL] [--streams 64] [--input-len 32] [--output-len 64] [--repeats 3]
                                    [--num-threads N] [--no-ttft]
 
 CPU seconds an output token of engine process, HTTP process and load client, apart; output tokens per second of both
@@ -198,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?")
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--prompt-len", type=int, default=32)
+    parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
@@ -211,7 +211,7 @@ def main() -> None:
     with _both(arguments) as (alone, served):
         runs: list[tuple[Run, Run]] = []
         for seed in range(arguments.repeats + 1):
-            load = prompts(arguments.streams, arguments.prompt_len, seed)
+            load = prompts(arguments.streams, arguments.input_len, seed)
             pair = (alone.run(load, arguments.output_len), served.run(load, arguments.output_len))
             runs += [pair] if seed else []
             print(f"{pair[0].tokens_per_s:.0f} and {pair[1].tokens_per_s:.0f} output tokens/s", file=sys.stderr)
@@ -236,7 +236,7 @@ def _ttfts(alone: InProcess, served: OverHttp) -> list[tuple[float, float]]:
 
 
 def _print(arguments: argparse.Namespace, runs: list[tuple[Run, Run]], ttfts: list[tuple[float, float]]) -> None:
-    title = f"{arguments.streams} streams of {arguments.prompt_len} prompt and {arguments.output_len} output tokens"
+    title = f"{arguments.streams} streams of {arguments.input_len} prompt and {arguments.output_len} output tokens"
     table = Table("medians", "LLM in one process", "chairlift serve", title=title)
     speeds = [median(run.tokens_per_s for run in side) for side in zip(*runs, strict=True)]
     table.add_row("output tokens/s", *(f"{speed:.1f}" for speed in speeds))
@@ -256,7 +256,7 @@ def _print(arguments: argparse.Namespace, runs: list[tuple[Run, Run]], ttfts: li
     Console(width=120).print(table)
     figures = {
         "machine": host_facts().to_dict(),
-        "workload": {name: getattr(arguments, name) for name in ("streams", "prompt_len", "output_len", "num_threads")},
+        "workload": {name: getattr(arguments, name) for name in ("streams", "input_len", "output_len", "num_threads")},
         "output_tokens_per_s": {"llm": [a.tokens_per_s for a, _ in runs], "serve": [s.tokens_per_s for _, s in runs]},
         "lost_share": cost,
         "cpu_us_per_output_token": {name: dict(zip(("llm", "serve"), both, strict=True)) for name, both in cpu.items()},

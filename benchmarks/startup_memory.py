@@ -1,6 +1,6 @@
 """How long `chairlift serve` takes from process start to its first token, and what memory its processes take.
 
-    python benchmarks/startup_memory.py [--model PATH] [--repeats 3] [--num-requests 32] [--prompt-len 200]
+    python benchmarks/startup_memory.py [--model PATH] [--repeats 3] [--num-requests 32] [--input-len 200]
                                         [--output-len 56] [-- OPTION OF SERVE ...]
 
 Each repeat starts a server, asks for one token as soon as the port answers, and then sends `num_requests` at once,
@@ -96,7 +96,7 @@ def body(args: argparse.Namespace, prompt: Sequence[int], max_tokens: int) -> di
 
 
 def command(args: argparse.Namespace, port: int) -> list[str]:
-    blocks_per_request = -(-(args.prompt_len + args.output_len) // DEFAULT_BLOCK_SIZE)
+    blocks_per_request = -(-(args.input_len + args.output_len) // DEFAULT_BLOCK_SIZE)
     model = [] if args.model is None else [args.model]
     options = {
         "port": port,
@@ -114,7 +114,7 @@ async def load(args: argparse.Namespace, url: str, pid: int) -> int:
     peak = 0
     async with httpx.AsyncClient(timeout=None) as http:
         for _ in range(2):
-            prompts = [[rng.randrange(3, 250) for _ in range(args.prompt_len)] for _ in range(args.num_requests)]
+            prompts = [[rng.randrange(3, 250) for _ in range(args.input_len)] for _ in range(args.num_requests)]
             posts = [http.post(f"{url}/v1/completions", json=body(args, p, args.output_len)) for p in prompts]
             running = asyncio.gather(*posts)
             while not running.done():
@@ -160,7 +160,7 @@ def wait_until_ready(server: subprocess.Popen[str], url: str, started: float) ->
 
 
 def print_starts(starts: list[Start], args: argparse.Namespace) -> None:
-    title = f"start and memory of chairlift serve, {args.num_requests} requests of {args.prompt_len}+{args.output_len}"
+    title = f"start and memory of chairlift serve, {args.num_requests} requests of {args.input_len}+{args.output_len}"
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(("", f"median of {len(starts)}", "worst")):
         table.add_column(column, justify="right" if index else "left")
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-requests", type=int, default=32)
-    parser.add_argument("--prompt-len", type=int, default=200)
+    parser.add_argument("--input-len", type=int, default=200)
     parser.add_argument("--output-len", type=int, default=56)
     parser.add_argument("serve_options", nargs="*")
     args = parser.parse_args(arguments)

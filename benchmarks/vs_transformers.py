@@ -57,7 +57,7 @@ class Settings:
     model: str | None
     num_prompts: int
     seed: int
-    prompt_len: str
+    input_len: str
     output_len: str
     baseline_batch_size: int
     baseline_share: float
@@ -70,7 +70,7 @@ class Settings:
         return make_workload(
             self.seed,
             self.num_prompts,
-            parse_lengths(self.prompt_len),
+            parse_lengths(self.input_len),
             parse_lengths(self.output_len),
             BurstArrivals(),
             load_config(resolve_model(self.model)).vocab_size,
@@ -232,7 +232,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a .gguf file or a folder; the default model if not given")
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompt-len", default="lognormal:96,0.7,16..512")
+    parser.add_argument("--input-len", default="lognormal:96,0.7,16..512")
     parser.add_argument("--output-len", default="exp:96,8..384")
     parser.add_argument("--baseline-batch-size", type=int, default=16)
     parser.add_argument("--baseline-share", type=float, default=1.0)

@@ -156,7 +156,7 @@ def _load(arguments: argparse.Namespace) -> Load:
         workloads=workloads,
         num_prompts=arguments.num_prompts,
         seed=arguments.seed,
-        prompt_len=arguments.prompt_len,
+        input_len=arguments.input_len,
         output_len=arguments.output_len,
         single_repeats=arguments.single_repeats,
     )
@@ -175,7 +175,7 @@ def _parse(peer: Peer, description: str | None) -> argparse.Namespace:
     parser.add_argument("--peer-seats", type=_positive, help="of the peer alone")
     parser.add_argument("--num-prompts", type=_positive, default=load.num_prompts, help="of the burst")
     parser.add_argument("--seed", type=int, default=load.seed)
-    parser.add_argument("--prompt-len", default=load.prompt_len)
+    parser.add_argument("--input-len", default=load.input_len)
     parser.add_argument("--output-len", default=load.output_len)
     parser.add_argument("--single-repeats", type=_positive, default=load.single_repeats)
     parser.add_argument("--num-threads", type=_positive, help="of each engine; all cores if not given")

@@ -6,7 +6,7 @@ import shlex
 
 import typer
 
-from chairlift.cli.options import ModelOption, add_engine_options
+from chairlift.cli.engine_options import ModelOption, add_engine_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 

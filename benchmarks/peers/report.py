@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import MachineFacts
-from chairlift.lab.bench.text import number
+from chairlift.lab.tables import number
 
 Figures = dict[str, float]
 
@@ -67,8 +67,8 @@ def print_report(
 def describe(load: Load) -> str:
     """The workloads in a line."""
     parts = {
-        "burst": f"{load.num_prompts} requests at once, prompt {load.prompt_len}, output {load.output_len}",
-        "single": f"{load.single_repeats} single streams of {load.single_prompt_len} + {load.single_output_len} tokens",
+        "burst": f"{load.num_prompts} requests at once, prompt {load.input_len}, output {load.output_len}",
+        "single": f"{load.single_repeats} single streams of {load.single_input_len} + {load.single_output_len} tokens",
     }
     return "; ".join(parts[name] for name in load.workloads)
 

@@ -23,15 +23,15 @@ class Load:
 
     Attributes:
         workloads: of `records.WORKLOADS`.
-        single_repeats: single streams of single_prompt_len prompt and single_output_len output tokens.
+        single_repeats: single streams of single_input_len prompt and single_output_len output tokens.
     """
 
     workloads: tuple[str, ...] = (BURST, SINGLE)
     num_prompts: int = 64
     seed: int = 0
-    prompt_len: str = "lognormal:96,0.7,16..512"
+    input_len: str = "lognormal:96,0.7,16..512"
     output_len: str = "exp:96,8..384"
-    single_prompt_len: int = 128
+    single_input_len: int = 128
     single_output_len: int = 128
     single_repeats: int = 3
 
@@ -61,10 +61,10 @@ class Load:
         ]
 
     def _burst(self, vocab_size: int, token_round: int) -> list[Request]:
-        return self._make(self.num_prompts, self.prompt_len, self.output_len, vocab_size, token_round)
+        return self._make(self.num_prompts, self.input_len, self.output_len, vocab_size, token_round)
 
     def _single(self, vocab_size: int, token_round: int) -> list[Request]:
-        lengths = (f"fixed:{self.single_prompt_len}", f"fixed:{self.single_output_len}")
+        lengths = (f"fixed:{self.single_input_len}", f"fixed:{self.single_output_len}")
         return self._make(self.single_repeats, *lengths, vocab_size, token_round)
 
     def _make(self, count: int, prompt: str, output: str, vocab_size: int, token_round: int) -> list[Request]:

@@ -21,7 +21,7 @@ from rich.console import Console
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import machine_facts
 
-SMALL = Load(num_prompts=5, prompt_len="fixed:6", output_len="uniform:2..4", single_prompt_len=5, single_output_len=3)
+SMALL = Load(num_prompts=5, input_len="fixed:6", output_len="uniform:2..4", single_input_len=5, single_output_len=3)
 
 
 def finished(job: Job, seconds_per_token: float) -> Run:

@@ -1,4 +1,4 @@
-"""The command line, in a process of its own where that is what a test is about."""
+"""The command line; tests of the process start one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import typer
 from typer.testing import CliRunner
 
 import chairlift
-from chairlift.cli.load_options import Load, add_load_options
+from chairlift.cli.engine_options import ENGINE_OPTIONS, HELP
 from chairlift.cli.main import app, main
-from chairlift.cli.options import ENGINE_OPTIONS, HELP
-from chairlift.lab.bench.load import LoadOptions
+from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
+from chairlift.lab.bench.workload_options import WorkloadOptions
 
 COMMAND = [sys.executable, "-m", "chairlift"]
 
@@ -49,18 +49,18 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
     assert all(f"--{name.replace('_', '-')}" in listed for name in ENGINE_OPTIONS)
 
 
-def test_every_field_of_a_load_is_an_option_with_its_default() -> None:
-    assert Load.__annotations__.keys() == {field.name for field in fields(LoadOptions)}
-    taken: list[Load] = []
+def test_every_field_of_a_workload_is_an_option_with_its_default() -> None:
+    assert WorkloadArguments.__annotations__.keys() == {field.name for field in fields(WorkloadOptions)}
+    taken: list[WorkloadArguments] = []
     command = typer.Typer()
 
     @command.command()
-    @add_load_options()
-    def take(*, load: Load) -> None:
+    @add_workload_options()
+    def take(*, load: WorkloadArguments) -> None:
         taken.append(load)
 
     command([], standalone_mode=False)
-    assert LoadOptions(**taken[0]) == LoadOptions()
+    assert WorkloadOptions(**taken[0]) == WorkloadOptions()
 
 
 NO_LABORATORY = """
@@ -75,18 +75,18 @@ def test_serve_answers_without_the_laboratory_and_ends_on_sigterm(smollm2_gguf: 
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
-    said = []
+    lines = []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if found := re.search(r"ready in [\d.]+ s: (\S+) answers", line):
             break
     else:
-        raise AssertionError("".join(said))
+        raise AssertionError("".join(lines))
     client = openai.OpenAI(base_url=found[1], api_key="unused")
     model = client.models.list().data[0].id
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=3, temperature=0)
     assert "Paris" in answer.choices[0].text
-    assert any("KV pool: 100 blocks of 16 slots" in line for line in said)
+    assert any("KV pool: 100 blocks of 16 slots" in line for line in lines)
     process.send_signal(signal.SIGTERM)
     process.stderr.read()
     assert process.wait(timeout=30) in (0, -signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_generate_prints_the_answers_in_order(smollm2_gguf: Path) -> None:
 
 
 def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., Path]) -> None:
-    load = ["--num-prompts", "6", "--prompt-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
+    load = ["--num-prompts", "6", "--input-len", "fixed:9", "--output-len", "uniform:2..5", "--repeats", "2"]
     engine = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "40", "--num-threads", "1"]
     result = CliRunner().invoke(app, ["bench", "throughput", *engine, *load])
     assert result.exit_code == 0, result.output
@@ -113,7 +113,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["bench", "throughput", "--prompt-len", "zipf:3"], "zipf"),
+        (["bench", "throughput", "--input-len", "zipf:3"], "zipf"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
         (["serve", "--kv-cache-memory", "lots"], "memory must be a positive amount"),
         (
@@ -127,7 +127,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
         (["generate", "hi", "--num-kv-blocks", "100000000"], "TiB, more than the .* this process may use: lower num"),
     ],
 )
-def test_mistakes_end_with_a_sentence_and_status_2(
+def test_errors_end_with_a_message_and_status_2(
     arguments: list[str], match: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
@@ -141,7 +141,7 @@ def test_mistakes_end_with_a_sentence_and_status_2(
     assert re.search(match, capsys.readouterr().err, re.DOTALL)
 
 
-def test_a_taken_port_is_refused_before_the_model_is_loaded() -> None:
+def test_a_port_in_use_is_reported_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = run("serve", "no-such-model", "--port", str(taken.getsockname()[1]))
     assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""`chairlift plan` as it is typed."""
+"""The command `chairlift plan`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def record_of(*arguments: str) -> dict[str, Any]:
 
 
 def serve_options(command: str) -> dict[str, Any]:
-    """What `chairlift serve` understands of a command line."""
+    """The options that `chairlift serve` parses from a command line."""
     program, name, *arguments = shlex.split(command)
     assert (program, name) == ("chairlift", "serve")
     serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
@@ -39,14 +39,14 @@ def serve_options(command: str) -> dict[str, Any]:
     return options
 
 
-SHAREGPT = ["--prompt-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]
+SHAREGPT = ["--input-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt-output"]
 
 
 def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
     result = run("opt-13b", "--device", "A100-40GB", "--kv-cache-memory", "12GiB", *SHAREGPT)
     assert result.exit_code == 0, result.exception
     assert "982 blocks of 16 = 15,712 slots" in result.stdout
-    assert "TTFT alone" in result.stdout
+    assert "TTFT of one request alone, ms" in result.stdout
     record = json.loads(result.stdout.splitlines()[-1])
     fits = {(each["pool"]["kv"], each["pool"]["kv_arena"]): each for each in record["policies"]}
     assert len(fits) == 9
@@ -65,7 +65,7 @@ def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
     ],
 )
 def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir: Callable[..., Path]) -> None:
-    load = ["--prompt-len", "uniform:1..30", "--output-len", "uniform:1..30"]
+    load = ["--input-len", "uniform:1..30", "--output-len", "uniform:1..30"]
     record = record_of(str(tiny_model_dir("llama")), "--memory", "16MiB", *options, *load)
     served = serve_options(record["serve"])
     assert served["model"] == str(tiny_model_dir("llama"))
@@ -77,12 +77,12 @@ def test_the_command_starts_what_was_planned(options: list[str], tiny_model_dir:
         assert str(served[name[2:].replace("-", "_")]) == given[name]
 
 
-def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., Path]) -> None:
+def test_explain_prints_the_arithmetic(tiny_model_dir: Callable[..., Path]) -> None:
     options = [
         str(tiny_model_dir("opt")),
         "--num-kv-blocks",
         "50",
-        "--prompt-len",
+        "--input-len",
         "fixed:20",
         "--output-len",
         "fixed:9",
@@ -94,7 +94,7 @@ def test_the_arithmetic_is_printed_when_asked_for(tiny_model_dir: Callable[..., 
     assert "25 requests write 700 slots and hold 800 of 800; the next one does not fit" in explained
 
 
-def test_torch_kernels_take_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:
+def test_torch_kernels_need_more_memory_than_a_quantized_file(smollm2_gguf: Path) -> None:
     record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100", "--kernels", "torch")
     assert record["weight_bytes"] > 5 * smollm2_gguf.stat().st_size
     assert any("The file has 93.81 MiB" in note for note in record["notes"])
@@ -102,7 +102,7 @@ def test_torch_kernels_take_more_memory_than_a_quantized_file(smollm2_gguf: Path
 
 
 @needs_native
-def test_native_kernels_take_a_quantized_file_as_it_is(smollm2_gguf: Path) -> None:
+def test_native_kernels_keep_the_formats_of_a_quantized_file(smollm2_gguf: Path) -> None:
     record = record_of(str(smollm2_gguf), "--num-kv-blocks", "100")
     assert 0.9 < record["weight_bytes"] / smollm2_gguf.stat().st_size < 1.01
     assert record["kv_bytes_per_slot"] == 30 * 3 * 64 * 2 * 2
@@ -114,7 +114,7 @@ def test_native_kernels_take_a_quantized_file_as_it_is(smollm2_gguf: Path) -> No
     assert "--quantization q4_0" in smaller["serve"]
 
 
-def test_a_calibrated_device_says_how_fast(tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:
+def test_a_calibrated_device_predicts_the_speed(tmp_path: Path, tiny_model_dir: Callable[..., Path]) -> None:
     file = tmp_path / "cpu.json"
     file.write_text(json.dumps({**DEVICES["H200"].to_dict(), "name": "a CPU", "bytes_per_value": 4}))
     record = record_of(
@@ -125,7 +125,7 @@ def test_a_calibrated_device_says_how_fast(tmp_path: Path, tiny_model_dir: Calla
     assert serve_options(record["serve"])["device"] == "cpu"
 
 
-def test_without_a_number_the_memory_is_what_serve_would_take(tiny_model_dir: Callable[..., Path]) -> None:
+def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]) -> None:
     folder = str(tiny_model_dir("llama"))
     free, given = record_of(folder), record_of(folder, "--memory", "1GiB")
     assert free["memory_bytes"] != given["memory_bytes"] == 1 << 30
@@ -137,24 +137,24 @@ def test_without_a_number_the_memory_is_what_serve_would_take(tiny_model_dir: Ca
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        (["--device", "cuda"], "device=cuda says not how much memory there is"),
+        (["--device", "cuda"], "device=cuda has no known size of memory"),
         (["--device", "TPU"], "no such device or file"),
         (["no-such-model"], "no such file or folder"),
         (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "kv must be one of"),
         (["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"], "give memory, kv_cache_memory or num_kv_blocks"),
-        (["opt-13b", "--num-kv-blocks", "9", "--prompt-len", "zipf:3"], "zipf"),
+        (["opt-13b", "--num-kv-blocks", "9", "--input-len", "zipf:3"], "zipf"),
         (["opt-13b", "--num-kv-blocks", "9", "--max-tokens", "many"], "many"),
         (["opt-13b", "--memory", "20GiB"], "leaves nothing for K and V"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], match: str) -> None:
+def test_errors_name_the_option(arguments: list[str], match: str) -> None:
     result = run(*arguments)
     assert isinstance(result.exception, ChairliftError)
     with pytest.raises(ChairliftError, match=match):
         raise result.exception
 
 
-def test_an_option_that_needs_a_device_says_so() -> None:
+def test_a_request_rate_needs_a_device() -> None:
     result = run("opt-13b", "--num-kv-blocks", "200", "--request-rate", "2")
     assert isinstance(result.exception, ConfigError)
     assert "request_rate=2" in str(result.exception)

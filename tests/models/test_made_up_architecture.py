@@ -29,7 +29,8 @@ from chairlift.engine.startup.native_memory_plan import native_read_bytes
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS, Activation
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, run_kernels
-from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
@@ -277,12 +278,12 @@ def test_planned_weight_bytes_equal_loaded_bytes(folder: Path, backend: str, qua
     assert parameter_bytes(loaded.model) == total(loaded.planned_weights)
 
 
-def make_made_up_plan(folder: Path, **options: Any) -> Plan:
+def make_made_up_plan(folder: Path, **options: Any) -> DeploymentPlan:
     files = resolve_model(str(folder))
     config = load_config(files)
     model = PlannedModel("made-up", str(folder), config, matrix_formats(files, config))
     return make_plan(
-        model, engine_config(folder, **options), Load(prompt_len=FixedLength(20), output_len=FixedLength(10))
+        model, engine_config(folder, **options), PlannedWorkload(input_len=FixedLength(20), output_len=FixedLength(10))
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fuzz_targets import JSON, Target, altered, damaged, deep
 from hypothesis import strategies as st
 
-from chairlift.lab.bench.serving.http_client import Call, EventLines, StreamError, error_message, take_chunk
+from chairlift.lab.bench.serving.http_client import EventLines, RequestRecord, StreamError, error_message, record_chunk
 from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput, parse_request
 
 CHUNK: dict[str, Any] = {
@@ -56,10 +56,10 @@ def _chunks_target() -> Target:
     )
 
     def check(payload: bytes) -> None:
-        call = Call("r", 1, 1, due=0.0)
+        call = RequestRecord("r", 1, 1, due=0.0)
         assert isinstance(error_message(payload), str)
         try:
-            take_chunk(payload, 1.0, call)
+            record_chunk(payload, 1.0, call)
         except StreamError as error:
             target.add(error.failure.kind)
         else:

@@ -1,1 +1,1 @@
-"""The subcommands of the command line, one module each: parse, build, call."""
+"""The command line: one module for each command, and the groups of options that commands share."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chairlift.cli.options import ModelOption, add_engine_options, log_to_stderr
+from chairlift.cli.engine_options import ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.serve_options import add_api_options
 from chairlift.config import EngineConfig
 from chairlift.server.api.api_options import ApiOptions
@@ -16,19 +16,20 @@ from chairlift.server.api.api_options import ApiOptions
 @add_engine_options
 @add_api_options
 def batch(
-    input_file: Annotated[Path, typer.Argument(help="Input file in OpenAI's batch format: one request per line.")],
+    input_file: Annotated[Path, typer.Argument(help="File of requests, one per line, in OpenAI's batch format.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Output file: one result per line. Existing results are kept.")
+        Path,
+        typer.Option(
+            "--output", "-o", help="File for the answers, one per line. Answers that it already has are kept."
+        ),
     ],
     model: ModelOption = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in requests. Default: the value of --model.")
-    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
     *,
     config: EngineConfig,
     api: ApiOptions,
 ) -> None:
-    """Answer a file of requests. After an interruption, the same command resumes the batch."""
+    """Answer a file of requests. After an interruption, the same command continues."""
     log_to_stderr()
     from chairlift.server.batch.batch_runner import run_batch
 

@@ -1,4 +1,4 @@
-"""`chairlift key`: a new API key, and what to write into the key file."""
+"""`chairlift key`: creates an API key and its entry in the key file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ import typer
 
 
 def key(
-    name: Annotated[str, typer.Argument(help="What people call it; its requests are scheduled under this name.")],
-    admin: Annotated[bool, typer.Option("--admin", help="It may see the engine and everybody's requests.")] = False,
-    weight: Annotated[float | None, typer.Option(help="Its share under --scheduling-policy fair; 1.")] = None,
-    requests_per_minute: Annotated[float | None, typer.Option(help="Calls in a minute; no limit.")] = None,
-    tokens_per_minute: Annotated[float | None, typer.Option(help="Prompt and output tokens; no limit.")] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="Calls at once; no limit.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the key, and of its tenant for --scheduling-policy fair.")],
+    admin: Annotated[
+        bool, typer.Option("--admin", help="Allow access to the engine and to the requests of all keys.")
+    ] = False,
+    weight: Annotated[
+        float | None, typer.Option(help="Share of the key under --scheduling-policy fair. Default: 1.")
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None, typer.Option(help="Maximum number of calls per minute. Default: no limit.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        float | None, typer.Option(help="Maximum number of prompt and output tokens per minute. Default: no limit.")
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Maximum number of concurrent calls. Default: no limit.")
+    ] = None,
     cpu_seconds_per_minute: Annotated[
-        float | None, typer.Option(help="CPU time for parsing, templates, tokenizing and grammars; no limit.")
+        float | None,
+        typer.Option(
+            help="Maximum CPU seconds per minute for parsing, templates, tokenizing and grammars. Default: no limit."
+        ),
     ] = None,
 ) -> None:
-    """Make an API key: its entry for --api-key-file on standard output, the secret, once, on standard error."""
+    """Create an API key. Its entry for --api-key-file is printed to standard output, the secret to standard error."""
     from chairlift.server.access.keys import key_record, new_secret, to_toml
 
     secret = new_secret()

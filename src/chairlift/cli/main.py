@@ -1,4 +1,4 @@
-"""The command line: parse, build, call. The larger commands are in `chairlift.cli`."""
+"""The entry point of the command line, with the commands `generate`, `serve`, `fetch` and `version`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from chairlift import __version__
 from chairlift.cli.batch import batch
 from chairlift.cli.bench import bench
+from chairlift.cli.engine_options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.key import key
-from chairlift.cli.options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.plan import plan
 from chairlift.cli.report import report
 from chairlift.cli.serve_options import add_serve_options
@@ -33,8 +33,8 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -42,31 +42,30 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Continuous batching and paged KV memory for large language models."""
+    """Serve large language models with continuous batching and paged KV memory."""
 
 
 @app.command()
 @add_engine_options
 def generate(
-    prompt: Annotated[list[str], typer.Argument(help="One or more prompts, answered together.")],
+    prompt: Annotated[list[str], typer.Argument(help="One or more prompts, which form one batch.")],
     model: ModelOption = None,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    chat: Annotated[bool, typer.Option(help="Answer the prompt as a message; else continue it.")] = True,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of output tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 samples from all.")] = 0,
+    chat: Annotated[bool, typer.Option(help="Answer the prompt as a chat message, or continue it as text.")] = True,
     *,
     config: EngineConfig,
 ) -> None:
-    """Answer prompts offline."""
+    """Generate text for prompts, without a server."""
+    from chairlift.engine.llm import LLM
     from chairlift.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
-    from chairlift.engine.llm import LLM
-
     llm = LLM.from_config(config)
     if chat and llm.engine.tokenizer.has_chat_template:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)
@@ -83,10 +82,10 @@ def generate(
 def serve(
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    served_model_name: Annotated[str | None, typer.Option(help="What requests call the model.")] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.")] = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="Name of the model in requests.")] = None,
     watchdog_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds without a step after which a busy engine is started again; 0: never.")
+        float, typer.Option(min=0, help="Seconds without a step after which a busy engine is restarted; 0 disables it.")
     ] = 120.0,
     *,
     config: EngineConfig,
@@ -113,7 +112,7 @@ app.command()(top)
 
 @app.command()
 def fetch() -> None:
-    """Put the default model into the model cache."""
+    """Download the default model to the model cache."""
     from chairlift.loading.fetch import fetch_default_model
 
     typer.echo(fetch_default_model())
@@ -126,7 +125,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command line; what a user can cause ends with a sentence and exit status 2, not with a traceback."""
+    """Run the command line. Errors of the user are printed as a message with exit status 2, without a traceback."""
     try:
         app()
     except ChairliftError as error:

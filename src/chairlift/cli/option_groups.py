@@ -1,4 +1,4 @@
-"""Options that come in groups: a command takes the options of a group, and receives the record that they make."""
+"""Groups of command-line options: a decorated command receives the record that is made from its group of options."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import typer
 Command = Callable[..., None]
 
 OptionValues = dict[str, Any]
-"""What was typed, by the name of the option."""
+"""The values of options by name."""
 
 
 def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.Parameter:
-    """An option of a command, as a parameter. A flag that is off has no --no- form.
+    """Create an option as a parameter of a command. A flag that is off by default has no --no- form.
 
     Args:
-        kind: its type.
-        about: more arguments of `typer.Option`.
+        kind: type of the option.
+        about: further arguments of `typer.Option`.
     """
     names = [f"--{name.replace('_', '-')}"] if default is False else []
     return parameter(name, Annotated[kind, typer.Option(*names, **about)], default)
 
 
 def parameter(name: str, kind: Any, default: Any = None) -> inspect.Parameter:
-    """The same from a type that is annotated for typer already."""
+    """Create an option from a type that is annotated for typer."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
 def options_from_fields(
     record: type[Any], texts: Mapping[str, str], panel: str, kinds: Mapping[str, Any] | None = None
 ) -> list[inspect.Parameter]:
-    """The fields of a dataclass as options: name, type and default are the field's.
+    """Create an option for each field of a dataclass, with its name, type and default.
 
     Args:
-        texts: of the fields that are options, what each means.
-        panel: under which heading --help lists them.
-        kinds: types that are written in another way on the command line.
+        texts: the help text of each field that is an option.
+        panel: heading of the options in --help.
+        kinds: types that differ on the command line.
     """
     types = {**get_type_hints(record), **(kinds or {})}
     return [
@@ -51,17 +51,17 @@ def options_from_fields(
 
 
 def pop_options(given: OptionValues, options: Iterable[inspect.Parameter]) -> OptionValues:
-    """The values of these options, which are no longer among the given ones."""
+    """Remove the values of these options from the given ones and return them."""
     return {each.name: given.pop(each.name) for each in options}
 
 
 def with_options(
     command: Command, options: Iterable[inspect.Parameter], make: Callable[[OptionValues], OptionValues], *made: str
 ) -> Command:
-    """The command with these options, in the place of its parameters `made`.
+    """Replace the parameters `made` of a command by options.
 
     Args:
-        make: takes what it needs out of the given options, and returns those parameters.
+        make: removes its options from the given ones and returns the parameters `made`.
     """
 
     @functools.wraps(command)

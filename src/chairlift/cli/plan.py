@@ -1,4 +1,4 @@
-"""`chairlift plan`: what fits, and how fast it will be, before anything is loaded."""
+"""`chairlift plan`: plans memory and speed of an engine before its model is loaded."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from chairlift.cli.load_options import LOAD, LoadSeed, OutputLen, PromptLen
-from chairlift.cli.options import add_options
+from chairlift.cli.engine_options import add_options
+from chairlift.cli.workload_options import WORKLOAD, InputLen, OutputLen, WorkloadSeed
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chairlift.lab.planning.planner import Load, PlannedModel
+    from chairlift.lab.planning.planned_workload import PlannedWorkload
+    from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.devices import Device
     from chairlift.loading.resolve import ModelFiles
     from chairlift.models.config import ModelConfig
@@ -36,7 +37,7 @@ PLAN_OPTIONS = (
     "kv_cache_memory",
     "num_kv_blocks",
 )
-"""The options of an engine that its plan depends on."""
+"""The options of the engine that affect a plan."""
 
 
 @add_options(PLAN_OPTIONS)
@@ -44,43 +45,43 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A folder with config.json, a .gguf file, a name on the hub, or a shape (opt-13b, llama-3-8b, ...); "
-            "the default is SmolLM2-135M-Instruct."
+            help="Folder with config.json, .gguf file, name on the hub, or shape (opt-13b, llama-3-8b, ...). "
+            "Default: SmolLM2-135M-Instruct."
         ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="For weights, activations, K and V, such as 24GiB; if not given, what serve would take."),
+        typer.Option(help="Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
     ] = CPU,
-    prompt_len: PromptLen = None,
+    input_len: InputLen = None,
     output_len: OutputLen = None,
     max_tokens: Annotated[
         str | None,
         typer.Option(
-            help="What requests declare at most, a number or written the same way; their true lengths if not given.",
-            rich_help_panel=LOAD,
+            help="max_tokens of the requests, a number or a distribution. Default: their true output lengths.",
+            rich_help_panel=WORKLOAD,
         ),
     ] = None,
     request_rate: Annotated[
         float | None,
-        typer.Option(help="Poisson arrivals a second; inf or not given: all at once.", rich_help_panel=LOAD),
+        typer.Option(help="Poisson arrivals per second. Default: all at once, as with inf.", rich_help_panel=WORKLOAD),
     ] = None,
-    workload_seed: LoadSeed = 0,
-    explain: Annotated[bool, typer.Option("--explain", help="Print the arithmetic, line by line.")] = False,
-    only_json: Annotated[bool, typer.Option("--json", help="Print the JSON line alone.")] = False,
+    workload_seed: WorkloadSeed = 0,
+    explain: Annotated[bool, typer.Option("--explain", help="Also print the arithmetic line by line.")] = False,
+    only_json: Annotated[bool, typer.Option("--json", help="Print only the JSON line.")] = False,
     *,
     config: EngineConfig,
 ) -> None:
-    """Weights, KV blocks, requests at once under every policy, expected speed, and the command to serve with."""
+    """Plan memory, KV blocks, concurrent requests under every policy and speed, and print the command to serve with."""
+    from chairlift.lab.planning.plan_report import print_plan
     from chairlift.lab.planning.planner import make_plan
-    from chairlift.lab.planning.show import print_plan
 
     kind, hardware = _device(device)
     config = replace(config, device=kind)
-    load = _load(prompt_len, output_len, max_tokens, request_rate, workload_seed)
+    load = _workload(input_len, output_len, max_tokens, request_rate, workload_seed)
     memory_bytes, free_share = _memory(memory, config, hardware)
     planned = make_plan(
         _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
@@ -89,10 +90,10 @@ def plan(
 
 
 def _device(name: str) -> tuple[str, Device | None]:
-    """Where the engine runs, and what is known of how fast that is. A file describes a CPU, as --calibrate writes it.
+    """The device of the engine, and its hardware if it is known. A calibration file describes a CPU.
 
     Raises:
-        ConfigError: it is none of those.
+        ConfigError: the name is neither a device nor a file.
     """
     from chairlift.lab.sim.devices import DEVICES, find_device
 
@@ -102,11 +103,12 @@ def _device(name: str) -> tuple[str, Device | None]:
 
 
 def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> tuple[int | None, float]:
-    """Bytes for all, and the share of what weights and activations leave that K and V get. Memory that was given is the
-    engine's own; of what a machine has, K and V get the share that `chairlift serve` takes.
+    """The memory in bytes, and the share of the memory left by weights and activations that K and V get.
+
+    The share is 1 if the memory is given, else that of `chairlift serve`.
 
     Raises:
-        ConfigError: it is not an amount, or it is not known how much there is.
+        ConfigError: the text is not an amount of memory, or the memory of the device is unknown.
     """
     from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
     from chairlift.worker.memory import available_host_memory, parse_memory
@@ -120,16 +122,16 @@ def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> 
     if config.device == CPU:
         return available_host_memory(), FREE_MEMORY_SHARE[CPU]
     raise ConfigError(
-        "device=cuda says not how much memory there is: give --memory, --kv-cache-memory or --num-kv-blocks, or name "
-        "the device (A100-40GB, ...)"
+        "device=cuda has no known size of memory: give --memory, --kv-cache-memory or --num-kv-blocks, or name the "
+        "device (A100-40GB, ...)"
     )
 
 
 def _model(config: EngineConfig) -> PlannedModel:
-    """A shape, or a model whose configuration is read and whose weights are not.
+    """Find the shape, or read the configuration of the model without its weights.
 
     Raises:
-        ModelLoadError: there is no such model.
+        ModelLoadError: the name is neither a shape nor a model.
     """
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.published_models import MODEL_SHAPES
@@ -138,7 +140,9 @@ def _model(config: EngineConfig) -> PlannedModel:
     name = config.model
     if name in MODEL_SHAPES:
         argument, model_config = f"FOLDER-OF-{name}", MODEL_SHAPES[name].config
-        note = f"{name} is a shape: put the folder of the model, or its name on the hub, in the place of {argument}."
+        note = (
+            f"{name} is a shape without weights: replace {argument} by the folder of the model or its name on the hub."
+        )
         return PlannedModel(name, argument, model_config, matrix_formats(None, model_config), note)
     files = resolve_model(name)
     model_config = load_config(files)
@@ -147,29 +151,29 @@ def _model(config: EngineConfig) -> PlannedModel:
 
 
 def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfig) -> str | None:
-    """That a quantized file grows in memory, unless kernels take it as it is."""
+    """A note if the kernels do not read the quantized formats of the file."""
     from chairlift.kernels.choice import choose_kernels
     from chairlift.worker.memory import format_memory
 
     if files.kind != "gguf" or choose_kernels(config, model_config.dtype).kernels == "native":
         return None
     return (
-        f"The file has {format_memory(files.path.stat().st_size)}; its tensors are brought to the compute type "
-        f"when they are loaded, so memory holds what is planned here."
+        f"The file has {format_memory(files.path.stat().st_size)}. Its tensors are converted to the data type of the "
+        f"computation when they are loaded, so they need more memory."
     )
 
 
-def _load(
-    prompt_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
-) -> Load:
-    from chairlift.lab.bench.load import DEFAULT_OUTPUT_LEN, DEFAULT_PROMPT_LEN
-    from chairlift.lab.planning.planner import Load
+def _workload(
+    input_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
+) -> PlannedWorkload:
+    from chairlift.lab.bench.workload_options import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN
+    from chairlift.lab.planning.planned_workload import PlannedWorkload
     from chairlift.lab.workload.lengths import parse_lengths
 
     if max_tokens is not None and max_tokens.isdecimal():
         max_tokens = f"fixed:{max_tokens}"
-    return Load(
-        prompt_len=parse_lengths(prompt_len or DEFAULT_PROMPT_LEN),
+    return PlannedWorkload(
+        input_len=parse_lengths(input_len or DEFAULT_INPUT_LEN),
         output_len=parse_lengths(output_len or DEFAULT_OUTPUT_LEN),
         max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
         request_rate=request_rate,

@@ -1,4 +1,4 @@
-"""`chairlift report`: draw."""
+"""`chairlift report`: draws runs from their event logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from chairlift.system.optional_packages import check_installed
 
 def report(
     events: Annotated[
-        list[str], typer.Argument(help="Event logs (--event-log), one a run; LABEL=PATH gives a run a name.")
+        list[str], typer.Argument(help="Event logs (--event-log), one for each run; LABEL=PATH names a run.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    png: Annotated[bool, typer.Option("--png", help="Write every figure beside the page as well.")] = False,
-    title: Annotated[str | None, typer.Option(help="Of the page; the policies and the model if not given.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
+    png: Annotated[bool, typer.Option("--png", help="Also write every figure as a PNG file beside the page.")] = False,
+    title: Annotated[str | None, typer.Option(help="Title of the page. Default: the policies and the model.")] = None,
 ) -> None:
-    """Draw runs from their event logs: one HTML page with figures and tables, and nothing from elsewhere."""
+    """Draw runs from their event logs, as one self-contained HTML page with figures and tables."""
     check_installed("matplotlib", "lab", "chairlift report")
     from chairlift.lab.report.build import write_report
     from chairlift.lab.report.run_log import load_runs

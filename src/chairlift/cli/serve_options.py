@@ -1,5 +1,4 @@
-"""The options of `chairlift serve` beside the engine's: limits, one for each field of ServerLimits, access, and the
-API."""
+"""The options of `chairlift serve` in addition to the engine's: limits, access, API and observability."""
 
 from __future__ import annotations
 
@@ -32,25 +31,32 @@ ACCESS = [
     option(
         "api_key",
         list[str] | None,
-        help="A key that callers must bring, as SECRET or NAME=SECRET; better in the environment.",
+        help="API key that requests must have, as SECRET or NAME=SECRET; safer in the environment.",
         envvar="CHAIRLIFT_API_KEY",
         rich_help_panel="Access",
     ),
     option(
         "api_key_file",
         Path | None,
-        help="Keys with names, limits and weights: TOML or .jsonl.",
+        help="File of keys with names, limits and weights: TOML or .jsonl.",
         rich_help_panel="Access",
     ),
-    option("allow_unauthenticated", bool, False, help="Serve other machines without a key.", rich_help_panel="Access"),
+    option(
+        "allow_unauthenticated",
+        bool,
+        False,
+        help="Listen on other addresses than the loopback without keys.",
+        rich_help_panel="Access",
+    ),
     option(
         "allowed_hosts",
         str | None,
-        help="Hosts that requests may name, as a,b,*.c; * is every host. Without keys on the loopback: its own names.",
+        help="Allowed values of the Host header, as a,b,*.c; * allows all. Default on the loopback without keys: its "
+        "own names.",
         rich_help_panel="Access",
     ),
-    option("ssl_certfile", Path | None, help="Certificate (PEM), to serve TLS.", rich_help_panel="Access"),
-    option("ssl_keyfile", Path | None, help="Its private key (PEM).", rich_help_panel="Access"),
+    option("ssl_certfile", Path | None, help="Certificate for TLS (PEM).", rich_help_panel="Access"),
+    option("ssl_keyfile", Path | None, help="Private key of the certificate (PEM).", rich_help_panel="Access"),
 ]
 
 OBSERVABILITY = options_from_fields(ObservabilityOptions, OBSERVABILITY_HELP, "Observability")
@@ -64,25 +70,28 @@ API = [
         "tool_call_parser",
         str,
         "auto",
-        help=f"How the model writes tool calls: {', '.join(TOOL_CALL_FORMATS)}; auto goes by its chat template.",
+        help=f"Format of the model's tool calls: {', '.join(TOOL_CALL_FORMATS)}. auto: from its chat template.",
         rich_help_panel="API",
     ),
     option(
         "reasoning_parser",
         str,
         "auto",
-        help=f"The same for its reasoning: {', '.join(REASONING_FORMATS)}, none or auto.",
+        help=f"Format of the model's reasoning: {', '.join(REASONING_FORMATS)}, none or auto.",
         rich_help_panel="API",
     ),
-    option("chat_template", Path | None, help="A Jinja2 file, instead of the model's.", rich_help_panel="API"),
     option(
-        "trust_request_chat_template", bool, False, help="Let requests bring a chat template.", rich_help_panel="API"
+        "chat_template",
+        Path | None,
+        help="Jinja2 file with the chat template. Default: that of the model.",
+        rich_help_panel="API",
     ),
+    option("trust_request_chat_template", bool, False, help="Allow chat templates in requests.", rich_help_panel="API"),
     option(
         "allow_special_tokens_in_content",
         bool,
         False,
-        help="Read special tokens in message content, so that a message can write turns of its own.",
+        help="Convert special tokens in message content, so that a message can contain turns of other roles.",
         rich_help_panel="API",
     ),
 ]
@@ -107,7 +116,7 @@ def add_serve_options(command: Command) -> Command:
 
 
 def add_api_options(command: Command) -> Command:
-    """Give a command those of the API alone; it receives them as `api`."""
+    """Add the options of the API to a command, which receives them as `api`."""
     return with_options(command, API, lambda values: {"api": _api(values)}, "api")
 
 

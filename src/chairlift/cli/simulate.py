@@ -1,4 +1,4 @@
-"""`chairlift simulate`: published results again, or a load on an engine that is not there."""
+"""`chairlift simulate`: simulates published results, or a workload on an engine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from chairlift.cli.load_options import Load, add_load_options
-from chairlift.cli.options import add_options
+from chairlift.cli.engine_options import add_options
+from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -29,64 +29,69 @@ SIMULATION_OPTIONS = (
     "enable_prefix_caching",
     "event_log",
 )
-"""The options of an engine that its simulation has too."""
+"""The options of the engine that affect a simulation."""
 
 MODES = {
     "list_presets": frozenset({"list_presets"}),
     "preset": frozenset({"preset", "workload_seed", "num_prompts"}),
     "calibrate": frozenset({"calibrate", "num_threads"}),
 }
-"""An option that chooses what is done -> the options that go with it. Without one of them, all others go."""
+"""The options that can be combined with each of these modes. The default mode takes all other options."""
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
-    """The option was written, rather than left at its default."""
+    """Whether the option is on the command line."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """No option is taken and ignored; raises ConfigError."""
+    """Raise ConfigError if an option has no effect in the mode that the options select."""
     given = {name for name in ctx.params if _is_given(ctx, name)}
     mode = next((name for name in MODES if name in given), None)
-    foreign = given - MODES[mode] if mode is not None else given & {"num_threads"}
-    if foreign:
+    unused = given - MODES[mode] if mode is not None else given & {"num_threads"}
+    if unused:
         flags = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
-        names = ", ".join(sorted(flags[name] for name in foreign))
-        goes = "goes with --calibrate" if mode is None else f"cannot be combined with {flags[mode]}"
-        raise ConfigError(f"{names} {goes}: leave it out")
+        names = ", ".join(sorted(flags[name] for name in unused))
+        reason = "needs --calibrate" if mode is None else f"cannot be combined with {flags[mode]}"
+        raise ConfigError(f"{names} {reason}: leave it out")
 
 
 @add_options(SIMULATION_OPTIONS)
-@add_load_options()
+@add_workload_options()
 def simulate(
     ctx: typer.Context,
-    list_presets: Annotated[bool, typer.Option("--list", help="List the presets.")] = False,
-    preset: Annotated[str | None, typer.Option(help="Simulate a published result; see --list.")] = None,
+    list_presets: Annotated[bool, typer.Option("--list", help="List the presets of published results.")] = False,
+    preset: Annotated[str | None, typer.Option(help="Simulate a published result (see --list).")] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="Measure this CPU, and write it to this file for --device.")
+        Path | None, typer.Option(help="Measure this CPU and write it to this file, for --device.")
     ] = None,
-    num_threads: Annotated[int | None, typer.Option(help="CPU threads of --calibrate; all if not given.")] = None,
+    num_threads: Annotated[
+        int | None, typer.Option(help="Number of CPU threads of --calibrate. Default: all cores.")
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A shape (opt-13b, llama-3-8b, ...), a folder with config.json, or a .gguf; opt-13b."),
+        typer.Option(
+            help="Shape (opt-13b, llama-3-8b, ...), folder with config.json, or .gguf file. Default: opt-13b."
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate; A100-40GB.")
+        str | None,
+        typer.Option(help="A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate. Default: A100-40GB."),
     ] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(help="Devices that share the model.")] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(help="Number of devices that share the model.")] = 1,
     fitted_to: Annotated[
-        Path | None, typer.Option(help="An event log: steps take what its steps took, instead of a roofline.")
+        Path | None, typer.Option(help="Event log of a run: step times are a fit to its steps instead of a roofline.")
     ] = None,
     tenants: Annotated[
         str | None,
-        typer.Option(help="Whose requests these are, by shares, as heavy=20,light=1; see --scheduling-policy fair."),
+        typer.Option(help="Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
     ] = None,
     *,
-    load: Load,
+    load: WorkloadArguments,
     config: EngineConfig,
 ) -> None:
-    """Run the engine's own scheduler in virtual time: constants, a table, then one JSON line."""
+    """Run the scheduler of the engine in virtual time. Prints constants, tables and one JSON line."""
     _check_options(ctx)
     if list_presets:
         _list_presets()
@@ -95,11 +100,11 @@ def simulate(
     elif calibrate is not None:
         _calibrate(calibrate, num_threads)
     else:
-        from chairlift.lab.bench.load import LoadOptions
         from chairlift.lab.bench.simulation import DEFAULT_DEVICE, SimulationOptions, print_simulation, run_simulation
+        from chairlift.lab.bench.workload_options import WorkloadOptions
 
         options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to, tenants)
-        print_simulation(run_simulation(config, LoadOptions(**load), options))
+        print_simulation(run_simulation(config, WorkloadOptions(**load), options))
 
 
 def _list_presets() -> None:

@@ -1,4 +1,4 @@
-"""`chairlift top`."""
+"""`chairlift top`: shows the state of a running server in the terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chairlift.system.optional_packages import check_installed
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="Of a running server.")] = "http://127.0.0.1:8000",
+    url: Annotated[str, typer.Argument(help="URL of the server.")] = "http://127.0.0.1:8000",
     api_key: Annotated[
-        str | None, typer.Option(help="An admin's key, if the server has keys.", envvar="CHAIRLIFT_API_KEY")
+        str | None, typer.Option(help="An admin key, if the server requires keys.", envvar="CHAIRLIFT_API_KEY")
     ] = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Watch a running server: batch, queue, KV memory, and why requests wait."""
+    """Show the batch, the queue, KV memory and the wait reasons of requests of a running server."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("chairlift top draws on a terminal, and there is none: read /metrics or /v1/engine instead")
+        raise ConfigError("chairlift top needs a terminal: read /metrics or /v1/engine instead")
     check_installed("textual", "top", "chairlift top")
     from chairlift.observability.top.app import TopApp
     from chairlift.observability.top.source import HttpSource

@@ -28,8 +28,9 @@ from chairlift.engine.startup.token_budget import (
 )
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList
-from chairlift.lab.bench.simulation import like_recorded
-from chairlift.lab.planning.planner import Load, PlannedModel, make_plan
+from chairlift.lab.bench.simulation import sim_config_from_recording
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from native import needs_native
@@ -164,7 +165,7 @@ def test_a_simulation_of_a_recorded_engine_has_its_budget() -> None:
     recorded = EngineStarted(0.0, "tiny", 16, 64, 8, 128, 256, "fcfs", "paged", True)
 
     def budget(**options: int) -> int:
-        return like_recorded(EngineConfig(**options), recorded).scheduler.max_num_batched_tokens  # type: ignore[arg-type]
+        return sim_config_from_recording(EngineConfig(**options), recorded).scheduler.max_num_batched_tokens  # type: ignore[arg-type]
 
     assert budget() == 128
     assert budget(max_num_batched_tokens=77) == 77
@@ -177,7 +178,9 @@ def test_a_planned_command_leaves_the_choice_to_the_engine(tiny_model_dir: Calla
         config = load_config(files)
         model = PlannedModel(files.name, files.name, config, matrix_formats(files, config))
         return make_plan(
-            model, EngineConfig(num_kv_blocks=32, **options), Load(prompt_len=FixedLength(8), output_len=FixedLength(8))
+            model,
+            EngineConfig(num_kv_blocks=32, **options),
+            PlannedWorkload(input_len=FixedLength(8), output_len=FixedLength(8)),
         ).serve
 
     assert "--max-num-batched-tokens" not in command()

@@ -1,4 +1,4 @@
-"""Policies side by side on a tiny random model: turns, identical requests, multiples, tokens, and the command."""
+"""`bench compare` on a tiny random model: order, identical requests, ratios, tokens, and the command."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from chairlift.events import RequestArrived, read_events
 from chairlift.lab.bench import compare
 from chairlift.lab.bench.compare import PROBE_ROUNDS, CompareOptions, CompareResult, published_lengths, run_compare
 from chairlift.lab.bench.compare_tables import print_compare
-from chairlift.lab.bench.comparison_result import COMPARED, TokenCheck, TokenDifference, multiple_spread
-from chairlift.lab.bench.policies import Policy, parse_policies, parse_policy
+from chairlift.lab.bench.comparison_result import COMPARED, TokenCheck, TokenDifference, ratio_spread
+from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
 from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.models.decoder import DecoderModel
@@ -42,7 +42,7 @@ TINY = {
     "hidden_act": "silu",
 }
 NAMES = ["static-global", "static", "exact", "paged"]
-LOAD: dict[str, Any] = {"num_prompts": 7, "prompt_len": "uniform:5..20", "output_len": "uniform:2..20"}
+LOAD: dict[str, Any] = {"num_prompts": 7, "input_len": "uniform:5..20", "output_len": "uniform:2..20"}
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +59,12 @@ def engine(folder: Path, **changes: Any) -> EngineConfig:
 
 
 def options(names: Sequence[str] = NAMES, **changes: Any) -> CompareOptions:
-    return CompareOptions(policies=parse_policies(",".join(names)), **{**LOAD, "num_warmup": 1, **changes})
+    return CompareOptions(policies=parse_policies(",".join(names)), **{**LOAD, "num_warmups": 1, **changes})
 
 
 @pytest.fixture(scope="module")
 def served() -> list[list[WorkloadRequest]]:
-    """What the policies were given in the `result`, in their turns."""
+    """The workloads that the policies served for `result`, in their order."""
     return []
 
 
@@ -77,7 +77,7 @@ def num_allocations() -> list[int]:
 def result(
     tiny_config: Path, served: list[list[WorkloadRequest]], num_allocations: list[int]
 ) -> Iterator[CompareResult]:
-    """Two rounds of four policies in a pool that is too small for everybody."""
+    """Two rounds of four policies in a pool that is too small for all requests."""
     drive, allocate = compare.drive, DecoderModel.allocate_kv_cache
 
     def recording(target: Engine, workload: Sequence[WorkloadRequest], limit: int | None) -> dict[str, list[int]]:
@@ -110,8 +110,8 @@ def result(
         ("static-global/pow2", "static", "pow2", "global"),
     ],
 )
-def test_what_a_name_stands_for(text: str, batching: str, kv: str, run_to: str | None) -> None:
-    assert parse_policy(text) == Policy(text.strip(), batching, kv, run_to)
+def test_policies_are_parsed(text: str, batching: str, kv: str, run_to: str | None) -> None:
+    assert parse_policy(text) == ComparedPolicy(text.strip(), batching, kv, run_to)
 
 
 def test_every_kv_policy_has_a_short_name() -> None:
@@ -125,18 +125,18 @@ def test_every_kv_policy_has_a_short_name() -> None:
         ("static,static/half", r"policy 'static/half' is unknown"),
         ("paged/static,max", r"policy 'paged/static' is unknown"),
         ("static,/max", r"policy '/max' is unknown"),
-        ("paged", r"must name two or more, .*got 'paged'"),
-        ("", r"must name two or more"),
-        ("static,paged,static/max", r"'static' and 'static/max' are the same"),
-        ("paged,continuous", r"'paged' and 'continuous' are the same"),
+        ("paged", r"must have at least two names, .*got 'paged'"),
+        ("", r"must have at least two names"),
+        ("static,paged,static/max", r"'static' and 'static/max' are the same policy"),
+        ("paged,continuous", r"'paged' and 'continuous' are the same policy"),
     ],
 )
-def test_bad_policies(text: str, problem: str) -> None:
+def test_errors_name_the_policy(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_policies(text)
 
 
-def test_options_go_where_they_mean_something() -> None:
+def test_options_apply_to_the_policies_that_have_them() -> None:
     static, exact, paged = (
         policy.config(EngineConfig(), 3, "first-fit") for policy in parse_policies("static-global,exact,paged")
     )
@@ -149,12 +149,12 @@ def test_options_go_where_they_mean_something() -> None:
 # -- the run -----------------------------------------------------------------------------------------------------
 
 
-def test_turns_rotate(result: CompareResult) -> None:
+def test_the_order_of_policies_rotates(result: CompareResult) -> None:
     assert result.order == [NAMES, [*NAMES[1:], NAMES[0]]]
     assert {name: len(runs) for name, runs in result.runs.items()} == dict.fromkeys(NAMES, 2)
 
 
-def test_policies_see_identical_requests(result: CompareResult, served: list[list[WorkloadRequest]]) -> None:
+def test_policies_serve_identical_requests(result: CompareResult, served: list[list[WorkloadRequest]]) -> None:
     rounds = [served[start : start + 4] for start in range(0, len(served), 4)]
     assert len(rounds) == PROBE_ROUNDS + 2
     for in_round in rounds:
@@ -166,10 +166,10 @@ def test_policies_see_identical_requests(result: CompareResult, served: list[lis
     assert result.max_tokens == (40, 40)
 
 
-def test_equal_speed_is_tested_on_requests_that_all_policies_run_at_once(result: CompareResult) -> None:
+def test_speed_is_compared_on_requests_that_all_policies_run_together(result: CompareResult) -> None:
     (num_rows,) = result.speeds.speeds
     assert result.speeds.speeds[num_rows].keys() == result.runs.keys()
-    assert num_rows == 2, "as many as the static batches hold"
+    assert num_rows == 2, "the size of the static batches"
 
 
 def test_memory_is_equal_and_allocated_once(result: CompareResult, num_allocations: list[int]) -> None:
@@ -180,21 +180,21 @@ def test_memory_is_equal_and_allocated_once(result: CompareResult, num_allocatio
             assert sum(run.memory.shares.values()) == pytest.approx(1)
 
 
-def test_every_policy_does_what_it_is(result: CompareResult) -> None:
-    def of(name: str) -> Any:
+def test_every_policy_has_its_characteristic_figures(result: CompareResult) -> None:
+    def metrics(name: str) -> Any:
         return result.runs[name][0].metrics
 
     assert result.engines["static-global"].static_run_to == "global"
     assert {result.engines[name].static_batch_size for name in NAMES[:2]} == {2}
-    assert of("static-global").num_steps > of("static").num_steps > of("paged").num_steps
-    assert of("static-global").padding_tokens > of("static").padding_tokens > 0
-    assert of("exact").padding_tokens == of("paged").padding_tokens == of("exact").preemptions == 0
-    assert of("paged").mean_batch_size > of("exact").mean_batch_size > 1
-    assert len({of(name).output_tokens for name in NAMES}) == 1
+    assert metrics("static-global").num_steps > metrics("static").num_steps > metrics("paged").num_steps
+    assert metrics("static-global").padding_tokens > metrics("static").padding_tokens > 0
+    assert metrics("exact").padding_tokens == metrics("paged").padding_tokens == metrics("exact").preemptions == 0
+    assert metrics("paged").mean_batch_size > metrics("exact").mean_batch_size > 1
+    assert len({metrics(name).output_tokens for name in NAMES}) == 1
     assert result.runs["exact"][0].memory.shares["internal"] > result.runs["paged"][0].memory.shares["internal"]
 
 
-def test_multiples_are_medians_of_the_ratios_of_rounds(result: CompareResult) -> None:
+def test_ratios_are_medians_of_the_ratios_of_rounds(result: CompareResult) -> None:
     record = result.to_dict()["policies"]
     first = [run.metrics.output_tokens_per_s for run in result.runs[NAMES[0]]]
     for name in NAMES:
@@ -202,22 +202,22 @@ def test_multiples_are_medians_of_the_ratios_of_rounds(result: CompareResult) ->
         ratios = [value / base for value, base in zip(mine, first, strict=True)]
         assert record[name]["results"]["output_tokens_per_s"]["median"] == pytest.approx(median(mine))
         expected = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
-        assert record[name]["multiples"]["output_tokens_per_s"] == pytest.approx(expected)
-    assert set(record[NAMES[0]]["multiples"]) == {figure.key for figure in COMPARED if figure.has_multiple}
+        assert record[name]["ratios"]["output_tokens_per_s"] == pytest.approx(expected)
+    assert set(record[NAMES[0]]["ratios"]) == {figure.key for figure in COMPARED if figure.has_ratio}
 
 
-def test_a_multiple_of_rounds_that_drift(result: CompareResult) -> None:
-    """A machine that gets slower from round to round changes no multiple."""
+def test_ratios_do_not_depend_on_the_speed_of_a_round(result: CompareResult) -> None:
+    """A machine that becomes slower between rounds changes no ratio."""
     speed = next(figure for figure in COMPARED if figure.key == "output_tokens_per_s")
     run = result.runs["paged"][0]
 
     def runs(*values: float) -> list[Any]:
         return [replace(run, metrics=replace(run.metrics, output_tokens_per_s=value)) for value in values]
 
-    spread = multiple_spread(speed, runs(300.0, 30.0, 9.0), runs(100.0, 10.0, 1.0))
+    spread = ratio_spread(speed, runs(300.0, 30.0, 9.0), runs(100.0, 10.0, 1.0))
     assert spread is not None
     assert (spread.median, spread.min, spread.max) == (3.0, 3.0, 9.0)
-    assert multiple_spread(speed, runs(3.0), runs(0.0)) is None
+    assert ratio_spread(speed, runs(3.0), runs(0.0)) is None
 
 
 def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, result: CompareResult) -> None:
@@ -230,8 +230,8 @@ def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, r
     assert squeezed.tokens == TokenCheck(num_requests=7, num_same=7)
 
 
-def test_unsaid_max_tokens_are_what_fits(tiny_config: Path, tmp_path: Path) -> None:
-    chosen = options(["exact", "paged"], repeats=1, prompt_len="uniform:5..9", save_events=tmp_path / "new" / "logs")
+def test_default_max_tokens_are_the_largest_that_fit(tiny_config: Path, tmp_path: Path) -> None:
+    chosen = options(["exact", "paged"], repeats=1, input_len="uniform:5..9", save_events=tmp_path / "new" / "logs")
     result = run_compare(engine(tiny_config), chosen)
     for name in ("exact", "paged"):
         events = list(read_events(tmp_path / "new" / "logs" / f"{name}.jsonl"))
@@ -241,8 +241,8 @@ def test_unsaid_max_tokens_are_what_fits(tiny_config: Path, tmp_path: Path) -> N
         assert result.max_tokens == (min(a.max_tokens for a in arrivals), max(a.max_tokens for a in arrivals))
 
 
-def test_the_strictest_policy_sets_max_model_len(tiny_config: Path) -> None:
-    """The largest power of two in 40 blocks is 32, and a buddy gives no more to one request; paging would."""
+def test_max_model_len_is_the_smallest_of_the_policies(tiny_config: Path) -> None:
+    """The largest power of two in 40 blocks is 32, which limits a request under a buddy allocator."""
     result = run_compare(engine(tiny_config, max_model_len=None), options(["paged", "max"], repeats=1, num_prompts=1))
     assert {started.max_model_len for started in result.engines.values()} == {128}
 
@@ -250,11 +250,13 @@ def test_the_strictest_policy_sets_max_model_len(tiny_config: Path) -> None:
 # -- checks ------------------------------------------------------------------------------------------------------
 
 
-def test_token_check_finds_the_first_difference() -> None:
+def test_the_token_check_finds_the_first_difference() -> None:
     check = TokenCheck()
-    check.take(1, {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}, "c": {"x": [1, 2]}})
-    check.take(2, {"a": {"x": [1, 2], "y": [3, 4]}, "b": {"x": [1, 2], "y": [3, 4]}, "c": {"x": [1, 2], "y": [3, 5]}})
-    check.take(3, {"a": {"x": [1]}, "b": {"x": [2]}, "c": {"x": [2]}})
+    check.add_round(1, {"a": {"x": [1, 2]}, "b": {"x": [1, 2]}, "c": {"x": [1, 2]}})
+    check.add_round(
+        2, {"a": {"x": [1, 2], "y": [3, 4]}, "b": {"x": [1, 2], "y": [3, 4]}, "c": {"x": [1, 2], "y": [3, 5]}}
+    )
+    check.add_round(3, {"a": {"x": [1]}, "b": {"x": [2]}, "c": {"x": [2]}})
     assert (check.num_requests, check.num_same, check.is_same) == (4, 2, False)
     assert check.first_difference == TokenDifference(round=2, request_id="y", policy="c", position=1)
 
@@ -268,11 +270,11 @@ def test_token_check_finds_the_first_difference() -> None:
         (["exact", "paged"], {"static_batch_size": 4}, "static_batch_size=4: none of exact, paged is static"),
         (["paged", "static/paged"], {"kv_arena": "first-fit"}, "kv_arena=first-fit: none of .* reserves"),
         (NAMES, {"repeats": 0}, "repeats must be at least 1, got 0"),
-        (NAMES, {"num_warmup": -1}, "num_warmup must be at least 0, got -1"),
+        (NAMES, {"num_warmups": -1}, "num_warmups must be at least 0, got -1"),
         (NAMES, {"output_len": "fixed:x"}, "LENGTH must be an integer"),
     ],
 )
-def test_bad_options(names: list[str], changes: dict[str, Any], problem: str) -> None:
+def test_errors_name_the_option(names: list[str], changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         options(names, **changes)
 
@@ -283,37 +285,37 @@ def test_bad_options(names: list[str], changes: dict[str, Any], problem: str) ->
         ({"max_num_seqs": 2}, {"static_batch_size": 4}, "static_batch_size=4 must be at most max_num_seqs=2"),
         ({"enable_prefix_caching": True}, {}, "enable_prefix_caching needs kv=paged"),
         ({"num_kv_blocks": 12}, {}, "max_model_len=64 exceeds the 32 slots .*kv=max"),
-        ({}, {"prompt_len": "fixed:60"}, r"\(60 prompt, .* does not fit"),
+        ({}, {"input_len": "fixed:60"}, r"\(60 prompt, .* does not fit"),
         ({}, {"max_tokens": 1}, "max_tokens must be at least output_len"),
     ],
 )
-def test_what_cannot_be_compared(
+def test_options_that_cannot_be_compared_are_rejected(
     tiny_config: Path, changes: dict[str, Any], settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
         run_compare(engine(tiny_config, **changes), options(**settings))
 
 
-def test_a_folder_that_is_a_file(tiny_config: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_rejected(tiny_config: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("")
     with pytest.raises(ConfigError, match=r"save_events=.*logs: File exists"):
         run_compare(engine(tiny_config), options(save_events=tmp_path / "logs"))
 
 
-def test_published_lengths() -> None:
+def test_published_lengths_are_resolved() -> None:
     assert published_lengths("anyscale:1536/4", None, None, None) == ("fixed:128", "anyscale:1536/4")
     assert published_lengths("anyscale:32", "fixed:9", None, None) == ("fixed:9", "anyscale:32")
     for arguments, problem in (
-        (("orca", None, None, None), r"workload 'orca' is unknown; known is anyscale:CAP"),
+        (("orca", None, None, None), r"workload must have the form anyscale:CAP.*got 'orca'"),
         (("anyscale:x", None, None, None), "CAP must be an integer"),
-        (("anyscale:32", None, "fixed:3", None), "and so has output_len=fixed:3: give one of them"),
-        (("anyscale:32", None, None, Path("t.csv")), r"and so has trace=t\.csv: give one of them"),
+        (("anyscale:32", None, "fixed:3", None), "cannot be combined with output_len=fixed:3"),
+        (("anyscale:32", None, None, Path("t.csv")), r"cannot be combined with trace=t\.csv"),
     ):
         with pytest.raises(ConfigError, match=problem):
             published_lengths(*arguments)
 
 
-def test_report(result: CompareResult) -> None:
+def test_the_report_has_tables_and_one_json_line(result: CompareResult) -> None:
     out = io.StringIO()
     print_compare(result, out)
     *lines, last = out.getvalue().splitlines()
@@ -321,14 +323,14 @@ def test_report(result: CompareResult) -> None:
     assert record["benchmark"] == "compare"
     assert record["machine"] == result.machine.to_dict()
     assert record["workload"]["seed"] == 0
-    assert record["first"] == NAMES[0]
+    assert record["baseline"] == NAMES[0]
     assert record["tokens"] == {"same": True, "num_requests": 14, "num_same": 14, "first_difference": None}
     assert list(record["policies"]) == NAMES
     assert len(record["policies"]["paged"]["runs"]) == 2
-    text = "\n".join(lines)
-    for part in (*NAMES, "times static-global", "min to max", "TTFT p99", "KV slots reserved", "preemptions"):
+    text = " ".join(" ".join(lines).split())
+    for part in (*NAMES, "ratio to static-global", "minimum", "TTFT p99, s", "KV slots reserved, %", "preemptions"):
         assert part in text, part
-    for part in ("declared as max_tokens: 40", "static(2), run to global", "40 blocks of 4 = 160 slots", "torch"):
+    for part in ("max_tokens of the requests: 40", "static(2), run to global", "40 blocks of 4 = 160 slots", "torch"):
         assert part in text, part
     assert "same tokens: yes, 14 of 14 requests in 2 rounds" in lines
     assert any(line.startswith("equally fast: ") for line in lines)
@@ -337,7 +339,7 @@ def test_report(result: CompareResult) -> None:
 def command(folder: Path, *arguments: str) -> Any:
     model = ["--model", str(folder), "--random-weights", "--skip-tokenizer-init", "--num-threads", "1"]
     pool = ["--num-kv-blocks", "40", "--block-size", "4", "--max-model-len", "64"]
-    load = ["--num-prompts", "5", "--repeats", "1", "--num-warmup", "0", "--prompt-len", "fixed:6"]
+    load = ["--num-prompts", "5", "--repeats", "1", "--num-warmups", "0", "--input-len", "fixed:6"]
     return CliRunner().invoke(app, ["bench", "compare", *model, *pool, *load, *arguments])
 
 

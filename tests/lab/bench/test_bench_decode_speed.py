@@ -1,4 +1,4 @@
-"""Which steps say how fast a policy computed, and by how much policies differ."""
+"""The check of `bench compare` that all policies compute equally fast."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from chairlift.events import EngineStarted, RequestArrived, Step
 from chairlift.lab.bench.compare_tables import speed_line
-from chairlift.lab.bench.decode_speed import MIN_STEPS, Difference, SpeedCheck, step_speeds
+from chairlift.lab.bench.comparison_result import MIN_STEPS, SpeedCheck, SpeedDifference, step_speeds
 from chairlift.lab.report.trace import trace_events
 
 
-def test_step_speeds_count_padding_and_leave_prefills_out() -> None:
+def test_step_speeds_include_padding_and_exclude_prefills() -> None:
     started = EngineStarted(0.0, "m", 4, 16, 8, 32, 64, "fcfs", "max", False, batching="static", static_batch_size=2)
     arrivals = [RequestArrived(0.0, request_id, 3, 5) for request_id in "ab"]
 
@@ -29,21 +29,23 @@ def test_step_speeds_count_padding_and_leave_prefills_out() -> None:
 
 def test_speeds_are_compared_where_two_policies_have_enough_steps() -> None:
     many, few = [10.0] * MIN_STEPS, [1.0] * (MIN_STEPS - 1)
-    check = SpeedCheck.of(
+    check = SpeedCheck.from_steps(
         {"a": [{4: many, 2: many}, {8: many}], "b": [{4: [11.0] * (MIN_STEPS - 1), 2: few}, {4: [11.0]}]}
     )
     assert list(check.speeds) == [4]
-    assert check.largest == Difference(4, pytest.approx(0.1))
-    assert "yes, at most 10.0% apart, at 4 rows" in speed_line(check)
-    assert SpeedCheck.of({"a": [{1: many}], "b": [{2: many}]}).largest is None
-    assert "NO, at most 50.0%" in speed_line(SpeedCheck.of({"a": [{4: many}], "b": [{4: [15.0] * MIN_STEPS}]}))
+    assert check.largest == SpeedDifference(4, pytest.approx(0.1))
+    assert "yes, largest difference 10.0%, with 4 rows" in speed_line(check)
+    assert SpeedCheck.from_steps({"a": [{1: many}], "b": [{2: many}]}).largest is None
+    assert "NO, largest difference 50.0%" in speed_line(
+        SpeedCheck.from_steps({"a": [{4: many}], "b": [{4: [15.0] * MIN_STEPS}]})
+    )
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.lists(st.floats(1, 100), max_size=30), min_size=1))
-def test_the_largest_difference_is_that_of_the_medians(values: Mapping[str, list[float]]) -> None:
+def test_the_largest_difference_is_computed_from_the_medians(values: Mapping[str, list[float]]) -> None:
     medians = [median(speeds) for speeds in values.values() if len(speeds) >= MIN_STEPS]
-    largest = SpeedCheck.of({name: [{3: speeds}] for name, speeds in values.items()}).largest
+    largest = SpeedCheck.from_steps({name: [{3: speeds}] for name, speeds in values.items()}).largest
     if len(medians) < 2:
         assert largest is None
     else:
-        assert largest == Difference(3, max(medians) / min(medians) - 1)
+        assert largest == SpeedDifference(3, max(medians) / min(medians) - 1)

@@ -21,7 +21,7 @@ def fairness() -> ModuleType:
 
 
 def test_the_flood_is_twenty_times_as_much_and_the_other_key_sends_the_same(fairness: ModuleType) -> None:
-    load = fairness.Load(rate=5.0, seconds=60.0, prompt_len=8, output_len=4)
+    load = fairness.Load(rate=5.0, seconds=60.0, input_len=8, output_len=4)
     light, flood = load.arrivals("light", 1), load.arrivals("heavy", 20)
     assert light == load.arrivals("light", 1) == sorted(light)
     assert 15 < len(flood) / len(light) < 27
@@ -31,7 +31,7 @@ def test_the_flood_is_twenty_times_as_much_and_the_other_key_sends_the_same(fair
 def test_runs_are_measured_on_a_server_and_drawn(
     fairness: ModuleType, tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = fairness.Load(rate=6.0, seconds=0.8, prompt_len=8, output_len=4)
+    load = fairness.Load(rate=6.0, seconds=0.8, input_len=8, output_len=4)
     monkeypatch.setattr(fairness, "VOCABULARY", 90)
     monkeypatch.setattr(fairness, "POLICIES", ("fair",))
     runs = fairness.run_all(load, [str(tiny_model_dir("llama")), "--skip-tokenizer-init", "--max-model-len", "64"])

@@ -1,4 +1,4 @@
-"""`bench kernels` on tiny random models: its arithmetic, and that it measures what it says."""
+"""`bench kernels` on tiny random models: its arithmetic, and the kernels that it measures."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.kernels.registry import get_kernels
-from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _Measured, run_kernels
-from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, Work, median_of
+from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _Measurement, run_kernels
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, median_ceilings
 from chairlift.lab.bench.kernels.instructions import instruction_counts
 from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, _metadata
 from chairlift.lab.bench.kernels.tables import print_kernels
@@ -46,42 +46,42 @@ def model_config(folder: Path) -> ModelConfig:
 
 
 def test_the_slower_of_compute_and_memory_is_the_ceiling() -> None:
-    assert CEILINGS.least_seconds(Work({"dot_u8s8": 50.0, "dot_u4s8": 100.0}, 5.0)) == (1.0, "compute")
-    assert CEILINGS.least_seconds(Work({"fma": 50.0}, 20.0)) == (2.0, "memory")
-    assert CEILINGS.least_seconds(Work({"fma": 25.0}, 20.0, in_cache=True)) == (0.5, "compute")
-    assert CEILINGS.least_seconds(Work(num_bytes=20.0, in_cache=True)) is None
+    assert CEILINGS.least_seconds(KernelWork({"dot_u8s8": 50.0, "dot_u4s8": 100.0}, 5.0)) == (1.0, "compute")
+    assert CEILINGS.least_seconds(KernelWork({"fma": 50.0}, 20.0)) == (2.0, "memory")
+    assert CEILINGS.least_seconds(KernelWork({"fma": 25.0}, 20.0, in_cache=True)) == (0.5, "compute")
+    assert CEILINGS.least_seconds(KernelWork(num_bytes=20.0, in_cache=True)) is None
 
 
-def test_the_best_of_two_measurements() -> None:
+def test_the_best_of_two_measurements_has_the_higher_values() -> None:
     other = Ceilings("avx2", 2, dot_u8s8=90.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=39.0)
     best = CEILINGS.best_of(other)
     assert best == Ceilings("avx2", 2, dot_u8s8=100.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=40.0)
     assert best.best_of(replace(other, onednn_fp32=None)) == best.best_of(other)
 
 
-def test_the_median_of_measurements() -> None:
+def test_the_median_is_taken_of_each_field() -> None:
     samples = [replace(CEILINGS, read=read, fma=fma) for read, fma in ((9.0, 70.0), (30.0, 60.0), (8.0, 80.0))]
-    assert median_of(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
+    assert median_ceilings(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
 
 
-def test_each_pass_is_compared_with_the_moment_before_it() -> None:
-    """A machine that halves its speed for both changes no share."""
-    work = Work(num_bytes=20.0)
-    measured = _Measured({"k": ("", work)}, {}, {"k": []}, [])
+def test_each_pass_is_compared_with_the_ceilings_before_it() -> None:
+    """A change of the machine's speed that affects both does not change the share."""
+    work = KernelWork(num_bytes=20.0)
+    measured = _Measurement({"k": ("", work)}, {}, dict)
     for speed in (1.0, 0.5, 0.25):
         measured.add(replace(CEILINGS, read=10.0 * speed), [{"k": 2.5 / speed}, {"k": 9.0}, {"k": 2.5 / speed}])
     (time,) = measured.times()
-    assert time.share == pytest.approx(0.8)
-    assert (time.limit, time.seconds.median) == ("memory", 5.0)
+    assert time.ceiling_share == pytest.approx(0.8)
+    assert (time.limited_by, time.seconds.median) == ("memory", 5.0)
 
 
-def test_work_adds_up() -> None:
-    assert Work({"fma": 1.0}, 2.0) + Work({"fma": 3.0, "dot_u8s8": 4.0}, 5.0) == Work(
+def test_work_is_added_by_unit() -> None:
+    assert KernelWork({"fma": 1.0}, 2.0) + KernelWork({"fma": 3.0, "dot_u8s8": 4.0}, 5.0) == KernelWork(
         {"fma": 4.0, "dot_u8s8": 4.0}, 7.0
     )
 
 
-def test_instructions_of_a_turn() -> None:
+def test_instructions_of_one_iteration() -> None:
     (one, four) = instruction_counts("avx512-vnni", "q4_1", [1, 4, 16, 512])
     assert (one.rows, four.rows) == (1, 4)
     # 96 dots, 32 broadcasts, 36 to unpack, 5 a sum, two loads a stripe and two a row.
@@ -144,16 +144,16 @@ def test_a_pass_counts_every_weight_once(tiny_model_dir: TinyModel) -> None:
     assert layers.formats_of(LAYERS) == "q4_0"
     assert layers.formats_of(LM_HEAD) == "q8_0"
     one_layer = [(128, 64), (64, 64), (192, 64), (64, 96)]
-    assert layers.work(LAYERS, 3) == Work(
+    assert layers.work(LAYERS, 3) == KernelWork(
         {"dot_u4s8": 2 * sum(2 * 3 * out * size for out, size in one_layer)},
         2 * sum(matrix_bytes("q4_0", out, size) for out, size in one_layer),
     )
-    assert layers.work(LM_HEAD, 3) == Work({"dot_u8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
+    assert layers.work(LM_HEAD, 3) == KernelWork({"dot_u8s8": 2 * 3 * 256 * 64}, matrix_bytes("q8_0", 256, 64))
 
 
 @needs_native
 def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
-    def work(arch: str, **case: int) -> Work:
+    def work(arch: str, **case: int) -> KernelWork:
         config = model_config(tiny_model_dir(arch))
         layers = AttentionPass(config, kv_dtype=torch.bfloat16, block_size=16, **case)
         assert layers()[layers.kernel] > 0
@@ -161,15 +161,19 @@ def test_attention_reads_each_key_once(tiny_model_dir: TinyModel) -> None:
         return layers.work()
 
     token_bytes, per_key = 2 * 2 * 16 * 2, 4 * 4 * 16
-    assert work("llama", num_seqs=3, num_queries=1, context=50) == Work({"fma": 3 * 50 * per_key}, 3 * 50 * token_bytes)
+    assert work("llama", num_seqs=3, num_queries=1, context=50) == KernelWork(
+        {"fma": 3 * 50 * per_key}, 3 * 50 * token_bytes
+    )
     seen = sum(range(41, 51))
-    assert work("llama", num_seqs=1, num_queries=10, context=50) == Work({"fma": seen * per_key}, 50 * token_bytes)
+    assert work("llama", num_seqs=1, num_queries=10, context=50) == KernelWork(
+        {"fma": seen * per_key}, 50 * token_bytes
+    )
     # A window of 24 keys: the first of ten queries sees 24, and so do the others; 33 keys are read.
     windowed = work("mistral", num_seqs=1, num_queries=10, context=50)
-    assert windowed == Work({"fma": 10 * 24 * per_key}, 33 * token_bytes)
+    assert windowed == KernelWork({"fma": 10 * 24 * per_key}, 33 * token_bytes)
 
 
-def test_slots_are_those_of_the_last_tokens() -> None:
+def test_the_slots_are_those_of_the_last_tokens() -> None:
     metadata = _metadata(num_seqs=3, num_queries=4, context=21, block_size=8)
     assert sorted(metadata.block_tables.flatten().tolist()) == list(range(9))
     tables = metadata.block_tables.tolist()
@@ -202,7 +206,7 @@ def run(folder: Path, options: KernelOptions = OPTIONS, **changes: Any) -> tuple
 
 
 @needs_native
-def test_as_the_file_has_it(tiny_model_dir: TinyModel) -> None:
+def test_the_formats_of_the_file_are_measured(tiny_model_dir: TinyModel) -> None:
     result, table, record = run(tiny_model_dir("llama"))
     assert {time.format for time in result.linear} == {"f32"}
     assert len(result.linear) == 2 * 6
@@ -212,18 +216,18 @@ def test_as_the_file_has_it(tiny_model_dir: TinyModel) -> None:
     ]
     assert len(result.attention) == 2 * 3
     assert [time.kernel for time in result.sampling] == ["greedy", "greedy", "random", "random"]
-    assert all(time.share is None for time in result.sampling)
+    assert all(time.ceiling_share is None for time in result.sampling)
     first = record["linear"][0]
     assert first["operations_per_s"] == pytest.approx(2 * 2 * 30720 / first["seconds"]["median"])
-    assert first["share"] > 0  # more than 1 where all weights fit the caches
+    assert first["ceiling_share"] > 0  # more than 1 where all weights fit the caches
     assert first["seconds"]["min"] <= first["seconds"]["median"] <= first["seconds"]["max"]
     assert record["ceilings"]["num_threads"] == record["machine"]["num_threads"] == 1
-    for label in ("ceilings", "gate_up", "1 x 64", "greedy", "reading memory"):
+    for label in ("ceilings", "gate_up", "new tokens", "greedy", "reading memory, GB/s"):
         assert label in table
 
 
 @needs_native
-def test_formats_beside_each_other(tiny_model_dir: TinyModel) -> None:
+def test_several_formats_are_measured(tiny_model_dir: TinyModel) -> None:
     options = KernelOptions(
         rows=(1, 4), formats=("q4_1", "int8", "bf16"), batch_sizes=(), contexts=(), repeats=1, ceiling_seconds=0.01
     )
@@ -235,36 +239,36 @@ def test_formats_beside_each_other(tiny_model_dir: TinyModel) -> None:
     assert not result.sampling
     assert record["options"]["formats"] == ["q4_1", "int8", "bf16"]
     assert "int8" in table
-    assert "of the ceiling" in table
+    assert "% of ceiling" in table
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"rows": ()}, "rows and formats must name at least one each"),
+        ({"rows": ()}, "rows and formats must have at least one value each"),
         ({"rows": (0,)}, "rows must be at least 1, got 0"),
         ({"batch_sizes": (4, -1)}, "batch_sizes must be at least 1, got -1"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"formats": ("q4_k",)}, "formats must be some of q4_0, .* got 'q4_k'"),
+        ({"formats": ("q4_k",)}, "formats must be among q4_0, .* got 'q4_k'"),
     ],
 )
-def test_bad_options(changes: dict[str, Any], problem: str) -> None:
+def test_errors_name_the_option(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         KernelOptions(**changes)
 
 
 @needs_native
-def test_a_context_that_the_model_does_not_have(tiny_model_dir: TinyModel) -> None:
+def test_a_context_longer_than_that_of_the_model_is_rejected(tiny_model_dir: TinyModel) -> None:
     with pytest.raises(ConfigError, match="contexts must be at most 256 for this model, got 257"):
         run_kernels(EngineConfig(model=str(tiny_model_dir("llama"))), KernelOptions(contexts=(1, 257)))
 
 
 @needs_native
-def test_the_command(tiny_model_dir: TinyModel) -> None:
+def test_the_command_ends_with_one_json_line(tiny_model_dir: TinyModel) -> None:
     sizes = ["--rows", "1,2", "--batch-sizes", "1", "--contexts", "16", "--repeats", "1", "--num-threads", "1"]
     result = CliRunner().invoke(app, ["bench", "kernels", "--model", str(tiny_model_dir("llama")), *sizes])
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout.splitlines()[-1])
     assert record["options"]["rows"] == [1, 2]
-    refused = CliRunner().invoke(app, ["bench", "kernels", "--rows", "1,x"])
-    assert refused.exit_code != 0
+    rejected = CliRunner().invoke(app, ["bench", "kernels", "--rows", "1,x"])
+    assert rejected.exit_code != 0

@@ -1,4 +1,4 @@
-"""run_latency on a tiny random model, its arithmetic on written events, and the command."""
+"""`bench latency` on a tiny random model, its arithmetic on given events, and the command."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from chairlift.cli.main import app
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, Step
-from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, run_latency
-from chairlift.lab.bench.tables import print_latency
+from chairlift.lab.bench.latency import Iteration, LatencyOptions, measure_iteration, print_latency, run_latency
 
 TinyModel = Callable[..., Path]
 OPTIONS = LatencyOptions(input_len=12, output_len=5, batch_size=3, num_iters=3, num_iters_warmup=1)
@@ -45,7 +44,7 @@ def test_one_token_has_no_decode() -> None:
     assert measure_iteration([*arrivals("a"), step(3.0, {"a": 1})]) == Iteration(2.0, 2.0, None)
 
 
-def test_iterations(tiny_model_dir: TinyModel) -> None:
+def test_every_iteration_is_one_batch(tiny_model_dir: TinyModel) -> None:
     result = run_latency(config(tiny_model_dir), OPTIONS)
     assert len(result.iterations) == 3
     for iteration in result.iterations:
@@ -53,12 +52,14 @@ def test_iterations(tiny_model_dir: TinyModel) -> None:
         assert 0 < iteration.prefill < iteration.latency
         assert iteration.latency == pytest.approx(iteration.prefill + 4 * iteration.decode_per_token)
     latencies = [iteration.latency for iteration in result.iterations]
-    assert result.latency.min == min(latencies)
-    assert result.latency.max == max(latencies)
-    assert result.latency.median == sorted(latencies)[1]
+    latency = result.distribution("latency")
+    assert latency is not None
+    assert latency.min == min(latencies)
+    assert latency.max == max(latencies)
+    assert latency.median == sorted(latencies)[1]
 
 
-def test_report(tiny_model_dir: TinyModel) -> None:
+def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel) -> None:
     result = run_latency(config(tiny_model_dir, num_kv_blocks=20), OPTIONS)
     out = io.StringIO()
     print_latency(result, out)
@@ -82,12 +83,14 @@ def test_report(tiny_model_dir: TinyModel) -> None:
         ({"num_kv_blocks": 7, "block_size": 4, "enable_prefix_caching": False}, "batch_size=3 .*the KV pool"),
     ],
 )
-def test_a_batch_that_is_not_one(tiny_model_dir: TinyModel, engine: dict[str, Any], problem: str) -> None:
+def test_requests_that_do_not_form_one_batch_are_rejected(
+    tiny_model_dir: TinyModel, engine: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
         run_latency(config(tiny_model_dir, **engine), OPTIONS)
 
 
-def test_a_length_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
+def test_a_length_that_does_not_fit_is_rejected(tiny_model_dir: TinyModel) -> None:
     with pytest.raises(ConfigError, match=r"\(250 prompt, 10 output tokens\) does not fit"):
         run_latency(config(tiny_model_dir), LatencyOptions(input_len=250, output_len=10))
 
@@ -101,7 +104,7 @@ def test_a_length_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
         ({"num_iters_warmup": -1}, "num_iters_warmup must be at least 0, got -1"),
     ],
 )
-def test_bad_options(changes: dict[str, Any], problem: str) -> None:
+def test_errors_name_the_option(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         LatencyOptions(**changes)
 

@@ -1,4 +1,4 @@
-"""run_perplexity on tiny random models beside transformers, its arithmetic, and the command."""
+"""`bench perplexity` on tiny random models compared with transformers, its arithmetic, and the command."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from chairlift.errors import ConfigError
 from chairlift.lab.bench.perplexity import (
     PerplexityOptions,
     PerplexityResult,
+    PerplexityTally,
     Scorer,
-    Tally,
+    print_perplexity,
     read_text,
     run_perplexity,
     score,
     split_windows,
 )
-from chairlift.lab.bench.perplexity_table import print_perplexity
 from chairlift.loading.text.tokenizer import Tokenizer
 
 TinyModel = Callable[..., Path]
@@ -38,7 +38,7 @@ TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind. 
 
 @pytest.fixture(scope="module")
 def letters_model(tiny_model_dir: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A tiny random model with a tokenizer of one token a letter; token 1 begins a text if `bos`."""
+    """Creates a tiny random model with a tokenizer of one token for each letter. With `bos`, token 1 begins a text."""
 
     def make(*, bos: bool = False, **overrides: Any) -> Path:
         folder = tmp_path_factory.mktemp("letters")
@@ -95,7 +95,7 @@ def test_likelihoods_are_those_of_transformers(tiny_model_dir: TinyModel, num_ba
     assert tally.perplexity == pytest.approx(math.exp(float(expected.mean())), rel=1e-4)
 
 
-def test_windows_do_not_overlap_and_the_last_is_what_is_left(text: Path) -> None:
+def test_windows_do_not_overlap_and_the_last_has_the_rest(text: Path) -> None:
     tokenizer = Tokenizer(_letters(bos=False), special_tokens={"bos_token": "<s>"})
     windows = split_windows(tokenizer, TEXT, PerplexityOptions(text=text, window=50))
     assert [len(window) for window in windows] == [50, 50, 50, 50, 16]
@@ -103,23 +103,23 @@ def test_windows_do_not_overlap_and_the_last_is_what_is_left(text: Path) -> None
     assert split_windows(tokenizer, TEXT, PerplexityOptions(text=text, window=50, num_windows=2)) == windows[:2]
 
 
-def test_every_window_begins_with_the_token_that_the_model_wants(text: Path) -> None:
+def test_every_window_begins_with_the_token_that_the_tokenizer_adds(text: Path) -> None:
     tokenizer = Tokenizer(_letters(bos=True), special_tokens={"bos_token": "<s>"})
     windows = split_windows(tokenizer, "abcde", PerplexityOptions(text=text, window=3))
     assert [window[0] for window in windows] == [1, 1, 1]
     assert [len(window) for window in windows] == [3, 3, 2]
 
 
-def test_a_text_without_anything_to_predict(text: Path) -> None:
+def test_a_text_without_a_token_to_predict_is_rejected(text: Path) -> None:
     tokenizer = Tokenizer(_letters(bos=False))
-    with pytest.raises(ConfigError, match="has 1 tokens, and nothing is left to predict"):
+    with pytest.raises(ConfigError, match="has 1 tokens, which is too short to predict any"):
         split_windows(tokenizer, "a", PerplexityOptions(text=text))
 
 
-def test_tally_against_a_reference() -> None:
+def test_a_tally_compares_with_a_reference() -> None:
     reference = torch.tensor([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]).log()
     ours = torch.tensor([[0.25, 0.5, 0.25], [0.2, 0.3, 0.5]]).log()
-    tally = Tally()
+    tally = PerplexityTally()
     tally.add(torch.tensor([0, 2]), ours, reference)
     result = tally.comparison("other")
     assert tally.perplexity == pytest.approx((1 / (0.25 * 0.5)) ** 0.5)
@@ -158,25 +158,25 @@ def test_the_default_kernels_are_near_float32(letters_model: Callable[..., Path]
     assert result.against.greedy_agreement > 0.9
 
 
-def test_a_reference_of_another_vocabulary(letters_model: Callable[..., Path], text: Path) -> None:
+def test_a_reference_with_another_vocabulary_is_rejected(letters_model: Callable[..., Path], text: Path) -> None:
     other = letters_model(vocab_size=300)
     with pytest.raises(ConfigError, match="its vocabulary has 300 tokens and the model's 256"):
         run_perplexity(config(letters_model()), PerplexityOptions(text=text, against=str(other)))
 
 
-def test_a_window_that_does_not_fit(letters_model: Callable[..., Path], text: Path) -> None:
+def test_a_window_that_does_not_fit_is_rejected(letters_model: Callable[..., Path], text: Path) -> None:
     with pytest.raises(ConfigError, match=r"a window of 216 tokens does not fit: .*64"):
         run_perplexity(config(letters_model(), max_model_len=64), PerplexityOptions(text=text, window=256))
 
 
 @pytest.mark.parametrize(("name", "value"), [("window", 1), ("num_windows", 0)])
-def test_options_name_their_limit(name: str, value: int) -> None:
+def test_errors_name_the_option(name: str, value: int) -> None:
     changes: dict[str, Any] = {name: value}
     with pytest.raises(ConfigError, match=f"{name} must be at least"):
         PerplexityOptions(text=Path("a.txt"), **changes)
 
 
-def test_unreadable_texts(tmp_path: Path) -> None:
+def test_unreadable_texts_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"text=.*none\.txt: cannot be read"):
         read_text(tmp_path / "none.txt")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
@@ -184,25 +184,25 @@ def test_unreadable_texts(tmp_path: Path) -> None:
         read_text(tmp_path / "latin.txt")
 
 
-def shown(result: PerplexityResult) -> tuple[str, dict[str, Any]]:
+def printed(result: PerplexityResult) -> tuple[str, dict[str, Any]]:
     out = io.StringIO()
     print_perplexity(result, out)
     *table, line = out.getvalue().splitlines()
     return "\n".join(table), json.loads(line)
 
 
-def test_table_and_json_line(letters_model: Callable[..., Path], text: Path) -> None:
+def test_the_report_has_a_table_and_one_json_line(letters_model: Callable[..., Path], text: Path) -> None:
     result = run_perplexity(config(letters_model()), PerplexityOptions(text=text, window=100, against="float32"))
-    table, record = shown(result)
+    table, record = printed(result)
     assert "fox.txt, 213 tokens predicted in 3 windows of 100" in " ".join(table.split())
     assert f"{result.perplexity:.4f}" in table
-    assert "100.00 %" in table
+    assert "100.00" in table
     assert record["benchmark"] == "perplexity"
     assert record["results"]["perplexity"] == result.perplexity
     assert record["results"]["against"]["greedy_agreement"] == 1.0
 
 
-def test_command(letters_model: Callable[..., Path], text: Path) -> None:
+def test_the_command_ends_with_one_json_line(letters_model: Callable[..., Path], text: Path) -> None:
     arguments = ["bench", "perplexity", "--model", str(letters_model()), "--text", str(text), "--num-threads", "1"]
     done = CliRunner().invoke(app, [*arguments, "--num-windows", "1", "--window", "20"])
     assert done.exit_code == 0, done.output

@@ -89,7 +89,7 @@ def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: py
         model=str(tiny_model_dir("llama")),
         num_prompts=5,
         seed=0,
-        prompt_len="uniform:4..30",
+        input_len="uniform:4..30",
         output_len="uniform:2..8",
         baseline_batch_size=2,
         baseline_share=1.0,
@@ -129,7 +129,7 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
 
 def test_startup_memory(tiny_model_dir: TinyModel, capsys: pytest.CaptureFixture[str]) -> None:
     startup = script("startup_memory")
-    model, sizes = str(tiny_model_dir("llama")), ["--num-requests", "2", "--prompt-len", "20", "--output-len", "4"]
+    model, sizes = str(tiny_model_dir("llama")), ["--num-requests", "2", "--input-len", "20", "--output-len", "4"]
     options = ["--skip-tokenizer-init", "--num-threads", "1", "--kv-cache-dtype", "float32"]
     startup.main(["--model", model, "--repeats", "1", *sizes, "--", *options])
     (start,) = json.loads(capsys.readouterr().out.splitlines()[-1])["starts"]

@@ -1,4 +1,4 @@
-"""A server that fails in every way: failures are counted by kind, and the other calls are as they were."""
+"""`bench serve` against a failing server: failures are counted by kind, and other requests are unaffected."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.serving.benchmark import ServeOptions, ServeResult, run_serve
-from chairlift.lab.bench.serving.http_client import EventLines, Failure
+from chairlift.lab.bench.serving.http_client import EventLines, RequestFailure
 from chairlift.lab.bench.serving.tables import notes
 
 
-async def well(index: int, body: dict[str, Any]) -> Response:
+async def answer_completely(index: int, body: dict[str, Any]) -> Response:
     return whole_answer(body)
 
 
@@ -30,15 +30,15 @@ def load(answer: Answer, num_prompts: int = 6, **changes: Any) -> tuple[ServeRes
     with FakeServer(answer).running() as server:
         options: dict[str, Any] = {
             "num_prompts": num_prompts,
-            "prompt_len": "fixed:5",
+            "input_len": "fixed:5",
             "output_len": "fixed:4",
             **changes,
         }
         return run_serve(ServeOptions(base_url=server.url, **options)), server
 
 
-def misbehave(*wrong: Response) -> Answer:
-    """The probe and every call after these go well."""
+def fail_with(*wrong: Response) -> Answer:
+    """Answers the first request, fails with the given responses, and answers the other requests."""
 
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return wrong[index - 1] if 1 <= index <= len(wrong) else whole_answer(body)
@@ -58,21 +58,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_failure_is_counted_and_the_others_go_on(kind: str) -> None:
-    result, server = load(misbehave(WRONG[kind](), WRONG[kind]()))
+def test_failures_are_counted_and_other_requests_continue(kind: str) -> None:
+    result, server = load(fail_with(WRONG[kind](), WRONG[kind]()))
     metrics = result.metrics
     assert len(server.bodies) == 1 + 6
     assert (metrics.completed, metrics.failed) == (4, 2)
     (failure,) = metrics.failures
     assert (failure.kind, failure.count) == (kind, 2)
-    assert metrics.total_output_tokens == 4 * 4, "what a failed call had got does not count"
+    assert metrics.total_output_tokens == 4 * 4, "tokens of failed requests are not counted"
     ttft = metrics.latencies["ttft"]
     assert ttft is not None
     assert ttft.count == 4
-    assert any(note.startswith(f"failed, {kind}: 2") for note in notes(result))
+    assert any(note.startswith(f"failed with {kind}: 2") for note in notes(result))
 
 
-def test_a_load_without_an_answer_ends_with_status_1() -> None:
+def test_a_workload_without_an_answer_ends_with_status_1() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return whole_answer(body) if index == 0 else error(500, "out of luck")
 
@@ -80,17 +80,17 @@ def test_a_load_without_an_answer_ends_with_status_1() -> None:
         command = ["bench", "serve", "--base-url", server.url, "--num-prompts", "3", "--output-len", "fixed:2"]
         result = CliRunner().invoke(app, command)
     assert result.exit_code == 1
-    assert "failed, http 500: 3, the first one: out of luck" in result.stdout
+    assert "failed with http 500: 3 requests; the first message: out of luck" in result.stdout
     assert json.loads(result.stdout.splitlines()[-1])["results"]["failures"]["http 500"]["count"] == 3
 
 
-def test_messages_are_those_of_the_server() -> None:
-    result, _ = load(misbehave(error(500, "out of luck"), WRONG["error in stream"](), error(500, "again")))
-    calls = [call.failure for call in result.calls if call.failure is not None]
-    assert sorted(calls, key=lambda failure: failure.message) == [
-        Failure("http 500", "again"),
-        Failure("error in stream", "engine died"),
-        Failure("http 500", "out of luck"),
+def test_messages_of_the_server_are_kept() -> None:
+    result, _ = load(fail_with(error(500, "out of luck"), WRONG["error in stream"](), error(500, "again")))
+    failures = [record.failure for record in result.records if record.failure is not None]
+    assert sorted(failures, key=lambda failure: failure.message) == [
+        RequestFailure("http 500", "again"),
+        RequestFailure("error in stream", "engine died"),
+        RequestFailure("http 500", "out of luck"),
     ]
     assert [(failure.kind, failure.count) for failure in result.metrics.failures] == [
         ("http 500", 2),
@@ -98,12 +98,12 @@ def test_messages_are_those_of_the_server() -> None:
     ]
 
 
-def test_an_end_without_a_reason_is_a_cut() -> None:
-    result, _ = load(misbehave(stream(event(text_chunk("a ")))))
+def test_an_end_without_finish_reason_is_a_cut_stream() -> None:
+    result, _ = load(fail_with(stream(event(text_chunk("a ")))))
     assert [failure.kind for failure in result.metrics.failures] == ["cut stream"]
 
 
-def test_silence_is_a_timeout() -> None:
+def test_a_response_without_data_is_a_timeout() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         if index == 1:
             await asyncio.sleep(1.0)
@@ -114,20 +114,20 @@ def test_silence_is_a_timeout() -> None:
     assert result.metrics.completed == 5
 
 
-def test_a_slow_stream_is_slow_and_nothing_else() -> None:
+def test_a_slow_stream_is_not_a_failure() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return whole_answer(body, gap=0.04)
 
     result, _ = load(answer, goodput=("tpot:10",))
     assert result.metrics.completed == 6
     assert result.metrics.request_goodput == 0
-    for call in result.calls:
-        assert call.tpot is not None
-        assert call.tpot > 0.01
-        assert sum(call.itls) == pytest.approx(call.chunk_times[-1] - call.chunk_times[0])
+    for record in result.records:
+        assert record.tpot is not None
+        assert record.tpot > 0.01
+        assert sum(record.itls) == pytest.approx(record.chunk_times[-1] - record.chunk_times[0])
 
 
-def test_without_usage_chunks_are_counted() -> None:
+def test_chunks_are_counted_without_usage() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return whole_answer(body, with_usage=False)
 
@@ -137,7 +137,7 @@ def test_without_usage_chunks_are_counted() -> None:
     assert any("by chunks in 6" in note for note in notes(result))
 
 
-def test_an_answer_in_one_piece_has_no_tpot() -> None:
+def test_an_answer_in_one_chunk_has_no_tpot() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return stream(event(text_chunk("a b c d", "length")), event(usage_chunk(5, 4)), event(b"[DONE]"))
 
@@ -148,7 +148,7 @@ def test_an_answer_in_one_piece_has_no_tpot() -> None:
     assert metrics.total_output_tokens == 6 * 4
 
 
-def test_short_answers_are_told() -> None:
+def test_short_answers_are_noted() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return stream(event(text_chunk("a", "stop")), event(usage_chunk(5, 1)), event(b"[DONE]"))
 
@@ -158,7 +158,7 @@ def test_short_answers_are_told() -> None:
     assert all("ignore_eos" not in body and body["max_tokens"] == 9 for body in server.bodies[1:])
 
 
-def test_a_server_without_token_ids_gets_text() -> None:
+def test_a_server_that_rejects_token_ids_receives_text() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return whole_answer(body) if isinstance(body["prompt"], str) else error(400, "prompt must be a string")
 
@@ -166,11 +166,11 @@ def test_a_server_without_token_ids_gets_text() -> None:
     assert result.prompt_format == "text"
     assert result.metrics.completed == 6
     assert [len(body["prompt"].split()) for body in server.bodies[2:]] == [5] * 6
-    assert any("refused token ids" in note for note in notes(result))
+    assert any("rejected token ids" in note for note in notes(result))
 
 
-def test_bodies() -> None:
-    result, server = load(well, endpoint_type="openai-chat")
+def test_bodies_of_chat_requests() -> None:
+    result, server = load(answer_completely, backend="openai-chat")
     assert result.metrics.completed == 6
     for body in server.bodies:
         (message,) = body.pop("messages")
@@ -185,7 +185,7 @@ def test_bodies() -> None:
         }
 
 
-def test_the_first_request_decides_whether_there_is_a_load() -> None:
+def test_a_failed_first_request_is_an_error() -> None:
     async def answer(index: int, body: dict[str, Any]) -> Response:
         return error(400, "ignore_eos: unknown")
 
@@ -193,13 +193,13 @@ def test_the_first_request_decides_whether_there_is_a_load() -> None:
         load(answer)
 
 
-def test_the_key_reaches_the_server() -> None:
-    with FakeServer(well).running() as server:
+def test_the_api_key_is_sent() -> None:
+    with FakeServer(answer_completely).running() as server:
         run_serve(ServeOptions(base_url=server.url, num_prompts=1, output_len="fixed:1"), api_key="k1")
     assert set(server.authorizations) == {"Bearer k1"}
 
 
-def test_chunks_may_hold_what_text_would_break_at() -> None:
+def test_chunks_may_contain_unicode_line_separators() -> None:
     whole = event(text_chunk("one\u2028two\u0085three")) + event(b"[DONE]")
     for size in (1, 7, len(whole)):
         lines = EventLines()

@@ -1,4 +1,4 @@
-"""run_throughput on a tiny random model, from the options to the JSON line."""
+"""`bench throughput` on a tiny random model, from the options to the JSON line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import pytest
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 from chairlift.events import Step, read_events
-from chairlift.lab.bench.tables import print_result
-from chairlift.lab.bench.throughput import REPORTED_METRICS, ThroughputOptions, run_throughput
+from chairlift.lab.bench.throughput import REPORTED_METRICS, ThroughputOptions, print_throughput, run_throughput
 
 TinyModel = Callable[..., Path]
-OPTIONS = ThroughputOptions(num_prompts=6, prompt_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
+OPTIONS = ThroughputOptions(num_prompts=6, input_len="uniform:5..40", output_len="uniform:2..9", repeats=2)
 
 
 def config(tiny_model_dir: TinyModel, **changes: Any) -> EngineConfig:
     return EngineConfig(model=str(tiny_model_dir("llama")), num_threads=1, **{"num_kv_blocks": 64, **changes})
 
 
-def test_burst(tiny_model_dir: TinyModel) -> None:
+def test_a_burst_is_measured_in_every_run(tiny_model_dir: TinyModel) -> None:
     result = run_throughput(config(tiny_model_dir), OPTIONS)
     workload = OPTIONS.workload(256, token_round=1)
     assert len(result.runs) == 2
@@ -32,7 +31,7 @@ def test_burst(tiny_model_dir: TinyModel) -> None:
         assert run.num_answered == 6
         assert run.output_tokens == sum(request.output_len for request in workload)
         assert run.prompt_tokens == sum(len(request.prompt_token_ids) for request in workload)
-        assert run.cached_tokens == 0, "every run has tokens of its own"
+        assert run.cached_tokens == 0, "the runs have different tokens"
         assert run.output_tokens_per_s == pytest.approx(run.output_tokens / run.duration)
         assert 0 < (run.kv_use_mean or 0) <= (run.kv_use_peak or 0) <= 1
     speed = result.spread(REPORTED_METRICS[0])
@@ -41,44 +40,44 @@ def test_burst(tiny_model_dir: TinyModel) -> None:
     assert result.engine.num_blocks == 64
 
 
-def test_small_pool_preempts(tiny_model_dir: TinyModel) -> None:
-    options = ThroughputOptions(num_prompts=6, prompt_len="fixed:20", output_len="fixed:24", repeats=1, num_warmup=0)
+def test_a_small_pool_preempts(tiny_model_dir: TinyModel) -> None:
+    options = ThroughputOptions(num_prompts=6, input_len="fixed:20", output_len="fixed:24", repeats=1, num_warmups=0)
     (run,) = run_throughput(config(tiny_model_dir, num_kv_blocks=9, block_size=8), options).runs
     assert run.preemptions > 0
     assert run.output_tokens == 6 * 24
     assert run.kv_use_peak == 1.0
 
 
-def test_arrivals_take_their_time(tiny_model_dir: TinyModel) -> None:
+def test_arrivals_follow_the_request_rate(tiny_model_dir: TinyModel) -> None:
     options = ThroughputOptions(
-        num_prompts=5, prompt_len="fixed:8", output_len="fixed:2", request_rate=20, burstiness=1e6, repeats=1
+        num_prompts=5, input_len="fixed:8", output_len="fixed:2", request_rate=20, burstiness=1e6, repeats=1
     )
     (run,) = run_throughput(config(tiny_model_dir), options).runs
     assert run.duration >= 4 / 20 * 0.95, "the last one arrives after four gaps"
     assert run.num_answered == 5
 
 
-def test_report(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
+def test_the_report_has_a_table_and_one_json_line(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     result = run_throughput(config(tiny_model_dir, event_log=log), OPTIONS)
     out = io.StringIO()
-    print_result(result, out)
+    print_throughput(result, out)
     *table, last = out.getvalue().splitlines()
     record = json.loads(last)
-    assert record["workload"]["prompt_len"] == "uniform:5..40"
+    assert record["workload"]["input_len"] == "uniform:5..40"
     assert record["engine"]["num_blocks"] == 64
     assert record["machine"] == result.machine.to_dict()
     assert set(record["results"]) == {metric.key for metric in REPORTED_METRICS}
     assert record["results"]["output_tokens_per_s"]["median"] > 0
     assert len(record["runs"]) == 2
-    for label in ("output tokens", "TTFT p99", "ITL p50", "preemptions"):
+    for label in ("output tokens/s", "TTFT p99, s", "ITL p50, ms", "preemptions"):
         assert any(label in line for line in table), label
     steps = sum(isinstance(event, Step) for event in read_events(log))
-    assert steps > sum(run.num_steps for run in result.runs), "the log holds the warm-up as well"
+    assert steps > sum(run.num_steps for run in result.runs), "the log has the warm-up too"
 
 
-def test_a_workload_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
-    options = ThroughputOptions(num_prompts=2, prompt_len="fixed:200", output_len="fixed:100")
+def test_a_workload_that_does_not_fit_is_rejected(tiny_model_dir: TinyModel) -> None:
+    options = ThroughputOptions(num_prompts=2, input_len="fixed:200", output_len="fixed:100")
     with pytest.raises(ConfigError, match=r"\(200 prompt, 100 output tokens\) does not fit: max_tokens=100.*narrow"):
         run_throughput(config(tiny_model_dir), options)
 
@@ -88,14 +87,14 @@ def test_a_workload_that_does_not_fit(tiny_model_dir: TinyModel) -> None:
     [
         ({"num_prompts": 0}, "num_prompts must be at least 1, got 0"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
-        ({"num_warmup": -1}, "num_warmup must be at least 0, got -1"),
+        ({"num_warmups": -1}, "num_warmups must be at least 0, got -1"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"prompt_len": "sometimes:3"}, "unknown distribution 'sometimes'"),
+        ({"input_len": "sometimes:3"}, "unknown distribution 'sometimes'"),
         ({"output_len": "fixed:x"}, "LENGTH must be an integer"),
         ({"request_rate": -2.0}, "request_rate must be a positive number, got -2.0"),
-        ({"burstiness": 2.0}, "burstiness=2 .* give a request_rate"),
+        ({"burstiness": 2.0}, "burstiness=2 .* set a request_rate"),
     ],
 )
-def test_bad_options(changes: dict[str, Any], problem: str) -> None:
+def test_errors_name_the_option(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         ThroughputOptions(**changes)

@@ -27,7 +27,8 @@ from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
 from chairlift.kernels.choice import choose_kernels
-from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.parameter_memory import parameter_bytes
@@ -200,11 +201,13 @@ def test_a_static_batch_has_the_planned_members(
 # -- requests and blocks, in the real engine -------------------------------------------------------------------------
 
 
-def planned(folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None) -> Plan:
+def planned(
+    folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None
+) -> DeploymentPlan:
     files = resolve_model(str(folder))
     model_config = load_config(files)
     model = PlannedModel("tiny", str(folder), model_config, matrix_formats(files, model_config))
-    load = Load(prompt_len=FixedLength(prompt), output_len=FixedLength(output))
+    load = PlannedWorkload(input_len=FixedLength(prompt), output_len=FixedLength(output))
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 

@@ -1,9 +1,12 @@
+"""The arithmetic of plans: memory, concurrent requests and speed."""
+
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle, islice, repeat
 
 import pytest
@@ -25,9 +28,9 @@ from chairlift.engine.startup.native_memory_plan import plan_native_activations,
 from chairlift.engine.startup.pool_capacity import KVPool, RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_plan
-from chairlift.lab.planning.explain import explain
-from chairlift.lab.planning.planner import Load, Plan, PlannedModel, make_plan
-from chairlift.lab.planning.request_lengths import draw_lengths
+from chairlift.lab.planning.plan_report import explain
+from chairlift.lab.planning.planned_workload import PlannedWorkload
+from chairlift.lab.planning.planner import DeploymentPlan, PlannedModel, make_plan
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import MODEL_SHAPES
@@ -39,12 +42,12 @@ from chairlift.worker import model_runner
 GIB = 1 << 30
 OPT_CONFIG = MODEL_SHAPES["opt-13b"].config
 OPT_13B = PlannedModel("opt-13b", "opt-13b", OPT_CONFIG, matrix_formats(None, OPT_CONFIG))
-FIXED = Load(prompt_len=FixedLength(100), output_len=FixedLength(60))
+FIXED = PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(60))
 A100 = DEVICES["A100-40GB"]
 FIRST_FIT = [("exact", "first-fit"), ("max", "first-fit"), ("oracle", "first-fit")]
 
 
-def opt_plan(load: Load = FIXED, memory_bytes: int | None = None, **options: object) -> Plan:
+def opt_plan(load: PlannedWorkload = FIXED, memory_bytes: int | None = None, **options: object) -> DeploymentPlan:
     config = EngineConfig(device="cuda", **options)  # type: ignore[arg-type]
     return make_plan(OPT_13B, config, load, memory_bytes=memory_bytes, hardware=A100)
 
@@ -56,14 +59,14 @@ def seats(num: int = 10_000) -> SchedulerConfig:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_matrices_are_those_that_a_step_reads() -> None:
+def test_planned_matrices_are_those_that_a_step_reads() -> None:
     for shape in MODEL_SHAPES.values():
         items = plan_weights(shape.config, "float16", "cuda")
         matrices = [item for item in items if item.name in ("attention", "MLP", "embedding")]
         assert total(matrices) == shape.weight_bytes, shape.name
 
 
-def test_kv_of_opt_13b_is_what_the_vllm_paper_says() -> None:
+def test_kv_memory_of_opt_13b_is_that_of_the_vllm_paper() -> None:
     """Kwon et al., SOSP'23: 800 KiB a token (section 3), some 15.7K slots in 12 GB (table 1), and 7 requests of
     max_model_len at once (section 6.2)."""
     plan = opt_plan(kv_cache_memory=12 * GIB, kv="max", max_num_seqs=256)
@@ -72,13 +75,13 @@ def test_kv_of_opt_13b_is_what_the_vllm_paper_says() -> None:
     assert plan.fit.num_fit == 7
 
 
-def test_the_constants_of_the_kernels_are_theirs() -> None:
+def test_the_constants_are_those_of_the_kernels() -> None:
     assert TILE_BYTES == {"cpu": torch_plan.CPU_TILE_BYTES, "cuda": torch_plan.GPU_TILE_BYTES}
     assert PROMPT_LOGPROB_ROWS == model_runner.PROMPT_LOGPROB_ROWS
 
 
 def value_of(how: str) -> int:
-    """The number that an arithmetic in words comes to; shapes and formats of matrices stand behind it."""
+    """Evaluates the formula of a memory item, without the shapes and formats of matrices."""
     how = re.sub(r"\([\d,]+ x [\d,]+ in \w+\)", "", how)
     expression = re.sub(r"(?<=\d),(?=\d)", "", how).replace(" x ", " * ")
     expression = re.sub(r"\b(?!min\b|max\b)[a-z]+\b", "", expression)
@@ -99,12 +102,12 @@ def all_amounts() -> list[MemoryItem]:
     return items
 
 
-def test_the_arithmetic_that_is_printed_comes_to_the_bytes() -> None:
+def test_formulas_evaluate_to_the_bytes() -> None:
     for item in all_amounts():
         assert value_of(item.formula) == item.num_bytes, item
 
 
-def test_what_is_explained_can_be_added_up() -> None:
+def test_the_explanation_adds_up() -> None:
     plan = opt_plan(memory_bytes=36 * GIB, max_num_seqs=256)
     memory, pool = plan.memory, plan.memory.pool
     text = "\n".join(explain(plan))
@@ -117,12 +120,12 @@ def test_what_is_explained_can_be_added_up() -> None:
     assert "flops_efficiency: 0.6" in text
 
 
-def test_no_more_blocks_than_the_seats_can_use() -> None:
+def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
     plan = opt_plan(
         memory_bytes=80 * GIB,
         max_num_seqs=3,
         max_model_len=100,
-        load=Load(prompt_len=FixedLength(10), output_len=FixedLength(5)),
+        load=PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5)),
     )
     assert (plan.memory.pool.num_blocks, plan.memory.pool.limited_by) == (3 * 7, "demand")
     assert "3 requests x ceil(100 / 16) = 21 blocks" in "\n".join(explain(plan))
@@ -139,17 +142,17 @@ def test_no_more_blocks_than_the_seats_can_use() -> None:
         (None, {"num_kv_blocks": 7}, "only 0 of 100000 pairs of fixed:100 prompt and fixed:60 output tokens fit"),
     ],
 )
-def test_what_cannot_be_is_refused(memory_bytes: int | None, options: dict[str, int], match: str) -> None:
+def test_impossible_plans_are_rejected(memory_bytes: int | None, options: dict[str, int], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         opt_plan(FIXED, memory_bytes, **options)
 
 
-def test_a_rate_needs_a_device() -> None:
-    load = Load(prompt_len=FixedLength(10), output_len=FixedLength(5), request_rate=2.0)
+def test_a_request_rate_needs_a_device() -> None:
+    load = PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5), request_rate=2.0)
     with pytest.raises(ConfigError, match="request_rate=2"):
         make_plan(OPT_13B, EngineConfig(num_kv_blocks=10), load)
     with pytest.raises(ConfigError, match="request_rate must be a positive number, got 0"):
-        Load(prompt_len=FixedLength(10), output_len=FixedLength(5), request_rate=0.0)
+        PlannedWorkload(input_len=FixedLength(10), output_len=FixedLength(5), request_rate=0.0)
 
 
 # -- requests --------------------------------------------------------------------------------------------------------
@@ -160,7 +163,7 @@ def blocks(num_slots: int, block_size: int) -> int:
 
 
 def fits_by_hand(pool: KVPool, lengths: list[RequestLengths]) -> int:
-    """Without an allocator that rounds, requests fit as long as the sum of their blocks does."""
+    """Counts the requests whose blocks fit together, for allocators that do not round."""
     slots: dict[str, Callable[[RequestLengths], int]] = {
         "paged": lambda n: n.prompt + n.output - 1,
         "oracle": lambda n: n.prompt + n.output - 1,
@@ -187,7 +190,7 @@ LENGTHS = st.tuples(st.integers(1, 30), st.integers(1, 20), st.integers(0, 9)).m
     st.integers(1, 7),
 )
 @settings(max_examples=150, deadline=None)
-def test_as_many_as_their_blocks_sum_up(
+def test_the_capacity_is_that_of_the_sum_of_blocks(
     lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int
 ) -> None:
     pool = KVPool(num_blocks, block_size, 59, *policy)
@@ -197,16 +200,18 @@ def test_as_many_as_their_blocks_sum_up(
     assert fit.num_slots_written <= fit.num_slots_held <= num_blocks * block_size
 
 
-def test_seats_and_static_batches_limit_what_runs() -> None:
+def test_seats_and_static_batches_limit_running_requests() -> None:
     pool = KVPool(100, 4, 40)
     limits = SchedulerConfig(40, 5, batching="static", static_batch_size=3)
     fit = compute_pool_capacity(pool, seats(5), repeat(RequestLengths(10, 7, 20)))
     assert (fit.num_fit, fit.num_running, fit.limited_by) == (25, 5, "max_num_seqs")
     fit = compute_pool_capacity(pool, limits, repeat(RequestLengths(10, 7, 20)))
-    assert (fit.num_fit, fit.num_running, fit.limited_by) == (12, 3, "static_batch_size"), "29 slots are set aside"
+    assert (fit.num_fit, fit.num_running, fit.limited_by) == (12, 3, "static_batch_size"), (
+        "29 slots are reserved for each"
+    )
 
 
-def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
+def test_requests_that_can_never_fit_are_counted_as_rejected() -> None:
     pool = KVPool(12, 4, 48, "exact", "buddy")
     lengths = [
         RequestLengths(20, 5, 5),
@@ -223,7 +228,7 @@ def test_those_that_can_never_fit_are_left_out_and_counted() -> None:
     assert "the largest piece of the arena of 12 blocks has 8" in none.error
 
 
-def test_a_policy_that_would_not_start_says_why() -> None:
+def test_a_policy_that_cannot_start_has_an_error() -> None:
     plan = opt_plan(num_kv_blocks=12, max_model_len=160)
     reasons = {each.fit.pool.name: each.fit.error for each in plan.policies}
     assert plan.fit.num_fit == 1
@@ -231,14 +236,15 @@ def test_a_policy_that_would_not_start_says_why() -> None:
     assert reasons["max, first-fit"] is None
 
 
-def test_draws_are_seeded_bounded_and_differ() -> None:
-    prompt, output = parse_lengths("uniform:1..50"), parse_lengths("uniform:1..50")
-    drawn = list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
-    assert drawn == list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=3), 3000))
-    assert drawn != list(islice(draw_lengths(prompt, output, UniformLengths(1, 90), 64, seed=4), 3000))
+def test_draws_are_seeded_bounded_and_different() -> None:
+    uniform = parse_lengths("uniform:1..50")
+    load = PlannedWorkload(input_len=uniform, output_len=uniform, max_tokens=UniformLengths(1, 90), seed=3)
+    drawn = list(islice(load.lengths(64), 3000))
+    assert drawn == list(islice(load.lengths(64), 3000))
+    assert drawn != list(islice(replace(load, seed=4).lengths(64), 3000))
     assert all(n <= m and p + m <= 64 for p, n, m in drawn)
     assert any(n < m for _, n, m in drawn)
-    plan = opt_plan(Load(prompt_len=prompt, output_len=output), num_kv_blocks=60)
+    plan = opt_plan(PlannedWorkload(input_len=uniform, output_len=uniform), num_kv_blocks=60)
     paged = plan.policies[0]
     assert paged.fit == plan.fit
     assert paged.draws[0] == plan.fit.num_fit
@@ -264,14 +270,16 @@ def test_times_are_those_of_the_cost_model() -> None:
     assert speed.run.ttft.p50 > speed.ttft_alone
 
 
-def test_a_slow_trickle_meets_an_idle_engine() -> None:
-    plan = opt_plan(Load(prompt_len=FixedLength(100), output_len=FixedLength(4), request_rate=0.01), num_kv_blocks=200)
+def test_rare_requests_have_the_ttft_of_an_idle_engine() -> None:
+    plan = opt_plan(
+        PlannedWorkload(input_len=FixedLength(100), output_len=FixedLength(4), request_rate=0.01), num_kv_blocks=200
+    )
     assert plan.speed is not None
     assert plan.speed.run.ttft is not None
     assert plan.speed.run.ttft.p50 == pytest.approx(plan.speed.ttft_alone)
 
 
-def test_what_is_not_known_is_not_predicted() -> None:
+def test_an_unknown_device_has_no_predicted_speed() -> None:
     config = EngineConfig(device="cuda", num_kv_blocks=40, dtype="float32")
     assert make_plan(OPT_13B, config, FIXED).speed is None
     notes = make_plan(OPT_13B, config, FIXED, hardware=A100).notes
@@ -279,5 +287,7 @@ def test_what_is_not_known_is_not_predicted() -> None:
 
 
 def test_planning_loads_no_torch() -> None:
-    code = "import sys, chairlift.lab.planning.planner, chairlift.lab.planning.show; print('torch' in sys.modules)"
+    code = (
+        "import sys, chairlift.lab.planning.planner, chairlift.lab.planning.plan_report; print('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

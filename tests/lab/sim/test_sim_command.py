@@ -21,7 +21,7 @@ from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.loading.resolve import matrix_formats
 
-SMALL = ["--num-prompts", "6", "--prompt-len", "uniform:3..40", "--output-len", "uniform:2..20"]
+SMALL = ["--num-prompts", "6", "--input-len", "uniform:3..40", "--output-len", "uniform:2..20"]
 
 
 def run(*arguments: str) -> str:
@@ -41,7 +41,7 @@ def last_line(text: str) -> dict[str, Any]:
 def test_output_has_constants_a_table_and_json(tmp_path: Path) -> None:
     log = tmp_path / "events.jsonl"
     text = run(*SMALL, "--num-kv-blocks", "300", "--request-rate", "5", "--event-log", str(log))
-    places = [text.index(part) for part in ("flops_efficiency", "300 blocks", "output tokens", '{"benchmark"')]
+    places = [text.index(part) for part in ("flops_efficiency", "KV pool, blocks", "output tokens", '{"benchmark"')]
     assert places == sorted(places)
     record = last_line(text)
     assert record["engine"]["num_blocks"] == 300
@@ -133,7 +133,7 @@ def test_presets_are_listed_and_run() -> None:
         (["--preset", "vllm-fig3", "--num-prompts", "3"], "num_prompts=3 does not apply"),
         (["--preset", "vllm-fig3", "--list"], "--preset cannot be combined with --list"),
         (["--calibrate", "x", "--device", "H200"], "--device cannot be combined with --calibrate"),
-        (["--num-threads", "3"], "--num-threads goes with --calibrate"),
+        (["--num-threads", "3"], "--num-threads needs --calibrate"),
         (["--model", "opt-175b"], "leaves nothing for K and V"),
         (["--model", "unknown/not a model"], "or a shape: opt-13b"),
         (["--device", "abacus"], "no such device or file"),
@@ -165,7 +165,7 @@ def test_calibration(tmp_path: Path) -> None:
 
 def test_fair_policy_shares_the_engine_between_tenants() -> None:
     ttfts = {}
-    load = ["--num-prompts", "210", "--prompt-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
+    load = ["--num-prompts", "210", "--input-len", "fixed:64", "--output-len", "fixed:32", "--max-num-seqs", "8"]
     for policy in ("fcfs", "fair"):
         printed = run(*load, "--tenants", "heavy=20,light=1", "--scheduling-policy", policy)
         assert "by tenant" in printed
@@ -175,5 +175,5 @@ def test_fair_policy_shares_the_engine_between_tenants() -> None:
         ttfts[policy] = tenants["light"]["ttft"]["p50"]
     assert ttfts["fair"] < ttfts["fcfs"] / 5
     for wrong in ("heavy", "a=0", "a=1,a=2", "=1", "a=x"):
-        with pytest.raises(ChairliftError, match="tenants must be like"):
+        with pytest.raises(ChairliftError, match="tenants must have the form"):
             run("--tenants", wrong)

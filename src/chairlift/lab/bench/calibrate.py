@@ -1,4 +1,4 @@
-"""Measures this CPU as a device for the simulator: how fast it multiplies, reads memory, and gets through a step."""
+"""`chairlift simulate --calibrate`: measures FLOP/s, bandwidth and overheads of this CPU as a device to simulate."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from chairlift.lab.workload.request import WorkloadRequest
 
 ROWS = 512
 SHAPES = ((2048, 2048), (5632, 2048), (2048, 5632))
-"""Outputs and inputs of the matrices that are multiplied: the sizes of a model of some 1.1 billion weights."""
+"""Outputs and inputs of the measured matrices: the sizes in a model of about 1.1 billion weights."""
 
 WEIGHT_BYTES = 256 << 20
-"""Of the matrix that is read from memory: more than a cache holds."""
+"""Size of the matrix that is read from memory: larger than the caches."""
 
 DEPTHS = (2, 12)
-"""Layers of the two tiny models whose steps are compared."""
+"""Numbers of layers of the two tiny models whose steps are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A device, and (what was measured, the result with its unit)."""
+    """A calibrated device, and the measurements as (name, value with unit)."""
 
     device: Device
     measured: list[tuple[str, str]]
 
     def save(self, path: Path) -> None:
-        """Write the device as JSON, for `--device`."""
+        """Write the device as JSON for the option `--device`."""
         path.write_text(json.dumps(self.device.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
@@ -54,12 +54,18 @@ def calibrate(
     num_steps: int = 200,
     repeats: int = 5,
 ) -> Calibration:
-    """Measure single precision, the engine's type on the CPU. What is measured is what a step reaches, so efficiencies
-    are 1.
+    """Measure this CPU in single precision.
+
+    The measurements are speeds that a step reaches, so the efficiencies of the device are 1.
 
     Args:
-        num_threads: of torch; all that the process may use if None.
-        num_steps: decode steps of each tiny model; repeats: of each product, the median counts.
+        num_threads: number of torch threads; None uses all cores of the process.
+        rows: rows of activations in the measured products.
+        shapes: (outputs, inputs) of the multiplied matrices.
+        weight_bytes: size of the matrix that is read from memory.
+        depths: numbers of layers of the two tiny models.
+        num_steps: decode steps of each tiny model.
+        repeats: repetitions of each product; the median counts.
     """
     step_overhead, layer_overhead = _overheads(num_threads, depths, num_steps)
     flops = {shape: _gemm_flops(rows, *shape, repeats) for shape in shapes}
@@ -87,14 +93,14 @@ def calibrate(
 
 
 def _gemm_flops(rows: int, outputs: int, inputs: int, repeats: int) -> float:
-    """FLOP/s of a linear layer over many rows."""
+    """Measure the FLOP/s of a linear layer over many rows."""
     values, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
     seconds = _median_seconds(lambda: torch.nn.functional.linear(values, weight), repeats)
     return 2 * rows * outputs * inputs / seconds
 
 
 def _bandwidth(weight_bytes: int, repeats: int) -> float:
-    """Bytes of weights a second that a linear layer reads for one row, as a decode step does."""
+    """Measure the bytes of weights per second that a linear layer reads for one row, as a decode step does."""
     inputs = 2048
     weight = torch.randn(weight_bytes // 4 // inputs, inputs)
     values = torch.randn(1, inputs)
@@ -113,14 +119,14 @@ def _median_seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def _overheads(num_threads: int | None, depths: tuple[int, int], num_steps: int) -> tuple[float, float]:
-    """Seconds a step and a layer of a model that has next to nothing to compute: a line through two depths."""
+    """Measure the overhead in seconds of a step and of a layer: a line through the steps of two tiny models."""
     shallow, deep = (_tiny_step_seconds(num_threads, depth, num_steps) for depth in depths)
     layer = max(0.0, (deep - shallow) / (depths[1] - depths[0]))
     return max(0.0, shallow - depths[0] * layer), layer
 
 
 def _tiny_step_seconds(num_threads: int | None, num_layers: int, num_steps: int) -> float:
-    """The median decode step of a tiny model in the real engine, from one result to the next."""
+    """Measure the median time of a decode step of a tiny model in the engine."""
     log = EventList()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_tiny_config(num_layers, num_steps)), encoding="utf-8")
@@ -139,7 +145,7 @@ def _tiny_step_seconds(num_threads: int | None, num_layers: int, num_steps: int)
 
 
 def _tiny_config(num_layers: int, num_steps: int) -> dict[str, object]:
-    """A Llama of 64 by 64 matrices."""
+    """The config.json of a Llama model with matrices of 64 by 64."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": 64,

@@ -1,4 +1,4 @@
-"""Policies side by side: one loaded model, one KV memory, the same requests, in turns."""
+"""`chairlift bench compare`: runs the same requests under several policies on one loaded model and one KV memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
-from chairlift.lab.bench.comparison_result import COMPARED, PolicyRun, TokenCheck, figure_spread, multiple_spread
-from chairlift.lab.bench.decode_speed import SpeedCheck
+from chairlift.lab.bench.comparison_result import (
+    COMPARED,
+    PolicyRun,
+    SpeedCheck,
+    TokenCheck,
+    figure_spread,
+    ratio_spread,
+)
 from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
-from chairlift.lab.bench.load import LoadOptions, at_least, first_requests, text_tokenizer
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.policies import Policy
+from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
+from chairlift.lab.bench.workload_options import WorkloadOptions, check_at_least, first_requests, text_tokenizer
 from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
 from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
@@ -30,47 +36,47 @@ from chairlift.lab.workload.synthetic import make_workload
 logger = logging.getLogger("chairlift")
 
 Configs = Mapping[str, EngineConfig]
-"""The engine of each policy, by the policy's name."""
+"""The configuration of the engine of each policy by name."""
 
 Tokens = dict[str, list[int]]
-"""Output tokens by request."""
+"""Output tokens by request id."""
 
 PUBLISHED: Final = "anyscale:"
 
 PROBE_ROWS: Final = 4
 PROBE_LEN: Final = 64
 PROBE_ROUNDS: Final = 3
-PROBE_TOKENS: Final = 1 << 20
-"""Rounds of tokens from here on are the probe's, so that no other request has its prompts."""
+PROBE_TOKEN_ROUND: Final = 1 << 20
+"""First token round of the speed check. No other request has its prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions(LoadOptions):
-    """A load of greedy requests with forced lengths, and the policies that serve it.
+class CompareOptions(WorkloadOptions):
+    """A workload of greedy requests with forced lengths, and the policies that serve it.
 
-    `max_tokens`, which decides what kv=exact reserves: where neither it nor the trace says what requests declare, they
-    declare what fits max_model_len beside the prompt, as users do who leave max_tokens out.
+    `max_tokens` determines the reservations of kv=exact. If neither this option nor the trace has it, it is the largest
+    value that fits max_model_len beside the prompt, which is the default of the API too.
 
     Attributes:
-        policies: the first is what the others are compared with.
-        static_batch_size: members of a static batch at most; kv_arena: where reservations come from. As in
-            EngineConfig if None.
-        repeats: rounds, in each of which every policy serves the same requests once. Rounds differ in their tokens.
-        num_warmup: requests of an unmeasured run under every policy before them.
-        save_events: a folder for one event log a policy, of the first round.
+        policies: the compared policies; the first one is the baseline.
+        static_batch_size: maximum size of a static batch; None is the default of `EngineConfig`.
+        kv_arena: the allocator of reservations; None is the default of `EngineConfig`.
+        repeats: number of rounds. In each round every policy serves the same requests once; tokens differ by round.
+        num_warmups: number of requests in an unmeasured run of every policy before the rounds.
+        save_events: folder for one event log of each policy, from the first round.
     """
 
-    policies: tuple[Policy, ...]
+    policies: tuple[ComparedPolicy, ...]
     static_batch_size: int | None = None
     kv_arena: str | None = None
     repeats: int = 3
-    num_warmup: int = 4
+    num_warmups: int = 4
     save_events: Path | None = None
 
     def __post_init__(self) -> None:
-        LoadOptions.__post_init__(self)
-        at_least("repeats", self.repeats, 1)
-        at_least("num_warmup", self.num_warmup, 0)
+        WorkloadOptions.__post_init__(self)
+        check_at_least("repeats", self.repeats, 1)
+        check_at_least("num_warmups", self.num_warmups, 0)
         names = ", ".join(policy.name for policy in self.policies)
         if self.static_batch_size is not None and not any(policy.is_static for policy in self.policies):
             raise ConfigError(f"static_batch_size={self.static_batch_size}: none of {names} is static; leave it out")
@@ -79,36 +85,37 @@ class CompareOptions(LoadOptions):
 
 
 def published_lengths(
-    workload: str, prompt_len: str | None, output_len: str | None, trace: Path | None
+    workload: str, input_len: str | None, output_len: str | None, trace: Path | None
 ) -> tuple[str, str]:
-    """The prompt and output lengths of a published workload: anyscale:CAP[/DIVISOR] (see `workload.anyscale`).
+    """Resolve a published workload, anyscale:CAP[/DIVISOR], to its prompt and output lengths (see `workload.anyscale`).
 
     Args:
-        prompt_len: instead of the published one, which is divided in the same way.
+        input_len: replaces the published prompt length.
 
     Raises:
-        ConfigError: an unknown workload, or something else says what the lengths are.
+        ConfigError: the workload is unknown, or another option has output lengths too.
     """
     if not workload.startswith(PUBLISHED):
-        raise ConfigError(f"workload {workload!r} is unknown; known is {AnyscaleLengths.syntax}")
+        raise ConfigError(f"workload must have the form {AnyscaleLengths.syntax}, got {workload!r}")
     if output_len is not None or trace is not None:
         other = f"trace={trace}" if output_len is None else f"output_len={output_len}"
-        raise ConfigError(f"workload={workload} has output lengths, and so has {other}: give one of them")
+        raise ConfigError(f"workload={workload} has output lengths and cannot be combined with {other}: leave one out")
     outputs = parse_lengths(workload)
     assert isinstance(outputs, AnyscaleLengths)
-    return prompt_len or f"fixed:{-(-PROMPT_LEN // outputs.divisor)}", str(outputs)
+    return input_len or f"fixed:{-(-PROMPT_LEN // outputs.divisor)}", str(outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """What `run_compare` measured, and on what.
+    """The runs of all policies, with the machine and the engines that they belong to.
 
     Attributes:
-        engines: the limits of each policy's engine.
-        max_tokens: the least and the most that a request declared.
-        order: the policies of each round, in their turns.
-        runs: of each policy, one a round.
-        speeds: of a few requests that run at once under every policy, so that all do the same.
+        engines: the limits of the engine of each policy.
+        max_tokens: the smallest and the largest `max_tokens` of the requests.
+        order: the order of the policies in each round.
+        runs: the runs of each policy, one for each round.
+        tokens: whether all policies generated the same tokens.
+        speeds: decode speeds of a few requests that run at the same time under every policy.
     """
 
     machine: MachineFacts
@@ -123,24 +130,24 @@ class CompareResult:
     peak_rss_bytes: int | None
 
     @property
-    def first(self) -> str:
-        """The policy that the others are compared with."""
+    def baseline(self) -> str:
+        """Name of the policy that the others are compared with."""
         return self.options.policies[0].name
 
     @property
     def is_sound(self) -> bool:
-        """False if tokens differ although the type has digits enough to tell them apart."""
+        """False if tokens differ although the computation is in float32."""
         return self.tokens.is_same or self.dtype != "float32"
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; seconds, bytes and shares, whatever the units of the table."""
+        """The result for JSON, in seconds, bytes and shares."""
         return {
             "benchmark": "compare",
             "machine": self.machine.to_dict(),
             "dtype": self.dtype,
             "workload": asdict(self.options),
             "max_tokens": {"min": self.max_tokens[0], "max": self.max_tokens[1]},
-            "first": self.first,
+            "baseline": self.baseline,
             "order": self.order,
             "policies": {name: self._policy(name) for name in self.runs},
             "tokens": {"same": self.tokens.is_same, **asdict(self.tokens)},
@@ -149,48 +156,48 @@ class CompareResult:
         }
 
     def _policy(self, name: str) -> dict[str, Any]:
-        runs, first = self.runs[name], self.runs[self.first]
+        runs, baseline = self.runs[name], self.runs[self.baseline]
         spreads = {figure.key: figure_spread(figure, runs) for figure in COMPARED}
-        multiples = {figure.key: multiple_spread(figure, runs, first) for figure in COMPARED if figure.has_multiple}
+        ratios = {figure.key: ratio_spread(figure, runs, baseline) for figure in COMPARED if figure.has_ratio}
         return {
             "engine": asdict(self.engines[name]),
             "results": {key: spread and asdict(spread) for key, spread in spreads.items()},
-            "multiples": {key: spread and asdict(spread) for key, spread in multiples.items()},
+            "ratios": {key: spread and asdict(spread) for key, spread in ratios.items()},
             "runs": [run.to_dict() for run in runs],
         }
 
 
 def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
-    """Load the model once, warm every policy up, and let them serve the same requests in turns.
+    """Load the model once, warm up every policy, and run the rounds.
 
-    Every run has an engine of its own over the same weights and the same KV memory, so nothing that one run left in
-    the prefix cache can serve another.
+    Every run has an engine of its own over the same weights and the same KV memory, so no run finds blocks of another
+    one in the prefix cache.
 
     Args:
-        config: what the policies have in common.
+        config: the fields that the policies have in common.
 
     Raises:
-        ConfigError: an option that cannot be honoured, or a workload with a request that does not fit an engine.
-        ModelLoadError: the model cannot be had.
+        ConfigError: an option cannot be honoured, or a request of the workload does not fit an engine.
+        ModelLoadError: the model cannot be loaded.
     """
     tokenize = None if config.skip_tokenizer_init else text_tokenizer(config.model)
     config = replace(config, skip_tokenizer_init=True)
     configs: Configs = {
         policy.name: policy.config(config, options.static_batch_size, options.kv_arena) for policy in options.policies
     }
-    _make_folder(options.save_events)
+    _create_folder(options.save_events)
     loaded = load_model(config)
-    configs = _settle(loaded, configs)
+    configs = _equalize_limits(loaded, configs)
     workloads = [
-        _declare(options.workload(loaded.config.vocab_size, WARM_UP_ROUND + number, tokenize), configs)
+        _set_max_tokens(options.workload(loaded.config.vocab_size, WARM_UP_ROUND + number, tokenize), configs)
         for number in range(options.repeats + 1)
     ]
     for name in configs:
-        _warm_up(loaded, configs[name], workloads, options.num_warmup)
-    speeds = _probe(loaded, configs, options)
+        _warm_up(loaded, configs[name], workloads, options.num_warmups)
+    speeds = _check_decode_speed(loaded, configs, options)
     rounds = _Rounds(loaded, configs, options)
     for workload in workloads[1:]:
-        rounds.serve(workload)
+        rounds.run(workload)
     declared = [item.max_output_len for workload in workloads[1:] for item in workload]
     return CompareResult(
         machine=machine_facts(),
@@ -206,8 +213,8 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
     )
 
 
-def _settle(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
-    """The same pool and the same max_model_len for all: as long as the strictest policy allows, unless given."""
+def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
+    """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
     plan = build_engine(next(iter(configs.values())), loaded=loaded).kv_cache_plan
     pooled = {
         name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory=None) for name, config in configs.items()
@@ -217,8 +224,8 @@ def _settle(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
     return {name: replace(config, max_model_len=max_model_len) for name, config in pooled.items()}
 
 
-def _declare(workload: Sequence[WorkloadRequest], configs: Configs) -> list[WorkloadRequest]:
-    """Who does not say how many tokens he wants at most wants as many as fit."""
+def _set_max_tokens(workload: Sequence[WorkloadRequest], configs: Configs) -> list[WorkloadRequest]:
+    """Set `max_tokens` of the requests without it to the largest value that fits max_model_len."""
     max_model_len = next(iter(configs.values())).max_model_len
     assert max_model_len is not None
     lens = full_prompt_lens(workload)
@@ -231,37 +238,37 @@ def _declare(workload: Sequence[WorkloadRequest], configs: Configs) -> list[Work
 
 
 def _warm_up(
-    loaded: LoadedModel, config: EngineConfig, workloads: Sequence[Sequence[WorkloadRequest]], num_warmup: int
+    loaded: LoadedModel, config: EngineConfig, workloads: Sequence[Sequence[WorkloadRequest]], num_warmups: int
 ) -> None:
-    """Refuse what does not fit before anything is measured; then run the first requests of the first workload."""
+    """Check that all requests fit, then run the first requests of the first workload."""
     engine = build_engine(config, loaded=loaded)
     for workload in workloads:
         forced_requests(engine, workload)
-    drive_all_at_once(engine, first_requests(workloads[0], num_warmup))
+    drive_all_at_once(engine, first_requests(workloads[0], num_warmups))
 
 
-def _probe(loaded: LoadedModel, configs: Configs, options: CompareOptions) -> SpeedCheck:
-    """How fast decode steps are, where every policy runs the same few requests of one length, all at once."""
+def _check_decode_speed(loaded: LoadedModel, configs: Configs, options: CompareOptions) -> SpeedCheck:
+    """Measure the decode speed of a few requests of one length that run at the same time under every policy."""
     limits = [config.scheduler_config(config.max_model_len or 0) for config in configs.values()]
     num_rows = min(limit.static_batch_size if limit.batching == "static" else limit.max_num_seqs for limit in limits)
     length = FixedLength(max(1, min(PROBE_LEN, limits[0].max_model_len // 4)))
     options = replace(options, repeats=PROBE_ROUNDS, max_concurrency=None, save_events=None)
-    rounds = _Rounds(loaded, configs, options, title="equal work")
+    rounds = _Rounds(loaded, configs, options, label="equal work")
     for number in range(PROBE_ROUNDS):
         count = min(num_rows, PROBE_ROWS)
         vocab_size = loaded.config.vocab_size
         workload = make_workload(
-            options.seed, count, length, length, BurstArrivals(), vocab_size, token_round=PROBE_TOKENS + number
+            options.seed, count, length, length, BurstArrivals(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
         )
-        rounds.serve(workload)
-    return SpeedCheck.of({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})
+        rounds.run(workload)
+    return SpeedCheck.from_steps({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})
 
 
 class _Rounds:
-    """Serves one workload a round under all policies, whose turns rotate: A B C, B C A, C A B."""
+    """Runs the rounds: all policies serve one workload, in an order that rotates (A B C, B C A, C A B)."""
 
-    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions, title: str = "round") -> None:
-        self._title = title
+    def __init__(self, loaded: LoadedModel, configs: Configs, options: CompareOptions, label: str = "round") -> None:
+        self._label = label
         self._loaded = loaded
         self._configs = configs
         self._options = options
@@ -270,35 +277,36 @@ class _Rounds:
         self.runs: dict[str, list[PolicyRun]] = {name: [] for name in configs}
         self.tokens = TokenCheck()
 
-    def serve(self, workload: Sequence[WorkloadRequest]) -> None:
+    def run(self, workload: Sequence[WorkloadRequest]) -> None:
+        """Run one round."""
         names = list(self._configs)
         shift = len(self.order) % len(names)
-        turns = names[shift:] + names[:shift]
-        self.order.append(turns)
-        tokens = {name: self._run(name, workload) for name in turns}
-        self.tokens.take(len(self.order), {name: tokens[name] for name in names})
+        order = names[shift:] + names[:shift]
+        self.order.append(order)
+        tokens = {name: self._run(name, workload) for name in order}
+        self.tokens.add_round(len(self.order), {name: tokens[name] for name in names})
 
     def _run(self, name: str, workload: Sequence[WorkloadRequest]) -> Tokens:
         log = EventList()
         engine = build_engine(self._configs[name], loaded=self._loaded, events=log)
         tokens = drive(engine, workload, self._options.max_concurrency)
         for item in workload:
-            assert len(tokens[item.request_id]) == item.output_len, "a forced length was missed"
-        run = PolicyRun.of(log.events)
+            assert len(tokens[item.request_id]) == item.output_len, "a request has not the forced number of tokens"
+        run = PolicyRun.from_events(log.events)
         self.engines.setdefault(name, engine.started)
-        self._note(name, log, run)
+        self._record(name, log, run)
         return tokens
 
-    def _note(self, name: str, log: EventList, run: PolicyRun) -> None:
+    def _record(self, name: str, log: EventList, run: PolicyRun) -> None:
         self.runs[name].append(run)
         number, repeats = len(self.order), self._options.repeats
         speed = run.metrics.output_tokens_per_s
-        logger.info("%s %d of %d, %s: %.1f output tokens/s", self._title, number, repeats, name, speed)
+        logger.info("%s %d of %d, %s: %.1f output tokens/s", self._label, number, repeats, name, speed)
         if number == 1 and self._options.save_events is not None:
-            _save(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
+            _save_events(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
 
 
-def _make_folder(folder: Path | None) -> None:
+def _create_folder(folder: Path | None) -> None:
     if folder is None:
         return
     try:
@@ -309,8 +317,8 @@ def _make_folder(folder: Path | None) -> None:
         raise ConfigError(f"save_events={folder}: the folder is not writable")
 
 
-def _save(log: EventList, path: Path) -> None:
-    """A log that cannot be written any more costs a warning, not the comparison."""
+def _save_events(log: EventList, path: Path) -> None:
+    """Write an event log. An error is logged, so that the comparison continues."""
     try:
         path.write_text("".join(f"{to_json(event)}\n" for event in log.events), encoding="utf-8")
     except OSError as error:

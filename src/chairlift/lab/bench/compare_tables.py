@@ -1,161 +1,137 @@
-"""A comparison for people: what the policies did, and whether they did it equally fast."""
+"""The tables of `chairlift bench compare`: the figures of each policy, and the checks of speed and tokens."""
 
 from __future__ import annotations
 
-import sys
 from typing import Final, TextIO
 
-from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.compare import CompareResult
-from chairlift.lab.bench.comparison_result import COMPARED, ComparedFigure, figure_spread, multiple_spread
-from chairlift.lab.bench.decode_speed import MIN_STEPS, TOLERANCE, Speed, SpeedCheck
-from chairlift.lab.bench.tables import machine_caption
-from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
-
-FILE_WIDTH: Final = 200
-"""Columns where no terminal says how many it has; a table takes only what it needs."""
+from chairlift.lab.bench.comparison_result import (
+    COMPARED,
+    MIN_STEPS,
+    TOLERANCE,
+    SpeedCheck,
+    figure_spread,
+    ratio_spread,
+)
+from chairlift.lab.bench.machine import machine_caption
+from chairlift.lab.bench.workload_options import format_arrivals, format_lengths
+from chairlift.lab.tables import make_table, number, print_report, row_label
 
 MAX_SPEED_ROWS: Final = 8
-"""Numbers of rows that the table of speeds shows; the JSON line has all."""
+"""Maximum number of lines in the table of speeds. The JSON line has all."""
 
 
 def print_compare(result: CompareResult, file: TextIO | None = None) -> None:
-    """Write the tables, then the JSON line, to `file` (standard output if None)."""
-    out = file or sys.stdout
-    console = Console(file=out)
-    if not console.is_terminal:
-        console = Console(file=out, width=FILE_WIDTH)
-    console.print(compare_table(result))
-    speeds = result.speeds
-    if speeds.speeds:
-        console.print(speed_table(speeds, list(result.runs)))
-    console.print(speed_line(speeds), tokens_line(result), sep="\n", markup=False, highlight=False)
-    out.write(json_line(result.to_dict()))
+    """Write the tables, the checks and the JSON line to `file` (standard output if None)."""
+    speed_tables = [speed_table(result.speeds, list(result.runs))] if result.speeds.speeds else []
+    lines = [speed_line(result.speeds), tokens_line(result)]
+    print_report([compare_table(result), *speed_tables, *lines], result.to_dict(), file)
 
 
 def compare_table(result: CompareResult) -> Table:
-    """A column a policy. A figure is the median over the rounds, with the range below; a multiple is the median of the
-    ratios of the rounds."""
-    table = Table(title=_title(result), caption=_caption(result), title_justify="left", caption_justify="left")
-    table.add_column("")
-    table.add_column("unit")
-    for name in result.runs:
-        table.add_column(name, justify="right")
+    """Create a table with a column for each policy.
+
+    A figure is the median over the rounds, followed by its minimum and maximum; a ratio is the median of the ratios of
+    the rounds.
+    """
+    table = make_table(_title(result), ["", *result.runs], _caption(result))
+    baseline = result.runs[result.baseline]
     for figure in COMPARED:
-        table.add_row(figure.label, figure.unit, *_medians(result, figure))
-        if figure.has_multiple and len(result.order) > 1:
-            table.add_row("  min to max", "", *_ranges(result, figure))
-        if figure.has_multiple:
-            table.add_row(f"  times {result.first}", "", *_multiples(result, figure), end_section=True)
+        spreads = [figure_spread(figure, runs) for runs in result.runs.values()]
+        rows = {"median": row_label(figure.label, figure.unit)}
+        if figure.has_ratio and len(result.order) > 1:
+            rows |= {"min": "  minimum", "max": "  maximum"}
+        for statistic, label in rows.items():
+            values = ("" if spread is None else number(getattr(spread, statistic) * figure.scale) for spread in spreads)
+            table.add_row(label, *values)
+        if figure.has_ratio:
+            ratios = [ratio_spread(figure, runs, baseline) for runs in result.runs.values()]
+            cells = ("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios)
+            table.add_row(f"  ratio to {result.baseline}", *cells, end_section=True)
     return table
 
 
-def _medians(result: CompareResult, figure: ComparedFigure) -> list[str]:
-    spreads = [figure_spread(figure, runs) for runs in result.runs.values()]
-    return ["" if spread is None else number(spread.median * figure.scale) for spread in spreads]
-
-
-def _ranges(result: CompareResult, figure: ComparedFigure) -> list[str]:
-    spreads = [figure_spread(figure, runs) for runs in result.runs.values()]
-    return [
-        "" if spread is None else f"{number(spread.min * figure.scale)} to {number(spread.max * figure.scale)}"
-        for spread in spreads
-    ]
-
-
-def _multiples(result: CompareResult, figure: ComparedFigure) -> list[str]:
-    first = result.runs[result.first]
-    spreads = [multiple_spread(figure, runs, first) for runs in result.runs.values()]
-    return ["" if spread is None else f"{spread.median:.2f}" for spread in spreads]
-
-
 def _title(result: CompareResult) -> str:
-    run = result.runs[result.first][0].metrics
+    run = result.runs[result.baseline][0].metrics
     rounds = len(result.order)
     return (
-        f"{result.engines[result.first].model}: {run.num_requests} requests {load_arrivals(result.options)}, "
+        f"{result.engines[result.baseline].model}: {run.num_requests} requests {format_arrivals(result.options)}, "
         f"{run.prompt_tokens:,} prompt and {run.output_tokens:,} output tokens; {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'}, every policy once in each"
+        f"{'round' if rounds == 1 else 'rounds'} with one run of each policy"
     )
 
 
 def _caption(result: CompareResult) -> str:
-    engine = result.engines[result.first]
+    engine = result.engines[result.baseline]
     low, high = result.max_tokens
     declared = f"{high}" if low == high else f"{low} to {high}"
-    num_slots = engine.num_blocks * engine.block_size
     return (
         f"{machine_caption(result.machine, result.peak_rss_bytes)}, {result.dtype}\n"
-        f"for all: KV pool {engine.num_blocks} blocks of {engine.block_size} = {num_slots:,} slots, "
-        f"max_num_seqs {engine.max_num_seqs}, max_num_batched_tokens {engine.max_num_batched_tokens}, "
-        f"max_model_len {engine.max_model_len}\n"
-        f"{_particulars(result)}\n"
-        f"{load_lengths(result.options)}; declared as max_tokens: {declared}\n"
-        f"KV slots: {_when_sampled(result)}, reserved and internal by the true lengths; "
-        "batch: finished rows of static batches included"
+        f"all policies: KV pool {engine.num_blocks} blocks of {engine.block_size} = "
+        f"{engine.num_blocks * engine.block_size:,} slots, max_num_seqs {engine.max_num_seqs}, "
+        f"max_num_batched_tokens {engine.max_num_batched_tokens}, max_model_len {engine.max_model_len}\n"
+        f"{_policies(result)}\n"
+        f"{format_lengths(result.options)}; max_tokens of the requests: {declared}\n"
+        f"KV slots: {_sampled_steps(result)}; reserved slots and internal fragmentation by the true lengths\n"
+        "mean batch size: finished rows of static batches are included"
     )
 
 
-def _particulars(result: CompareResult) -> str:
-    """What goes for some policies only."""
-    parts = []
+def _policies(result: CompareResult) -> str:
+    """One line for each policy with the settings that are not the same for all."""
+    lines = []
     for name, engine in result.engines.items():
         kv = engine.kv if engine.kv_arena is None else f"{engine.kv}, {engine.kv_arena}"
         static = ""
         if engine.static_batch_size is not None:
             static = f"({engine.static_batch_size}), run to {engine.static_run_to}"
-        parts.append(f"{name}: {engine.batching}{static}, kv {kv}{_cache(engine.enable_prefix_caching)}")
-    return "\n".join(parts)
+        cache = ", prefix cache on" if engine.enable_prefix_caching else ""
+        lines.append(f"{name}: {engine.batching}{static}, kv {kv}{cache}")
+    return "\n".join(lines)
 
 
-def _cache(is_enabled: bool) -> str:
-    return ", prefix cache on" if is_enabled else ""
-
-
-def _when_sampled(result: CompareResult) -> str:
+def _sampled_steps(result: CompareResult) -> str:
     never = [name for name, runs in result.runs.items() if not all(run.memory.is_saturated for run in runs)]
-    text = "while requests waited"
-    return f"{text} ({', '.join(never)}: over the whole run, nobody ever waited)" if never else text
+    text = "mean over the steps in which requests waited"
+    return f"{text} ({', '.join(never)}: over all steps, because no request waited)" if never else text
 
 
 def speed_table(speeds: SpeedCheck, policies: list[str]) -> Table:
-    """A line a number of rows: those under which most policies, and then most steps, can be compared."""
-    chosen = sorted(speeds.speeds, key=lambda num_rows: _weight(speeds.speeds[num_rows]), reverse=True)[:MAX_SPEED_ROWS]
-    table = Table(
-        title="Equal work: computed tokens/s of decode steps",
-        caption="padding included; medians; a few requests\nof one length, run at once under every\npolicy, in turns",
-        title_justify="left",
-        caption_justify="left",
+    """Create a table with a line for each number of rows, preferring those with most policies and steps."""
+
+    def weight(num_rows: int) -> tuple[int, int]:
+        by_policy = speeds.speeds[num_rows]
+        return len(by_policy), min(speed.num_steps for speed in by_policy.values())
+
+    chosen = sorted(sorted(speeds.speeds, key=weight, reverse=True)[:MAX_SPEED_ROWS])
+    table = make_table(
+        "Decode steps with equal work: computed tokens/s, median",
+        ["rows", *policies],
+        "padding included; each policy runs the same\nrequests of one length at the same time",
     )
-    for column in ("rows", *policies):
-        table.add_column(column, justify="right")
-    for num_rows in sorted(chosen):
+    for num_rows in chosen:
         by_policy = speeds.speeds[num_rows]
         cells = [number(by_policy[name].tokens_per_s) if name in by_policy else "" for name in policies]
         table.add_row(str(num_rows), *cells)
     return table
 
 
-def _weight(by_policy: dict[str, Speed]) -> tuple[int, int]:
-    return len(by_policy), min(speed.num_steps for speed in by_policy.values())
-
-
 def speed_line(speeds: SpeedCheck) -> str:
-    """Whether the policies can be compared at all."""
+    """State whether the policies compute equally fast, so that they can be compared."""
     largest = speeds.largest
     if largest is None:
-        return f"equally fast: unknown, requests are too short to compare {MIN_STEPS} decode steps"
+        return f"equally fast: unknown, because the requests are too short to compare {MIN_STEPS} decode steps"
     verdict = "yes" if largest.share <= TOLERANCE else "NO"
     return (
-        f"equally fast: {verdict}, at most {largest.share:.1%} apart, at {largest.num_rows} rows "
+        f"equally fast: {verdict}, largest difference {largest.share:.1%}, with {largest.num_rows} rows "
         f"(tolerance {TOLERANCE:.0%})"
     )
 
 
 def tokens_line(result: CompareResult) -> str:
-    """Whether the policies answered alike."""
+    """State whether the policies generated the same tokens."""
     tokens = result.tokens
     rounds = "" if len(result.order) == 1 else f" in {len(result.order)} rounds"
     text = f"same tokens: {'yes' if tokens.is_same else 'NO'}, {tokens.num_same} of {tokens.num_requests} requests"

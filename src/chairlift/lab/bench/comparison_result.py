@@ -1,29 +1,45 @@
-"""What a comparison says about a policy: figures over rounds, and how many times those of the first policy they are."""
+"""Figures of one policy in a comparison, and the checks that the compared runs are equal: same tokens, same speed.
+
+Decode speed is compared on requests that all policies run alike. The steps of the compared runs are not comparable:
+with the same number of rows, one policy runs them early and another one late, when contexts are longer.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
 from chairlift.events import Event
-from chairlift.lab.bench.decode_speed import StepSpeeds, step_speeds
-from chairlift.lab.bench.throughput import Spread
+from chairlift.lab.bench.distribution import MeasuredRange
 from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics
 from chairlift.lab.report.compare import WasteShares, waste_shares
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import recorded_run
+from chairlift.lab.report.trace import RunTrace
+
+MIN_STEPS: Final = 10
+"""Minimum number of decode steps of one size for the median speed of a policy."""
+
+TOLERANCE: Final = 0.15
+"""Largest relative difference in decode speed between comparable policies. Steps of one size differ in their contexts
+and in the work around them."""
+
+StepSpeeds = Mapping[int, Sequence[float]]
+"""Computed tokens per second of each decode step, padding included, by the number of rows of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy in one round.
+    """The run of one policy in one round.
 
     Attributes:
-        memory: mean shares of the pool by kind over the steps that left requests waiting, with the true lengths;
-            `metrics.memory` is over all steps, by `max_tokens`.
+        metrics: metrics over all steps.
+        memory: mean shares of the pool by kind, by the true lengths, over the steps in which requests waited.
+        step_speeds: speeds of the decode steps.
     """
 
     metrics: RunMetrics
@@ -31,33 +47,41 @@ class PolicyRun:
     step_speeds: StepSpeeds
 
     @classmethod
-    def of(cls, events: Sequence[Event]) -> PolicyRun:
-        """From all events of one run, the engine's start first."""
+    def from_events(cls, events: Sequence[Event]) -> PolicyRun:
+        """Compute the figures from all events of a run, beginning with the start of the engine."""
         run = recorded_run(events)
         return cls(run.metrics, waste_shares(run), step_speeds(run.trace))
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; without the single steps."""
+        """The run for JSON, without the single steps."""
         true_lengths = {**self.memory.shares, "while_requests_wait": self.memory.is_saturated}
         return {**self.metrics.to_dict(), "memory_true_lengths": true_lengths}
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedFigure:
-    """What, in which unit (after `scale`), where a run has it, and whether its multiple means something."""
+    """A figure of a comparison.
+
+    Attributes:
+        key: name in the JSON line.
+        label: name in the table.
+        unit: unit after multiplication with `scale`.
+        value: reads the figure from a run.
+        has_ratio: the comparison also shows the ratio to the baseline.
+    """
 
     key: str
     label: str
     unit: str
     value: Callable[[PolicyRun], float | None]
     scale: float = 1.0
-    has_multiple: bool = False
+    has_ratio: bool = False
 
 
-def _metric(key: str, has_multiple: bool = False) -> ComparedFigure:
+def _metric(key: str, has_ratio: bool = False) -> ComparedFigure:
     figure = next(figure for figure in REPORTED_METRICS if figure.key == key)
     return ComparedFigure(
-        key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_multiple
+        key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_ratio
     )
 
 
@@ -67,12 +91,12 @@ def _share(kind: str) -> ComparedFigure:
 
 
 COMPARED: Final = (
-    _metric("output_tokens_per_s", has_multiple=True),
-    _metric("total_tokens_per_s", has_multiple=True),
-    _metric("e2e_latency_p50", has_multiple=True),
-    _metric("e2e_latency_p99", has_multiple=True),
-    _metric("ttft_p50", has_multiple=True),
-    _metric("ttft_p99", has_multiple=True),
+    _metric("output_tokens_per_s", has_ratio=True),
+    _metric("total_tokens_per_s", has_ratio=True),
+    _metric("e2e_latency_p50", has_ratio=True),
+    _metric("e2e_latency_p99", has_ratio=True),
+    _metric("ttft_p50", has_ratio=True),
+    _metric("ttft_p99", has_ratio=True),
     _metric("mean_batch_size"),
     _metric("mean_batch_tokens"),
     *(_share(kind) for kind in KINDS),
@@ -82,32 +106,26 @@ COMPARED: Final = (
 )
 
 
-def spread_of(values: Sequence[float | None]) -> Spread | None:
-    """Over the rounds; None if a round has no value."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    return Spread(median(known), min(known), max(known))
+def figure_spread(figure: ComparedFigure, runs: Sequence[PolicyRun]) -> MeasuredRange | None:
+    """The unscaled figure over the rounds of a policy."""
+    return MeasuredRange.from_values([figure.value(run) for run in runs])
 
 
-def figure_spread(figure: ComparedFigure, runs: Sequence[PolicyRun]) -> Spread | None:
-    """The figure over the rounds of a policy, unscaled."""
-    return spread_of([figure.value(run) for run in runs])
-
-
-def multiple_spread(figure: ComparedFigure, runs: Sequence[PolicyRun], first: Sequence[PolicyRun]) -> Spread | None:
-    """How many times the first policy's value the figure is: a ratio a round, so that what slows the machine for a
-    while slows both sides of it."""
+def ratio_spread(
+    figure: ComparedFigure, runs: Sequence[PolicyRun], baseline: Sequence[PolicyRun]
+) -> MeasuredRange | None:
+    """The ratio of the figure to that of the baseline, computed in each round: a machine that becomes slower between
+    rounds does not change it."""
     ratios: list[float | None] = []
-    for run, base in zip(runs, first, strict=True):
+    for run, base in zip(runs, baseline, strict=True):
         value, base_value = figure.value(run), figure.value(base)
         ratios.append(None if value is None or not base_value else value / base_value)
-    return spread_of(ratios)
+    return MeasuredRange.from_values(ratios)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """The first output token that two policies do not agree on."""
+    """The first output token of a request that differs from that of the baseline."""
 
     round: int
     request_id: str
@@ -117,10 +135,15 @@ class TokenDifference:
 
 @dataclass(slots=True)
 class TokenCheck:
-    """Whether every policy gave every request the same tokens. `num_same`: requests of all rounds for which they did.
+    """Whether all policies generated the same tokens for every request.
 
-    Policies change what is computed together, and nothing else, so greedy tokens may differ only where rounding does:
-    two tokens all but equally likely, or a type with few digits.
+    Policies change only what is computed together. Greedy tokens may therefore differ only by rounding: if two tokens
+    are almost equally likely, or if the data type has few digits.
+
+    Attributes:
+        num_requests: number of requests of all rounds.
+        num_same: number of requests with the same tokens under every policy.
+        first_difference: the first difference; None if there is none.
     """
 
     num_requests: int = 0
@@ -131,18 +154,82 @@ class TokenCheck:
     def is_same(self) -> bool:
         return self.num_same == self.num_requests
 
-    def take(self, number: int, tokens: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-        """Compare one round: the output tokens by policy and request."""
+    def add_round(self, number: int, tokens: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        """Compare the output tokens of one round, by policy and request id."""
         (_, first), *others = tokens.items()
         for request_id, expected in first.items():
             self.num_requests += 1
-            for policy, answers in others:
-                if answers[request_id] != expected:
-                    pairs = zip(answers[request_id], expected, strict=True)
-                    position = next(i for i, (token, other) in enumerate(pairs) if token != other)
-                    self.first_difference = self.first_difference or TokenDifference(
-                        number, request_id, policy, position
-                    )
-                    break
-            else:
+            different = next((policy for policy, answers in others if answers[request_id] != expected), None)
+            if different is None:
                 self.num_same += 1
+            elif self.first_difference is None:
+                pairs = zip(tokens[different][request_id], expected, strict=True)
+                position = next(i for i, (token, other) in enumerate(pairs) if token != other)
+                self.first_difference = TokenDifference(number, request_id, different, position)
+
+
+def step_speeds(trace: RunTrace) -> dict[int, list[float]]:
+    """The speeds of the steps in which every row computes one token or one token of padding."""
+    speeds: dict[int, list[float]] = defaultdict(list)
+    for step, seconds in zip(trace.steps, (trace.ends - trace.starts).tolist(), strict=True):
+        num_rows = len(step.request_ids)
+        padding = step.num_padding or [0] * num_rows
+        is_decode = all(sum(pair) == 1 for pair in zip(step.num_scheduled, padding, strict=True))
+        if is_decode and seconds > 0:
+            speeds[num_rows].append(num_rows / seconds)
+    return dict(speeds)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpeed:
+    """The median of the computed tokens per second over `num_steps` steps."""
+
+    tokens_per_s: float
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedDifference:
+    """How much faster the fastest policy is than the slowest one at this number of rows, as a share of the slowest."""
+
+    num_rows: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedCheck:
+    """Decode speeds by number of rows and policy, for numbers of rows at which at least two policies have a speed."""
+
+    speeds: dict[int, dict[str, DecodeSpeed]]
+
+    @classmethod
+    def from_steps(cls, steps: Mapping[str, Sequence[StepSpeeds]]) -> SpeedCheck:
+        """Compute the medians from the decode steps of the runs of each policy."""
+        speeds: dict[int, dict[str, DecodeSpeed]] = defaultdict(dict)
+        for policy, runs in steps.items():
+            for num_rows in {num_rows for run in runs for num_rows in run}:
+                values = [value for run in runs for value in run.get(num_rows, ())]
+                if len(values) >= MIN_STEPS:
+                    speeds[num_rows][policy] = DecodeSpeed(median(values), len(values))
+        return cls({num_rows: speeds[num_rows] for num_rows in sorted(speeds) if len(speeds[num_rows]) > 1})
+
+    @property
+    def largest(self) -> SpeedDifference | None:
+        """The largest difference; None if no two policies have enough steps with the same number of rows."""
+        differences = []
+        for num_rows, by_policy in self.speeds.items():
+            values = [speed.tokens_per_s for speed in by_policy.values()]
+            differences.append(SpeedDifference(num_rows, max(values) / min(values) - 1))
+        return max(differences, key=lambda difference: difference.share, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The check for JSON."""
+        largest = self.largest
+        return {
+            "tolerance": TOLERANCE,
+            "largest_difference": largest and asdict(largest),
+            "by_num_rows": {
+                str(num_rows): {policy: asdict(speed) for policy, speed in by_policy.items()}
+                for num_rows, by_policy in self.speeds.items()
+            },
+        }

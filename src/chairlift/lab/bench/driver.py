@@ -1,4 +1,4 @@
-"""Drives an engine through a workload, on the caller's thread."""
+"""Runs a workload on an engine, on the thread of the caller."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from chairlift.sampling_params import SamplingParams
 
 
 def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list[EngineRequest]:
-    """The workload as greedy requests whose output has exactly the wanted length, whatever they declare.
+    """Create greedy requests with exactly the output lengths of the workload, independent of their `max_tokens`.
 
-    A history is not known yet: stand-in tokens take its place, so that the lengths are the true ones.
+    The history of a conversation is not known in advance: placeholder tokens give the prompts their true lengths.
 
     Raises:
-        ConfigError: a request does not fit the model or the pool, with the arithmetic.
+        ConfigError: a request does not fit the model or the pool. The message has the arithmetic.
     """
     lens = full_prompt_lens(workload)
     requests: list[EngineRequest] = []
@@ -29,7 +29,7 @@ def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list
         try:
             requests.append(_forced_request(engine, item, [*history, *item.prompt_token_ids]))
         except RequestError as error:
-            declared = "" if item.max_tokens is None else f", {item.max_tokens} declared"
+            declared = "" if item.max_tokens is None else f", max_tokens {item.max_tokens}"
             raise ConfigError(
                 f"workload request {item.request_id} ({lens[item.request_id]} prompt, {item.output_len} output "
                 f"tokens{declared}) does not fit: {error} In a benchmark: narrow the length distributions, or enlarge "
@@ -39,7 +39,7 @@ def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list
 
 
 def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) -> EngineRequest:
-    """The input processor takes the limit of a forced request for its length: here the two may differ."""
+    """Create one request. The input processor forces `max_tokens` tokens, so the length is set afterwards."""
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len)
     _, token_ids = engine.input_processor.encode(prompt)
     (request,) = engine.input_processor.make(
@@ -51,16 +51,15 @@ def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) ->
 def drive(
     engine: Engine, workload: Sequence[WorkloadRequest], max_concurrency: int | None = None
 ) -> dict[str, list[int]]:
-    """Run the workload to its end; returns the output tokens of each request, by id.
+    """Run the workload to its end and return the output tokens of each request by id.
 
-    A request's arrival time is when it was due, even if a step kept the engine from noticing: an open load does not
-    wait for the server.
+    The arrival time of a request is the time at which it was due, even if a step delayed its submission.
 
     Args:
-        max_concurrency: requests in the engine at once, at most; None: no limit.
+        max_concurrency: maximum number of concurrent requests; None is no limit.
 
     Raises:
-        ConfigError: as `forced_requests` and `RequestFeed`.
+        ConfigError: a request does not fit the engine, or the workload is invalid (see `RequestFeed`).
     """
     core = engine.core
     prepared = {request.request_id: request for request in forced_requests(engine, workload)}
@@ -75,7 +74,7 @@ def drive(
             core.add(request.to_request())
         if not core.has_work:
             next_time = feed.next_time()
-            assert next_time is not None, "nothing runs, so nothing can be waited for but time"
+            assert next_time is not None, "the engine is idle, so the next request has an arrival time"
             time.sleep(max(0.0, next_time - now))
             continue
         for output in core.step():
@@ -86,9 +85,9 @@ def drive(
 
 
 def drive_all_at_once(engine: Engine, workload: Sequence[WorkloadRequest]) -> dict[str, list[int]]:
-    """Run the workload as a burst, whatever its arrivals; returns the output tokens of each request, by id.
+    """Run the workload with all arrivals at the start and return the output tokens of each request by id.
 
     Raises:
-        ConfigError: as `drive`.
+        ConfigError: see `drive`.
     """
     return drive(engine, [replace(item, arrival=0.0) for item in workload])

@@ -1,10 +1,10 @@
-"""Latency of one batch, offline: everybody is there at the start, and nobody joins."""
+"""`chairlift bench latency`: latency of one batch of requests that all arrive at the start, without HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TextIO
 
 from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine
@@ -12,8 +12,10 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventList, RequestArrived, RequestWaiting, Step
 from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.driver import drive, forced_requests
-from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.throughput import engine_caption
+from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.tables import make_table, number, print_report
 from chairlift.lab.workload.arrivals import BurstArrivals
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
@@ -21,27 +23,30 @@ from chairlift.lab.workload.synthetic import make_workload
 from chairlift.request import WaitReason
 from chairlift.server.batch.progress import progress_bar
 
-TOO_SMALL = {
+CAPACITY_WAIT_REASONS = {
     WaitReason.SEATS.value: "max_num_seqs seats",
     WaitReason.MEMORY.value: "the KV pool",
     WaitReason.PREEMPTION.value: "the KV pool",
     WaitReason.BATCH.value: "a static batch (static_batch_size, or the pool)",
 }
-"""Reasons to wait that mean that the requests were not one batch, and what they did not fit into. Waiting for the token
-budget is none: a long prefill takes several steps."""
+"""By wait reason, the limit that keeps the requests from being one batch. A wait for the token budget is not listed: a
+long prefill takes several steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyOptions:
-    """The batch.
+    """The size of the batch and the number of iterations. The requests are greedy.
 
     Attributes:
-        input_len, output_len: tokens of each request; prompts are random, outputs forced (greedy).
-        num_iters: measured iterations, each with tokens of its own; num_iters_warmup: before them, not measured.
-        seed: of the tokens.
+        input_len: tokens of each prompt, which are random.
+        output_len: output tokens of each request, forced.
+        batch_size: number of requests.
+        num_iters: number of measured iterations. Their tokens differ.
+        num_iters_warmup: number of unmeasured iterations before them.
+        seed: seed of the tokens.
 
     Raises:
-        ConfigError: naming the option, the value and the limit.
+        ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
     input_len: int = 32
@@ -53,12 +58,12 @@ class LatencyOptions:
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "batch_size", "num_iters"):
-            at_least(name, getattr(self, name), 1)
+            check_at_least(name, getattr(self, name), 1)
         for name in ("num_iters_warmup", "seed"):
-            at_least(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
 
     def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        """The batch of one iteration."""
+        """Create the requests of one iteration."""
         prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
         return make_workload(
             self.seed, self.batch_size, prompt, output, BurstArrivals(), vocab_size, token_round=token_round
@@ -67,7 +72,7 @@ class LatencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One batch, in seconds.
+    """The times of one batch, in seconds.
 
         arrival -- step -- step --+-- step -- step -- ... -- last step
            |-- prefill -----------|                               |
@@ -75,9 +80,10 @@ class Iteration:
                                   |-- steps of decode_per_token --|
 
     Attributes:
-        prefill: until everybody has a first token. Where the prompts take several steps, those who are done early
-            decode in it already.
-        decode_per_token: a step after that, on average; None if there is none.
+        latency: from the arrival to the last step.
+        prefill: until every request has its first token. If the prompts take several steps, requests whose prompts are
+            computed early decode during this time.
+        decode_per_token: mean time of the steps after that; None if there are none.
     """
 
     latency: float
@@ -87,7 +93,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class LatencyResult:
-    """What `run_latency` measured, and on what."""
+    """The times of the iterations, with the machine, the engine and the batch that they belong to."""
 
     machine: MachineFacts
     engine: EngineStarted
@@ -95,31 +101,20 @@ class LatencyResult:
     iterations: list[Iteration]
     peak_rss_bytes: int | None
 
-    @property
-    def latency(self) -> Distribution:
-        return _distribution([i.latency for i in self.iterations])
-
-    @property
-    def prefill(self) -> Distribution:
-        return _distribution([i.prefill for i in self.iterations])
-
-    @property
-    def decode_per_token(self) -> Distribution | None:
-        return Distribution.of([i.decode_per_token for i in self.iterations if i.decode_per_token is not None])
+    def distribution(self, phase: str) -> Distribution | None:
+        """The distribution of a field of `Iteration` over the iterations; None if no iteration has a value."""
+        values = [getattr(iteration, phase) for iteration in self.iterations]
+        return Distribution.from_values([value for value in values if value is not None])
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, in seconds."""
-        decode = self.decode_per_token
+        """The result for JSON, in seconds."""
+        found = {phase: self.distribution(phase) for phase in ("latency", "prefill", "decode_per_token")}
         return {
             "benchmark": "latency",
             "machine": self.machine.to_dict(),
             "engine": asdict(self.engine),
             "workload": asdict(self.options),
-            "results": {
-                "latency": self.latency.to_dict(),
-                "prefill": self.prefill.to_dict(),
-                "decode_per_token": decode and decode.to_dict(),
-            },
+            "results": {phase: values and values.to_dict() for phase, values in found.items()},
             "peak_rss_bytes": self.peak_rss_bytes,
             "iterations": [asdict(iteration) for iteration in self.iterations],
         }
@@ -129,8 +124,8 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
     """Build the engine, warm it up, and run the batch `options.num_iters` times.
 
     Raises:
-        ConfigError: an option that cannot be honoured, or a batch that does not fit the engine as one.
-        ModelLoadError: the model cannot be had.
+        ConfigError: an option cannot be honoured, or the requests do not fit the engine as one batch.
+        ModelLoadError: the model cannot be loaded.
     """
     log = EventList()
     engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
@@ -157,7 +152,7 @@ def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list
 
 
 def measure_iteration(events: Sequence[Event]) -> Iteration:
-    """The times of the one batch whose events these are."""
+    """Compute the times of a batch from the events of its iteration."""
     steps = [event for event in events if isinstance(event, Step)]
     start = min(event.time for event in events if isinstance(event, RequestArrived))
     first_token: dict[str, float] = {}
@@ -175,22 +170,36 @@ def measure_iteration(events: Sequence[Event]) -> Iteration:
 
 
 def _check_one_batch(events: Sequence[Event], options: LatencyOptions) -> None:
+    batch = f"batch_size={options.batch_size} requests of {options.input_len} + {options.output_len} tokens"
     for event in events:
-        if isinstance(event, RequestWaiting) and event.reason in TOO_SMALL:
+        if isinstance(event, RequestWaiting) and event.reason in CAPACITY_WAIT_REASONS:
             raise ConfigError(
-                f"batch_size={options.batch_size} requests of {options.input_len} + {options.output_len} tokens do "
-                f"not fit {TOO_SMALL[event.reason]} at once: {event.num_running} run, and the next one needs "
-                f"{event.needed_blocks} blocks of {event.free_blocks} free ones. Make the batch smaller, or enlarge "
-                "what it does not fit into."
+                f"{batch} do not fit {CAPACITY_WAIT_REASONS[event.reason]} at once: {event.num_running} run, and the "
+                f"next one needs {event.needed_blocks} blocks of {event.free_blocks} free ones. Reduce batch_size, or "
+                f"raise that limit."
             )
     if any(isinstance(event, Step) and event.preempted for event in events):
-        raise ConfigError(
-            f"batch_size={options.batch_size} requests of {options.input_len} + {options.output_len} tokens outgrow "
-            "the KV pool: make the batch smaller, or the pool larger."
-        )
+        raise ConfigError(f"{batch} outgrow the KV pool: reduce batch_size, or enlarge the pool.")
 
 
-def _distribution(values: Sequence[float]) -> Distribution:
-    distribution = Distribution.of(values)
-    assert distribution is not None, "there is at least one iteration"
-    return distribution
+def print_latency(result: LatencyResult, file: TextIO | None = None) -> None:
+    """Write a table with the distribution of each phase over the iterations, then the JSON line, to `file`."""
+    options, columns = result.options, ["mean", "median", "p90", "p99", "min", "max"]
+    title = (
+        f"{result.engine.model}: one batch of {options.batch_size} requests, "
+        f"{options.input_len} prompt and {options.output_len} output tokens each"
+    )
+    caption = (
+        f"{engine_caption(result.machine, result.engine, result.peak_rss_bytes)}\n{len(result.iterations)} iterations "
+        f"after {options.num_iters_warmup} to warm up; decode: mean time of each token after the prefill"
+    )
+    table = make_table(title, ["", *columns], caption)
+    for label, phase, scale in (
+        ("latency, s", "latency", 1.0),
+        ("prefill, ms", "prefill", 1e3),
+        ("decode, ms/token", "decode_per_token", 1e3),
+    ):
+        if (distribution := result.distribution(phase)) is not None:
+            values = distribution.to_dict()
+            table.add_row(label, *(number(values[column] * scale) for column in columns))
+    print_report([table], result.to_dict(), file)

@@ -1,4 +1,4 @@
-"""What a measurement ran on: no number means anything without it."""
+"""Facts about the machine, the versions and the memory of the process that a measurement belongs to."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ VECTOR_FLAGS: Final = (
     "asimd",
     "sve",
 )
-"""Of /proc/cpuinfo's flags, those that decide how fast matrix products are."""
+"""The flags of /proc/cpuinfo that determine the speed of matrix products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """The machine and what every process of ours runs on.
+    """The machine and the versions of a process that does not compute.
 
     Attributes:
-        vector_flags: those of VECTOR_FLAGS that the CPU has; empty where the system does not tell.
-        num_cores: logical cores that this process may use.
-        memory_bytes: of the whole machine.
+        cpu: name of the CPU.
+        vector_flags: the flags of VECTOR_FLAGS that the CPU has; empty if the system has no /proc/cpuinfo.
+        num_cores: number of logical cores that this process may use.
+        memory_bytes: memory of the whole machine.
+        system: name and version of the operating system.
     """
 
     cpu: str
@@ -53,12 +55,12 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts(HostFacts):
-    """Where an engine runs.
+    """The machine and the versions of a process that runs an engine.
 
     Attributes:
-        num_threads: that compute: torch's or those of native kernels, whichever are more.
-        isa: the instruction set of native kernels, if they are loaded.
-        accelerator: name of the CUDA device, if there is one.
+        num_threads: number of computing threads: the larger of torch's and the native kernels' number.
+        isa: instruction set of the native kernels; None if they are not loaded.
+        accelerator: name of the CUDA device; None without one.
     """
 
     num_threads: int
@@ -68,7 +70,7 @@ class MachineFacts(HostFacts):
 
 
 def host_facts() -> HostFacts:
-    """The facts about where this process runs now, without torch."""
+    """Read the facts about this process without loading torch."""
     model, flags = _cpu(Path("/proc/cpuinfo"))
     return HostFacts(
         cpu=model,
@@ -82,7 +84,7 @@ def host_facts() -> HostFacts:
 
 
 def machine_facts() -> MachineFacts:
-    """The facts about where this process runs now."""
+    """Read the facts about this process, with torch and kernels."""
     import torch
 
     native = loaded()
@@ -95,10 +97,20 @@ def machine_facts() -> MachineFacts:
     )
 
 
-def peak_rss_bytes() -> int | None:
-    """The most memory that this process has held so far; None where the system does not tell.
+def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
+    """Two lines for a caption: the machine with the peak memory of the process, and the versions."""
+    memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
+    rss = "" if peak_rss_bytes is None else f", peak RSS {peak_rss_bytes / (1 << 20):,.0f} MiB"
+    return (
+        f"{machine.cpu}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
+        f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}"
+    )
 
-    VmHWM where there is one: the number of getrusage survives exec, and may be that of who started this process.
+
+def peak_rss_bytes() -> int | None:
+    """The maximum memory of this process so far, in bytes; None if the system does not report it.
+
+    VmHWM is preferred: the number of getrusage survives exec, so it may be that of the parent process.
     """
     status = Path("/proc/self/status")
     if status.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", status.read_text(), re.MULTILINE)):
@@ -112,7 +124,7 @@ def peak_rss_bytes() -> int | None:
 
 
 def _cpu(cpuinfo: Path) -> tuple[str, list[str]]:
-    """The CPU's name and its vector flags."""
+    """Read the name and the vector flags of the CPU."""
     facts: dict[str, str] = {}
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()

@@ -1,11 +1,16 @@
-"""Perplexity of a text, and how far a format is from float32: through the real engine, one window at a time."""
+"""`chairlift bench perplexity`: perplexity of a text, and the distance of a number format from float32.
+
+The engine computes one window of tokens at a time.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import torch
 
@@ -15,31 +20,33 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted
-from chairlift.lab.bench.load import at_least
-from chairlift.lab.bench.logits_tap import LogitsTap
-from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
+from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.tables import make_table, print_report
 from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.models.decoder import DecoderModel
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.batch.progress import progress_bar
 
 FLOAT32: Final = "float32"
-"""As `against`: the same model in float32."""
+"""Value of `against` that selects the same model in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityOptions:
-    """A text, and what to compare with.
+    """The text to score and the reference to compare with.
 
     Attributes:
-        text: a file in UTF-8.
-        window: tokens that the model sees at once. Windows do not overlap; the first token of each is given and the
-            others are predicted. The last window is as long as what is left.
-        num_windows: only the first so many; None: the whole text.
-        against: FLOAT32: the same model with weights, activations and KV memory in float32, on the torch kernels; else
-            another model of the same vocabulary, run in that way. None: no comparison.
+        text: path of a file in UTF-8.
+        window: tokens of context. Windows do not overlap: the first token of each is given, the others are predicted.
+            The last window may be shorter.
+        num_windows: number of windows to score, from the beginning; None scores the whole text.
+        against: the reference. FLOAT32 is the same model with weights, activations and KV memory in float32 on the
+            torch kernels. Any other name is another model of the same vocabulary, run in that way. None compares
+            nothing.
 
     Raises:
-        ConfigError: naming the option, the value and the limit.
+        ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
     text: Path
@@ -48,20 +55,22 @@ class PerplexityOptions:
     against: str | None = None
 
     def __post_init__(self) -> None:
-        at_least("window", self.window, 2)
-        at_least("num_windows", self.num_windows, 1)
+        check_at_least("window", self.window, 2)
+        check_at_least("num_windows", self.num_windows, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """A model beside its reference, over the same predicted tokens.
+class ReferenceComparison:
+    """Differences between a model and its reference over the same predicted tokens.
 
     Attributes:
-        perplexity: the reference's.
-        log_ratio: mean difference of negative log-likelihood, nats: the logarithm of perplexity over the reference's.
-        log_ratio_stderr: standard error of that mean, as if tokens were independent; None for a single token.
-        greedy_agreement: share of the tokens for which both find the same one likeliest.
-        mean_kl: mean of KL(reference || model), nats.
+        reference: name of the reference.
+        perplexity: perplexity of the reference.
+        log_ratio: mean difference of the negative log-likelihoods in nats, which is the logarithm of the ratio of the
+            perplexities, model to reference.
+        log_ratio_stderr: standard error of that mean if tokens are independent; None for a single token.
+        greedy_agreement: share of the positions at which both have the same most likely token.
+        mean_kl: mean of KL(reference || model) in nats.
     """
 
     reference: str
@@ -74,11 +83,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityResult:
-    """What `run_perplexity` measured, and on what.
+    """The perplexity of a text, with the machine and the engine that it was measured on.
 
     Attributes:
-        num_tokens: predicted ones.
-        perplexity: exp of their mean negative log-likelihood.
+        num_windows: number of windows that were scored.
+        num_tokens: number of predicted tokens.
+        perplexity: exponential of their mean negative log-likelihood.
+        against: the comparison with the reference; None without one.
     """
 
     machine: MachineFacts
@@ -87,11 +98,11 @@ class PerplexityResult:
     num_windows: int
     num_tokens: int
     perplexity: float
-    against: Comparison | None
+    against: ReferenceComparison | None
     peak_rss_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The result for JSON."""
         return {
             "benchmark": "perplexity",
             "machine": self.machine.to_dict(),
@@ -108,10 +119,10 @@ class PerplexityResult:
 
 
 class Scorer:
-    """An engine that says how likely every next token was, one window at a time.
+    """An engine that computes the log-probabilities of all next tokens, one window at a time.
 
     Args:
-        window: tokens of the longest window; the KV pool is made for one, if the configuration does not size it.
+        window: tokens of the longest window. If `config` gives no size, the KV pool holds one window.
 
     Raises:
         ModelLoadError, ConfigError: see `build_engine`.
@@ -121,41 +132,64 @@ class Scorer:
         if config.num_kv_blocks is None and config.kv_cache_memory is None:
             config = replace(config, num_kv_blocks=math.ceil((window + 1) / config.block_size))
         loaded = load_model(config)
-        loaded.model = self._tap = LogitsTap(loaded.model)
+        self._model = loaded.model
         self.engine = build_engine(config, loaded=loaded)
         self.vocab_size = loaded.config.vocab_size
         self.tokenizer: Tokenizer | NoTokenizer = loaded.tokenizer
 
     def logprobs(self, token_ids: list[int]) -> torch.Tensor:
-        """float32 [N - 1, V] for N tokens: row i says how likely each token was to follow tokens 0 to i.
+        """Compute float32 [N - 1, V] for N tokens: row i has the log-probability of each token after tokens 0 to i.
 
         Raises:
-            ConfigError: they do not fit the model or the pool, with the arithmetic.
+            ConfigError: the tokens do not fit the model or the pool. The message has the arithmetic.
         """
         core = self.engine.core
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1, prompt_logprobs=0)
         try:
             (request,) = self.engine.input_processor.make("window", token_ids, params, arrival_time=core.now())
         except RequestError as error:
-            raise ConfigError(
-                f"a window of {len(token_ids)} tokens does not fit: {error} Take a smaller one."
-            ) from None
-        with self._tap.record() as pieces:
+            raise ConfigError(f"a window of {len(token_ids)} tokens does not fit: {error} Reduce window.") from None
+        with recorded_logits(self._model) as pieces:
             core.add(request.to_request())
             while core.has_work:
                 core.step()
         logits = torch.cat(pieces)
-        assert len(logits) == len(token_ids), "one row a prompt token; that of the last one is for the sampled token"
+        assert len(logits) == len(token_ids), "there is one row for each token; the last one is for the sampled token"
         return logits[:-1].log_softmax(dim=-1)
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self.engine.close()
 
 
+@contextmanager
+def recorded_logits(model: DecoderModel) -> Iterator[list[torch.Tensor]]:
+    """Copy the logits that an engine computes with the model, float32 [rows, V], to the list that is returned."""
+    pieces: list[torch.Tensor] = []
+    compute_logits = model.logits
+
+    def record(hidden: torch.Tensor) -> torch.Tensor:
+        logits = compute_logits(hidden)
+        pieces.append(logits.clone())
+        return logits
+
+    model.logits = record  # type: ignore[method-assign]
+    try:
+        yield pieces
+    finally:
+        del model.logits
+
+
 @dataclass(slots=True)
-class Tally:
-    """Sums over the predicted tokens: negative log-likelihoods [N] of both models, agreements and divergence."""
+class PerplexityTally:
+    """Sums over the predicted tokens.
+
+    Attributes:
+        nll: negative log-likelihoods of the model, one tensor [N] for each window.
+        reference_nll: those of the reference.
+        num_agreed: number of positions at which both have the same most likely token.
+        kl: sum of KL(reference || model) in nats.
+    """
 
     nll: list[torch.Tensor] = field(default_factory=list)
     reference_nll: list[torch.Tensor] = field(default_factory=list)
@@ -163,11 +197,12 @@ class Tally:
     kl: float = 0.0
 
     def add(self, targets: torch.Tensor, logprobs: torch.Tensor, reference: torch.Tensor | None) -> None:
-        """Count one window.
+        """Add one window.
 
         Args:
-            targets: int64 [N].
-            logprobs, reference: float32 [N, V].
+            targets: the predicted tokens, int64 [N].
+            logprobs: log-probabilities of the model, float32 [N, V].
+            reference: those of the reference.
         """
         self.nll.append(_nll(logprobs, targets))
         if reference is not None:
@@ -183,13 +218,13 @@ class Tally:
     def perplexity(self) -> float:
         return math.exp(float(torch.cat(self.nll).mean()))
 
-    def comparison(self, reference: str) -> Comparison:
-        """The figures beside a reference of that name."""
+    def comparison(self, reference: str) -> ReferenceComparison:
+        """Compute the differences from the reference with this name."""
         ours, theirs = torch.cat(self.nll), torch.cat(self.reference_nll)
         differences = ours - theirs
         num_tokens = len(differences)
         stderr = float(differences.std()) / math.sqrt(num_tokens) if num_tokens > 1 else None
-        return Comparison(
+        return ReferenceComparison(
             reference=reference,
             perplexity=math.exp(float(theirs.mean())),
             log_ratio=float(differences.mean()),
@@ -204,12 +239,12 @@ def _nll(logprobs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> PerplexityResult:
-    """Score the text with the engine of `config`, and with the reference if there is one.
+    """Score the text with the engine of `config`, and with the reference if `options` has one.
 
     Raises:
-        ConfigError: an option that cannot be honoured; a text that cannot be read or has less than two tokens; a
-            reference of another vocabulary.
-        ModelLoadError: a model cannot be had.
+        ConfigError: an option cannot be honoured, the text cannot be read or has less than two tokens, or the
+            reference has another vocabulary.
+        ModelLoadError: a model cannot be loaded.
     """
     text = read_text(options.text)
     scorer = Scorer(config, options.window)
@@ -235,9 +270,9 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
     )
 
 
-def score(scorer: Scorer, reference: Scorer | None, windows: list[list[int]]) -> Tally:
-    """Both models over all windows; the distributions of one window are held at a time."""
-    tally = Tally()
+def score(scorer: Scorer, reference: Scorer | None, windows: list[list[int]]) -> PerplexityTally:
+    """Score all windows with both models, holding the distributions of one window at a time."""
+    tally = PerplexityTally()
     with progress_bar("windows", len(windows)) as advance:
         for window in windows:
             logprobs = scorer.logprobs(window)
@@ -248,7 +283,6 @@ def score(scorer: Scorer, reference: Scorer | None, windows: list[list[int]]) ->
 
 
 def _reference(config: EngineConfig, options: PerplexityOptions, vocab_size: int) -> Scorer:
-    """The model to compare with: nothing of `config` but where it runs."""
     reference = EngineConfig(
         model=config.model if options.against == FLOAT32 else options.against,
         device=config.device,
@@ -261,17 +295,17 @@ def _reference(config: EngineConfig, options: PerplexityOptions, vocab_size: int
     scorer = Scorer(reference, options.window)
     if scorer.vocab_size != vocab_size:
         raise ConfigError(
-            f"against={options.against}: its vocabulary has {scorer.vocab_size} tokens and the model's {vocab_size}; "
-            f"compare models that share a tokenizer"
+            f"against={options.against}: its vocabulary has {scorer.vocab_size} tokens and the model's {vocab_size}: "
+            f"choose a reference with the same tokenizer"
         )
     return scorer
 
 
 def read_text(path: Path) -> str:
-    """The file's text.
+    """Read a file of text.
 
     Raises:
-        ConfigError: it cannot be read, or is not UTF-8.
+        ConfigError: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -280,12 +314,13 @@ def read_text(path: Path) -> str:
 
 
 def split_windows(tokenizer: Tokenizer | NoTokenizer, text: str, options: PerplexityOptions) -> list[list[int]]:
-    """The text's tokens in windows without overlap, each after the beginning token if the model wants one.
+    """Tokenize the text and divide it into windows without overlap. Each window starts with the beginning-of-sequence
+    token if the tokenizer adds one.
 
     Raises:
-        ConfigError: there is nothing to predict.
+        ConfigError: no window has a token to predict.
     """
-    assert isinstance(tokenizer, Tokenizer), "the command takes no --skip-tokenizer-init"
+    assert isinstance(tokenizer, Tokenizer), "the command has no option --skip-tokenizer-init"
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     prefix = bos if tokenizer.encode("")[:1] == bos else []
     token_ids = tokenizer.encode(text, add_special_tokens=False)
@@ -293,5 +328,25 @@ def split_windows(tokenizer: Tokenizer | NoTokenizer, text: str, options: Perple
     pieces = [prefix + token_ids[start : start + size] for start in range(0, len(token_ids), size)]
     windows = [piece for piece in pieces if len(piece) > 1][: options.num_windows]
     if not windows:
-        raise ConfigError(f"text={options.text}: has {len(token_ids)} tokens, and nothing is left to predict")
+        raise ConfigError(f"text={options.text}: has {len(token_ids)} tokens, which is too short to predict any")
     return windows
+
+
+def print_perplexity(result: PerplexityResult, file: TextIO | None = None) -> None:
+    """Write a table with the perplexity and the comparison, then the JSON line, to `file`."""
+    options, against = result.options, result.against
+    title = (
+        f"{result.engine.model}: {options.text.name}, {result.num_tokens:,} tokens predicted in {result.num_windows} "
+        f"windows of {options.window}"
+    )
+    caption = machine_caption(result.machine, result.peak_rss_bytes)
+    table = make_table(title, ["", "value"], caption, min_width=72)
+    table.add_row("perplexity", f"{result.perplexity:.4f}")
+    if against is not None:
+        table.add_row(f"perplexity of {against.reference}", f"{against.perplexity:.4f}")
+        table.add_row("change, %", f"{100 * math.expm1(against.log_ratio):+.2f}")
+        if against.log_ratio_stderr is not None:
+            table.add_row("standard error of the change, %", f"{100 * against.log_ratio_stderr:.2f}")
+        table.add_row("same most likely token, %", f"{100 * against.greedy_agreement:.2f}")
+        table.add_row("mean KL divergence, nats", f"{against.mean_kl:.6f}")
+    print_report([table], result.to_dict(), file)

@@ -1,12 +1,12 @@
-"""What a comparison compares: how requests are batched, and when they get their KV memory.
+"""The policies that `chairlift bench compare` compares: a batching policy and a KV memory policy each.
 
-BATCHING/KV, such as static/max or continuous/paged, of
-    continuous, static, static-global (static batches that are decoded to the longest output of all requests)
-    paged, exact, max, pow2, oracle
-or in short
+A policy is written as BATCHING/KV, such as static/max or continuous/paged:
+    BATCHING   continuous, static, or static-global (static batches decoded to the longest output of all requests)
+    KV         paged, exact, max, pow2, oracle
+Short names:
     paged, exact, max, pow2, oracle    continuous batching over that memory
-    continuous                         continuous/paged, the engine's default
-    static, static-global              static/max, static-global/max: what systems did before Orca and before paging
+    continuous                         continuous/paged, the default of the engine
+    static, static-global              static/max and static-global/max, as before Orca and before paging
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.errors import ConfigError
 
 DEFAULT_KV: Final = {"continuous": "paged", "static": "max", "static-global": "max"}
-"""By batching, what its short name stands for."""
+"""The KV policy of the short name of each batching policy."""
 
 RUN_TO: Final = {"static": "batch", "static-global": "global"}
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """One way to serve; `name` as the user wrote it. `static_run_to` is None for continuous batching."""
+class ComparedPolicy:
+    """One compared policy.
+
+    Attributes:
+        name: the name in the option `--policies`.
+        batching: as in `EngineConfig`.
+        kv: as in `EngineConfig`.
+        static_run_to: as in `EngineConfig`; None for continuous batching.
+    """
 
     name: str
     batching: str
@@ -41,10 +48,14 @@ class Policy:
         return self.kv != "paged"
 
     def config(self, base: EngineConfig, static_batch_size: int | None, kv_arena: str | None) -> EngineConfig:
-        """The engine of this policy, all else as in `base`. The last two go where they mean something.
+        """The configuration of the engine that runs this policy; other fields are those of `base`.
+
+        Args:
+            static_batch_size: applied to static policies only.
+            kv_arena: applied to policies that reserve only; None keeps the value of `base`.
 
         Raises:
-            ConfigError: the policy cannot go with what `base` says.
+            ConfigError: `base` excludes the policy.
         """
         return replace(
             base,
@@ -56,11 +67,11 @@ class Policy:
         )
 
 
-def parse_policy(text: str) -> Policy:
-    """The policy that a text names (see the head of this module).
+def parse_policy(text: str) -> ComparedPolicy:
+    """Parse the name of one policy (see the docstring of this module).
 
     Raises:
-        ConfigError: it names none; says what is known.
+        ConfigError: the name is unknown. The message lists the known names.
     """
     name = text.strip()
     batching, has_kv, kv = name.partition("/")
@@ -72,23 +83,23 @@ def parse_policy(text: str) -> Policy:
             f"(over kv=max), or BATCHING/KV, where BATCHING is one of {', '.join(DEFAULT_KV)}"
         )
     if batching in RUN_TO:
-        return Policy(name, "static", kv, RUN_TO[batching])
-    return Policy(name, batching, kv)
+        return ComparedPolicy(name, "static", kv, RUN_TO[batching])
+    return ComparedPolicy(name, batching, kv)
 
 
-def parse_policies(text: str) -> tuple[Policy, ...]:
-    """Two or more policies, with commas between them; the first is what the others are compared with.
+def parse_policies(text: str) -> tuple[ComparedPolicy, ...]:
+    """Parse two or more names of policies, separated by commas. The first policy is the baseline.
 
     Raises:
-        ConfigError: fewer than two, an unknown one, or the same one twice.
+        ConfigError: there are fewer than two policies, one is unknown, or one occurs twice.
     """
     policies = tuple(parse_policy(part) for part in text.split(",") if part.strip())
     if len(policies) < 2:
-        raise ConfigError(f"policies must name two or more, with commas between them, got {text!r}")
+        raise ConfigError(f"policies must have at least two names, separated by commas, got {text!r}")
     seen: dict[tuple[str, str, str | None], str] = {}
     for policy in policies:
         key = (policy.batching, policy.kv, policy.static_run_to)
         if key in seen:
-            raise ConfigError(f"policies {seen[key]!r} and {policy.name!r} are the same: leave one of them out")
+            raise ConfigError(f"policies {seen[key]!r} and {policy.name!r} are the same policy: leave one of them out")
         seen[key] = policy.name
     return policies

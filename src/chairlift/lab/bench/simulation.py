@@ -1,15 +1,12 @@
-"""A load on an engine that is simulated: `chairlift simulate` without a preset."""
+"""`chairlift simulate` without a preset: runs a workload on a simulated engine."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
 from chairlift.core.baselines.selection import max_request_slots
@@ -17,9 +14,8 @@ from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, resolve_max_model_len
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
-from chairlift.lab.bench.load import LoadOptions
-from chairlift.lab.bench.serving.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
-from chairlift.lab.bench.text import json_line, load_arrivals, load_lengths, number
+from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
+from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrivals, format_lengths
 from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
@@ -30,6 +26,7 @@ from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
+from chairlift.lab.tables import make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
@@ -37,21 +34,22 @@ from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
 DEFAULT_MODEL = "opt-13b"
 DEFAULT_DEVICE = "A100-40GB"
 DTYPE_OF_BYTES = {1: "float16", 2: "float16", 4: "float32"}
-"""What the planner computes in, by the size of a device's values; it knows nothing below half precision."""
+"""The data type of the memory plan, by the size in bytes of the device's values; it is at least half precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """What takes the place of a model on a device.
+    """The simulated device, and the source of the step times.
 
     Attributes:
-        device: a name of `sim.devices`, or a file that a calibration wrote.
-        tensor_parallel_size: devices that share the model.
-        fitted_to: an event log; steps then take what its steps took, and the device says only how large the pool is.
-        tenants: shares of the requests, as "name=share,name=share"; all are of one tenant if None.
+        device: a name of `sim.devices`, or the path of a file that a calibration wrote.
+        tensor_parallel_size: number of devices that share the model.
+        fitted_to: path of an event log. Step times are then a fit to its steps, and the device determines only the
+            size of the pool.
+        tenants: shares of the requests as "name=share,name=share"; None is one tenant.
 
     Raises:
-        ConfigError: both of tensor_parallel_size and fitted_to are given, or `tenants` is not of that form.
+        ConfigError: tensor_parallel_size and fitted_to are both given, or `tenants` has another form.
     """
 
     device: str = DEFAULT_DEVICE
@@ -64,24 +62,24 @@ class SimulationOptions:
             parse_shares(self.tenants)
         if self.fitted_to is not None and self.tensor_parallel_size != 1:
             raise ConfigError(
-                f"tensor_parallel_size={self.tensor_parallel_size} enters the roofline, and with fitted_to steps take "
-                f"what was recorded: leave one of them out"
+                f"tensor_parallel_size={self.tensor_parallel_size} is a parameter of the roofline, which fitted_to "
+                f"replaces: leave one of them out"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What was simulated, with which constants, and what came out."""
+    """The metrics of a simulated run, with the engine, the workload and the constants of the cost model."""
 
     engine: EngineStarted
-    load: LoadOptions
+    load: WorkloadOptions
     constants: list[tuple[str, str]]
     run: RunMetrics
     result: SimResult
     tenants: dict[str, TenantFigures]
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; seconds and shares, whatever the units of the table."""
+        """The result for JSON, in seconds and shares."""
         return {
             "benchmark": "simulate",
             "engine": asdict(self.engine),
@@ -97,20 +95,22 @@ class SimulationResult:
         }
 
 
-def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationOptions) -> SimulationResult:
-    """Simulate the load on the engine that `config` describes.
+def run_simulation(config: EngineConfig, load: WorkloadOptions, options: SimulationOptions) -> SimulationResult:
+    """Simulate the workload on the engine that `config` describes.
 
     Raises:
-        ConfigError: an option that cannot be honoured, with the arithmetic; a file that is not what it should be.
-        ModelLoadError: the model's configuration cannot be had.
+        ConfigError: an option cannot be honoured (the message has the arithmetic), or a file has the wrong format.
+        ModelLoadError: the configuration of the model cannot be loaded.
     """
     device = find_device(options.device)
     model = find_model(config.model, device)
     log = None if options.fitted_to is None else _read_log(options.fitted_to)
-    cost_model = _cost_model(model, device, options, log)
+    cost_model: CostModel = Roofline(model, device, options.tensor_parallel_size)
+    if log is not None:
+        cost_model = fit_cost_model(log, str(options.fitted_to))
     recorded = next((event for event in log or () if isinstance(event, EngineStarted)), None)
     if recorded is not None and config.model is None:
-        sim = like_recorded(config, recorded)
+        sim = sim_config_from_recording(config, recorded)
     else:
         sim = sim_config(config, model, device, options.tensor_parallel_size)
     tally = RunTally()
@@ -136,10 +136,10 @@ def run_simulation(config: EngineConfig, load: LoadOptions, options: SimulationO
 
 
 def find_model(name: str | None, device: Device) -> ModelShape:
-    """A shape by name, or that of a model's files, in the type that the device computes in.
+    """Resolve the name of a shape or of a model to a shape in the data type of the device.
 
     Raises:
-        ModelLoadError: there is no such model.
+        ModelLoadError: the name is neither a shape nor a model.
     """
     name = name or DEFAULT_MODEL
     if name in MODEL_SHAPES:
@@ -156,11 +156,11 @@ def find_model(name: str | None, device: Device) -> ModelShape:
 
 
 def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devices: int = 1) -> SimConfig:
-    """The engine's limits, as the planner settles them.
+    """Compute the limits of the simulated engine with the memory plan.
 
     Raises:
-        ConfigError: weights and activations leave no memory for a pool, or max_model_len is more than model or pool
-            can serve.
+        ConfigError: weights and activations leave no memory for the pool, or max_model_len exceeds the limit of the
+            model or of the pool.
     """
     is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
     kind = "cuda" if device.name in DEVICES else "cpu"
@@ -182,12 +182,12 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
     )
 
 
-def like_recorded(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
-    """The pool, the longest request and the token budget of a recorded engine, where `config` does not say otherwise;
-    batching, policy and seats are those of `config`.
+def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> SimConfig:
+    """Take the pool, max_model_len and the token budget from a recorded engine unless `config` has them. Batching,
+    policies and max_num_seqs are those of `config`.
 
     Raises:
-        ConfigError: max_model_len is more than the pool can serve.
+        ConfigError: max_model_len exceeds the limit of the pool.
     """
     num_blocks, block_size = recorded.num_blocks, recorded.block_size
     if config.num_kv_blocks is not None or config.kv_cache_memory is not None:
@@ -216,12 +216,6 @@ def _engine_line(engine: EngineStarted) -> str:
     )
 
 
-def _cost_model(model: ModelShape, device: Device, options: SimulationOptions, log: list[Event] | None) -> CostModel:
-    if log is None:
-        return Roofline(model, device, options.tensor_parallel_size)
-    return fit_cost_model(log, str(options.fitted_to))
-
-
 def _read_log(path: Path) -> list[Event]:
     try:
         return list(read_events(path))
@@ -232,16 +226,24 @@ def _read_log(path: Path) -> list[Event]:
 
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:
-    """The constants first, then the figures, and the JSON line, to `file` (standard output if None)."""
-    out = file or sys.stdout
-    print_constants([*result.constants, *_limits(result.engine)], out)
-    console = Console(file=out)
-    console.print(_table(result))
+    """Write the constants, the tables and the JSON line to `file` (standard output if None)."""
+    print_constants([*result.constants, *_limits(result.engine)], file)
+    run, sim = result.run, result.result
+    table = make_table(
+        f"{result.engine.model}, simulated: {run.num_requests} requests {format_arrivals(result.load)}",
+        ["", "simulated"],
+        f"{format_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
+        f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
+    )
+    for metric in REPORTED_METRICS:
+        if (value := metric.value(run)) is not None:
+            table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
+    parts: list[RenderableType] = [table]
     if result.tenants:
-        console.print(tenant_table(result.tenants))
-    if result.result.rejected:
-        console.print(_refusals(result.result.rejected), markup=False, highlight=False)
-    out.write(json_line(result.to_dict()))
+        parts.append(tenant_table(result.tenants))
+    if sim.rejected:
+        parts.append(f"{len(sim.rejected)} requests can never fit and were rejected; the first: {sim.rejected[0][1]}")
+    print_report(parts, result.to_dict(), file)
 
 
 def _limits(engine: EngineStarted) -> list[tuple[str, str]]:
@@ -249,34 +251,12 @@ def _limits(engine: EngineStarted) -> list[tuple[str, str]]:
     if engine.static_batch_size is not None:
         batching = f"static, {engine.static_batch_size} requests, run to {engine.static_run_to}"
     kv = engine.kv if engine.kv_arena is None else f"{engine.kv}, {engine.kv_arena} arena"
-    cache = "on" if engine.enable_prefix_caching else "off"
     return [
         ("batching", batching),
-        ("kv", f"{kv}, prefix cache {cache}"),
-        ("KV pool", f"{engine.num_blocks:,} blocks of {engine.block_size} = {engine.num_blocks * engine.block_size:,}"),
+        ("kv", f"{kv}, prefix cache {'on' if engine.enable_prefix_caching else 'off'}"),
+        ("KV pool, blocks", f"{engine.num_blocks:,}"),
+        ("block_size, slots", f"{engine.block_size}"),
         ("max_num_seqs", f"{engine.max_num_seqs:,}"),
         ("max_num_batched_tokens", f"{engine.max_num_batched_tokens:,}"),
         ("max_model_len", f"{engine.max_model_len:,}"),
     ]
-
-
-def _table(result: SimulationResult) -> Table:
-    run, sim = result.run, result.result
-    table = Table(
-        title=f"{result.engine.model}, simulated: {run.num_requests} requests {load_arrivals(result.load)}",
-        caption=f"{load_lengths(result.load)}\n{sim.num_steps:,} steps, {number(sim.seconds)} s, simulated in "
-        f"{number(sim.wall_seconds)} s ({sim.steps_per_wall_second:,.0f} steps/s)",
-        title_justify="left",
-        caption_justify="left",
-    )
-    table.add_column("")
-    table.add_column("simulated", justify="right")
-    table.add_column("unit")
-    for metric in REPORTED_METRICS:
-        if (value := metric.value(run)) is not None:
-            table.add_row(metric.label, number(value * metric.scale), metric.unit)
-    return table
-
-
-def _refusals(refused: Sequence[tuple[str, str]]) -> str:
-    return f"{len(refused)} requests can never fit and were refused; the first: {refused[0][1]}"

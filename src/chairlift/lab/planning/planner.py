@@ -1,16 +1,14 @@
-"""What an engine will hold and how fast it will be, before anything is loaded.
+"""Plans the memory, the concurrent requests and the speed of an engine before its model is loaded.
 
     memory  =  weights  +  activations  +  KV pool  =  blocks x block bytes
 
-The blocks are those of the engine, not an estimate: both take them from `plan_kv_cache`, and the requests that fit are
-counted with the engine's own KV managers.
+The number of blocks is exactly that of the engine: both compute it with `plan_kv_cache`. Requests are counted with the
+KV managers of the engine.
 """
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -24,25 +22,25 @@ from chairlift.engine.startup.memory_plan import (
 )
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_read_bytes
-from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, compute_pool_capacity
 from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, planned_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
-from chairlift.lab.planning.request_lengths import accepted, draw_lengths
-from chairlift.lab.planning.speed import Speed, plan_speed, take_load
+from chairlift.lab.planning.planned_workload import PlannedWorkload, accepted_lengths
+from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed, simulated_lengths
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import arrival_process
-from chairlift.lab.workload.lengths import LengthDistribution
 from chairlift.models.config import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
 
 MAX_DRAWS: Final = 20
+"""Maximum number of draws of lengths for which the requests that fit are counted under a policy."""
+
 MAX_COUNTED: Final = 10_000
-"""How often requests that fit are counted under a policy, and how many of them in all."""
+"""Maximum number of requests counted in all draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,10 @@ class PlannedModel:
     """A model before it is loaded.
 
     Attributes:
-        name: for people; argument: what `chairlift serve` takes; note: what is to be known of both.
-        formats: of the matrices in its file, see `loading.resolve.matrix_formats`.
+        name: name in the report.
+        argument: the argument MODEL of `chairlift serve`.
+        formats: formats of the matrices in its file (see `loading.resolve.matrix_formats`).
+        note: a remark for the report.
     """
 
     name: str
@@ -61,56 +61,18 @@ class PlannedModel:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The requests that are planned for.
-
-    Attributes:
-        max_tokens: what they ask for; their true output lengths if None.
-        request_rate: Poisson arrivals a second in the simulation; None: all at once.
-
-    Raises:
-        ConfigError: request_rate is not positive.
-    """
-
-    prompt_len: LengthDistribution
-    output_len: LengthDistribution
-    max_tokens: LengthDistribution | None = None
-    request_rate: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.request_rate == math.inf:
-            object.__setattr__(self, "request_rate", None)
-        arrival_process(self.request_rate)
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}")
-
-    def lengths(self, max_model_len: int) -> Iterator[RequestLengths]:
-        """As `draw_lengths`."""
-        return draw_lengths(self.prompt_len, self.output_len, self.max_tokens, max_model_len, self.seed)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "prompt_len": str(self.prompt_len),
-            "output_len": str(self.output_len),
-            "max_tokens": None if self.max_tokens is None else str(self.max_tokens),
-            "request_rate": self.request_rate,
-            "seed": self.seed,
-        }
-
-
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Where the bytes go.
+class PlannedMemory:
+    """The memory of a planned engine.
 
     Attributes:
-        memory_bytes: of everything; None if the pool's own size was given.
-        free_share: of what weights and activations leave of it, the share that K and V get.
-        kv_bytes: for the pool; None if it was given in blocks.
-        limits: of the step that activations are planned for.
-        max_model_len: as the engine settles it.
+        memory_bytes: memory of the engine; None if the size of the pool is given.
+        free_share: share of the memory left by weights and activations that K and V get.
+        limits: limits of the step that the activations are planned for.
+        weights, activations: the items of each kind.
+        slot_bytes: bytes of K and V of one token.
+        kv_bytes: memory for the pool; None if it is given in blocks.
+        max_model_len: as the engine resolves it.
     """
 
     choice: KernelChoice
@@ -127,10 +89,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFit:
-    """What fits under one policy.
+    """The requests that fit under one policy.
 
     Attributes:
-        draws: `fit.num_fit`, and the same for other draws of lengths, as many as take little time.
+        fit: the capacity for the lengths of the workload.
+        draws: `num_fit` for the lengths of the workload and for other draws of lengths.
     """
 
     fit: PoolCapacity
@@ -138,21 +101,29 @@ class PolicyFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What `make_plan` found; `policies` has every policy over the same blocks and lengths, that of `fit` included."""
+class DeploymentPlan:
+    """The plan of an engine.
+
+    Attributes:
+        fit: the capacity under the configured policy.
+        policies: the capacity under every policy with the same blocks and lengths, including the configured one.
+        speed: the predicted speed; None without a known device.
+        serve: the command that starts the planned engine.
+        notes: remarks for the report.
+    """
 
     model: PlannedModel
     config: EngineConfig
-    load: Load
-    memory: MemoryPlan
+    load: PlannedWorkload
+    memory: PlannedMemory
     fit: PoolCapacity
     policies: list[PolicyFit]
-    speed: Speed | None
+    speed: PredictedSpeed | None
     serve: str
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; bytes and seconds."""
+        """The plan for JSON, in bytes and seconds."""
         memory = self.memory
         return {
             "model": self.model.name,
@@ -181,38 +152,38 @@ class Plan:
 def make_plan(
     model: PlannedModel,
     config: EngineConfig,
-    load: Load,
+    load: PlannedWorkload,
     *,
     memory_bytes: int | None = None,
     free_share: float = 1.0,
     hardware: Device | None = None,
-) -> Plan:
+) -> DeploymentPlan:
     """Plan an engine.
 
     Args:
-        config: as `chairlift serve` would get it; `model` in it is not looked at.
-        memory_bytes: for weights, activations and K and V together; not with `config.num_kv_blocks` or
-            `config.kv_cache_memory`, and needed without them.
-        free_share: of what weights and activations leave, the share that K and V get.
-        hardware: that steps are timed on, by its roofline; without it no time is predicted.
+        config: the configuration of `chairlift serve`; its `model` is ignored.
+        memory_bytes: memory for weights, activations, K and V together. It is required unless `config` has
+            num_kv_blocks or kv_cache_memory, which it cannot be combined with.
+        free_share: share of the memory left by weights and activations that K and V get.
+        hardware: the device whose roofline times the steps; None predicts no times.
 
     Raises:
-        ConfigError: the memory is too small, or an option cannot be honoured, with the arithmetic.
+        ConfigError: the memory is too small, or an option cannot be honoured. The message has the arithmetic.
     """
     if hardware is None and load.request_rate is not None:
         raise ConfigError(
-            f"request_rate={load.request_rate:g} is simulated on a device, and none is known: give device"
+            f"request_rate={load.request_rate:g} needs a device to simulate: name one with device, or leave it out"
         )
     memory = plan_memory(model, config, memory_bytes, free_share)
     context, num_blocks = model.config.max_position_embeddings, memory.pool.num_blocks
     pool = planned_pool(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
-    policies = [_under_policy(other, context, num_blocks, limits, load) for other in every_policy(config)]
+    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in every_policy(config)]
     speed = None
     if hardware is not None and fit.num_running:
         speed = _speed(hardware, model, memory, pool, limits, fit, load)
-    return Plan(
+    return DeploymentPlan(
         model=model,
         config=config,
         load=load,
@@ -231,8 +202,8 @@ def make_plan(
 
 def plan_memory(
     model: PlannedModel, config: EngineConfig, memory_bytes: int | None, free_share: float = 1.0
-) -> MemoryPlan:
-    """The memory's share of `make_plan`."""
+) -> PlannedMemory:
+    """Plan the memory of an engine (see `make_plan`)."""
     model_config, device = model.config, config.device.split(":")[0]
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
@@ -245,11 +216,11 @@ def plan_memory(
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
     elif memory_bytes is not None:
-        raise ConfigError("memory is what the KV pool is cut from: give memory, kv_cache_memory or num_kv_blocks")
+        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory or num_kv_blocks")
     slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype)
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
     max_model_len = planned_pool(config, context, pool.num_blocks).max_model_len
-    return MemoryPlan(
+    return PlannedMemory(
         choice=choice,
         memory_bytes=memory_bytes,
         free_share=free_share,
@@ -265,19 +236,19 @@ def plan_memory(
 
 def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_share: float) -> int:
     if memory_bytes is None:
-        raise ConfigError("how much memory there is must be known: give memory, kv_cache_memory or num_kv_blocks")
+        raise ConfigError("the size of the memory is unknown: give memory, kv_cache_memory or num_kv_blocks")
     left = int((memory_bytes - weights - activations) * free_share)
     if left <= 0:
         raise ConfigError(
             f"memory={format_memory(memory_bytes)} leaves nothing for K and V: the weights take "
-            f"{format_memory(weights)} and the activations of a step up to {format_memory(activations)}. Give more, "
-            f"choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
+            f"{format_memory(weights)} and the activations of a step up to {format_memory(activations)}. Give more "
+            f"memory, choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
         )
     return left
 
 
 def every_policy(config: EngineConfig) -> list[EngineConfig]:
-    """The same engine under every policy, reservations out of every arena."""
+    """The configuration with every KV policy, and every arena for reservations."""
     return [
         replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None)
         for kv in KV_POLICIES
@@ -285,10 +256,10 @@ def every_policy(config: EngineConfig) -> list[EngineConfig]:
     ]
 
 
-def _under_policy(
-    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: Load
+def _policy_fit(
+    config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: PlannedWorkload
 ) -> PolicyFit:
-    """The same lengths under each policy, whatever `max_model_len` it would settle on."""
+    """Count the requests that fit under one policy. The lengths are the same for all policies."""
     try:
         pool = planned_pool(config, context, num_blocks)
     except ConfigError as error:
@@ -306,20 +277,20 @@ def _under_policy(
 def _speed(
     hardware: Device,
     model: PlannedModel,
-    memory: MemoryPlan,
+    memory: PlannedMemory,
     pool: KVPool,
     limits: SchedulerConfig,
     fit: PoolCapacity,
-    load: Load,
-) -> Speed:
+    load: PlannedWorkload,
+) -> PredictedSpeed:
     shape = _shape(model, memory)
     sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
-    lengths = take_load(accepted(pool, load.lengths(pool.max_model_len)), fit.num_running)
-    return plan_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
+    lengths = simulated_lengths(accepted_lengths(pool, load.lengths(pool.max_model_len)), fit.num_running)
+    return predict_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
 
 
-def _shape(model: PlannedModel, memory: MemoryPlan) -> ModelShape:
-    """The model as it is kept in memory."""
+def _shape(model: PlannedModel, memory: PlannedMemory) -> ModelShape:
+    """The shape of the model with the formats that it has in memory."""
     shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.choice.dtype])
     if memory.choice.kernels == "native":
         read = native_read_bytes(model.config, model.formats, memory.choice.quantization)
@@ -327,8 +298,8 @@ def _shape(model: PlannedModel, memory: MemoryPlan) -> ModelShape:
     return replace(shape, bytes_per_kv_value=memory.slot_bytes / model.config.kv_values_per_token)
 
 
-def serve_command(model: PlannedModel, config: EngineConfig, memory: MemoryPlan) -> str:
-    """The command that starts the planned engine: it has exactly the planned blocks."""
+def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemory) -> str:
+    """The command that starts an engine with exactly the planned blocks."""
     options: dict[str, object] = {
         "device": config.device,
         "dtype": memory.choice.dtype,
@@ -357,8 +328,8 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: PoolCapacity) -> list
     notes = [] if model.note is None else [model.note]
     if fit.limited_by != "memory":
         notes.append(
-            f"The pool holds {fit.num_fit} such requests, and {fit.limited_by}={fit.num_running} is what limits the "
-            f"batch: raise it to use the memory."
+            f"The pool holds {fit.num_fit} such requests, but {fit.limited_by}={fit.num_running} limits the batch: "
+            f"raise it to use the memory."
         )
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
@@ -373,12 +344,12 @@ def _kernel_notes(model: PlannedModel, choice: KernelChoice) -> list[str]:
 def _time_notes(hardware: Device | None, dtype: str) -> list[str]:
     if hardware is None:
         return [
-            "No times: nothing is known of how fast this device is. Measure it with `chairlift simulate --calibrate "
-            "FILE` and give --device FILE, or name one (A100-40GB, ...)."
+            "No speed is predicted, because the speed of this device is unknown. Measure it with `chairlift simulate "
+            "--calibrate FILE` and give --device FILE, or name a known device (A100-40GB, ...)."
         ]
     if hardware.bytes_per_value != DTYPE_BYTES[dtype]:
         return [
             f"The peak of {hardware.name} is for {hardware.bytes_per_value}-byte values, and {dtype} has "
-            f"{DTYPE_BYTES[dtype]}: what is limited by computing will take another time than predicted."
+            f"{DTYPE_BYTES[dtype]}: the predicted times of steps that are limited by computing are wrong."
         ]
     return []

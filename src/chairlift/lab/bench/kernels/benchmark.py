@@ -1,9 +1,10 @@
-"""Every native kernel over the shapes of a model, beside what this CPU can do at most."""
+"""`chairlift bench kernels`: the speed of the native kernels in the shapes of a model, relative to the CPU's."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial, reduce
 from statistics import median
 from time import perf_counter
@@ -17,41 +18,41 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
 from chairlift.kernels.cpu.native_extension import NativeExtension
-from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, Work, median_of
+from chairlift.lab.bench.distribution import MeasuredRange
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, median_ceilings
 from chairlift.lab.bench.kernels.instructions import InstructionCount, instruction_counts
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
-from chairlift.lab.bench.load import at_least
 from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.throughput import Spread
+from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import MatrixSpec
 from chairlift.server.batch.progress import progress_bar
 
 CHUNK: Final = 512
-"""Tokens that a prefill pass computes at once, at most: the default token budget."""
+"""Maximum number of tokens of a prefill pass: the default token budget."""
 
 MIN_SECONDS: Final = 0.1
-"""That passes are repeated for at least, where they are short."""
+"""Minimum time of each measurement of a short pass, in which it is repeated."""
 
-Case = dict[str, int | str]
-"""What a kernel was given: its rows, or the sequences of a batch and their context."""
+KernelCase = dict[str, int | str]
+"""The size of a measurement: the rows, or the sequences of a batch and their context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions:
-    """What is measured.
+    """The sizes and formats to measure.
 
     Attributes:
-        rows: of activations, for linear layers.
-        formats: of weights; None: those of the model's file.
-        batch_sizes: sequences that decode at once, and rows that are sampled from.
-        contexts: tokens in KV memory, for attention.
-        repeats: passes over everything; the median counts.
-        ceiling_seconds: that each of the ceilings is measured for at the beginning; later a moment before each pass.
+        rows: rows of activations, for linear layers.
+        formats: formats of weights; None takes those of the model's file.
+        batch_sizes: numbers of sequences that decode together, and of rows that are sampled.
+        contexts: numbers of tokens in KV memory, for attention.
+        repeats: number of measured passes; the median counts.
+        ceiling_seconds: time to measure each ceiling at the beginning. Later each one is sampled before every pass.
 
     Raises:
-        ConfigError: naming the option, the value and the limit.
+        ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -64,34 +65,34 @@ class KernelOptions:
     def __post_init__(self) -> None:
         for name in ("rows", "batch_sizes", "contexts"):
             for value in getattr(self, name):
-                at_least(name, value, 1)
+                check_at_least(name, value, 1)
         if not self.rows or self.formats == ():
-            raise ConfigError("rows and formats must name at least one each")
-        at_least("repeats", self.repeats, 1)
+            raise ConfigError("rows and formats must have at least one value each")
+        check_at_least("repeats", self.repeats, 1)
         for name in self.formats or ():
             if name not in BYTES_PER_INPUT:
-                raise ConfigError(f"formats must be some of {', '.join(BYTES_PER_INPUT)}, got {name!r}")
+                raise ConfigError(f"formats must be among {', '.join(BYTES_PER_INPUT)}, got {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A kernel and what it took.
+    """The time of a kernel.
 
     Attributes:
-        format: of the weights; empty where there are none.
-        seconds: of all layers, for linear layers; of one layer, for attention.
-        share: what the work would take at the ceilings, of what it took: the median over the passes, each compared
-            with ceilings of the moment before it; None: nothing limits it.
-        limit: "compute" or "memory", whichever ceiling that is.
+        format: format of the weights; empty for kernels without weights.
+        seconds: time of all layers for linear layers, and of one layer for attention.
+        ceiling_share: the time that the work takes at the ceilings, divided by the measured time. It is the median over
+            the passes, each relative to the ceilings sampled before it; None if no ceiling applies.
+        limited_by: the ceiling that applies, "compute" or "memory".
     """
 
     kernel: str
     format: str
-    case: Case
-    seconds: Spread
-    work: Work
-    share: float | None
-    limit: str | None
+    case: KernelCase
+    seconds: MeasuredRange
+    work: KernelWork
+    ceiling_share: float | None
+    limited_by: str | None
 
     @property
     def operations_per_s(self) -> float:
@@ -102,6 +103,7 @@ class KernelTime:
         return self.work.num_bytes / self.seconds.median
 
     def to_dict(self) -> dict[str, Any]:
+        """The time for JSON."""
         return {
             "kernel": self.kernel,
             "format": self.format,
@@ -109,18 +111,18 @@ class KernelTime:
             "seconds": asdict(self.seconds),
             "operations_per_s": self.operations_per_s,
             "bytes_per_s": self.bytes_per_s,
-            "share": self.share,
-            "limit": self.limit,
+            "ceiling_share": self.ceiling_share,
+            "limited_by": self.limited_by,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
-    """What `run_kernels` measured, and on what.
+    """The times of all kernels, with the machine and the ceilings that they are relative to.
 
     Attributes:
         ceilings: the best of all samples.
-        usual_ceilings: their median.
+        median_ceilings: the median of the samples.
     """
 
     machine: MachineFacts
@@ -128,7 +130,7 @@ class KernelResult:
     kv_cache_dtype: str
     options: KernelOptions
     ceilings: Ceilings
-    usual_ceilings: Ceilings
+    median_ceilings: Ceilings
     linear: list[KernelTime]
     attention: list[KernelTime]
     sampling: list[KernelTime]
@@ -136,7 +138,7 @@ class KernelResult:
     peak_rss_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; seconds, operations and bytes a second."""
+        """The result for JSON, in seconds, operations per second and bytes per second."""
         return {
             "benchmark": "kernels",
             "machine": self.machine.to_dict(),
@@ -144,7 +146,7 @@ class KernelResult:
             "kv_cache_dtype": self.kv_cache_dtype,
             "options": asdict(self.options),
             "ceilings": self.ceilings.to_dict(),
-            "usual_ceilings": self.usual_ceilings.to_dict(),
+            "median_ceilings": self.median_ceilings.to_dict(),
             **{kind: [time.to_dict() for time in getattr(self, kind)] for kind in ("linear", "attention", "sampling")},
             "instructions": [asdict(count) for count in self.instructions],
             "peak_rss_bytes": self.peak_rss_bytes,
@@ -152,14 +154,14 @@ class KernelResult:
 
 
 def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
-    """Build the kernels with random weights of the model's shape, and measure them in turns.
+    """Measure the kernels with random weights in the shapes of the model.
 
     Args:
-        config: its model, and the options that kernels feel.
+        config: the model, and the options that affect kernels.
 
     Raises:
-        ConfigError: an option that cannot be honoured, or native kernels cannot be loaded.
-        ModelLoadError: the model's configuration cannot be had.
+        ConfigError: an option cannot be honoured, or the native kernels cannot be loaded.
+        ModelLoadError: the configuration of the model cannot be loaded.
     """
     native = load()
     native.set_num_threads(config.num_threads or host_facts().num_cores)
@@ -172,10 +174,10 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
     meter = CeilingMeter(native, options.ceiling_seconds)
     best = meter.measure()
-    linear = _measure_in_turns(list(_linear_probes(native, model, found, options)), options.repeats, meter)
-    probes = _attention_probes(model, config.block_size, kv_cache_dtype, options)
-    attention = list(_measure_each(probes, options.repeats, meter))
-    sampling = list(_measure_each(_sampling_probes(model, options), options.repeats, meter))
+    linear = _measure_interleaved(list(_linear_measurements(native, model, found, options)), options.repeats, meter)
+    passes = _attention_measurements(model, config.block_size, kv_cache_dtype, options)
+    attention = list(_measure_each(passes, options.repeats, meter))
+    sampling = list(_measure_each(_sampling_measurements(model, options), options.repeats, meter))
     samples = [sample for measured in (*linear, *attention, *sampling) for sample in measured.ceilings]
     times = [time for measured in linear for time in measured.times()]
     formats = options.formats or sorted({name for time in times for name in time.format.split(", ")})
@@ -185,7 +187,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         kv_cache_dtype=kv_cache_dtype,
         options=options,
         ceilings=reduce(Ceilings.best_of, samples, best),
-        usual_ceilings=median_of(samples),
+        median_ceilings=median_ceilings(samples),
         linear=times,
         attention=[time for measured in attention for time in measured.times()],
         sampling=[time for measured in sampling for time in measured.times()],
@@ -200,74 +202,60 @@ def _check_contexts(options: KernelOptions, model: ModelConfig) -> None:
         raise ConfigError(f"contexts must be at most {model.max_position_embeddings} for this model, got {longest}")
 
 
-# -- what is measured ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class _Case:
-    """What a pass is given; `kernels`: their formats and their work."""
+class _Measurement:
+    """The repeated measurement of one pass.
 
-    kernels: dict[str, tuple[str, Work]]
-    case: Case
+    Attributes:
+        kernels: format and work of each kernel of the pass.
+        case: the size of the pass.
+        run: runs the pass.
+        samples: seconds of each kernel, one value for each repeat.
+        ceilings: the ceilings sampled before each repeat.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class _Probe(_Case):
-    """A pass, ready to be run."""
-
+    kernels: dict[str, tuple[str, KernelWork]]
+    case: KernelCase
     run: Callable[[], Seconds]
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured(_Case):
-    """Seconds of the passes, by kernel, and the ceilings of the moment before each."""
-
-    samples: dict[str, list[float]]
-    ceilings: list[Ceilings]
-
-    @classmethod
-    def of(cls, probe: _Probe) -> _Measured:
-        return cls(probe.kernels, probe.case, {kernel: [] for kernel in probe.kernels}, [])
+    samples: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    ceilings: list[Ceilings] = field(default_factory=list)
 
     def add(self, ceilings: Ceilings, passes: Sequence[Seconds]) -> None:
         self.ceilings.append(ceilings)
-        for kernel, samples in self.samples.items():
-            samples.append(median(seconds[kernel] for seconds in passes))
+        for kernel in self.kernels:
+            self.samples[kernel].append(median(seconds[kernel] for seconds in passes))
 
     def times(self) -> list[KernelTime]:
         return [self._time(kernel, name, work) for kernel, (name, work) in self.kernels.items()]
 
-    def _time(self, kernel: str, name: str, work: Work) -> KernelTime:
+    def _time(self, kernel: str, name: str, work: KernelWork) -> KernelTime:
         samples = self.samples[kernel]
         least = [ceilings.least_seconds(work) for ceilings in self.ceilings]
         shares = [limit[0] / seconds for limit, seconds in zip(least, samples, strict=True) if limit]
-        usual = median_of(self.ceilings).least_seconds(work)
+        usual = median_ceilings(self.ceilings).least_seconds(work)
         share, limit = (median(shares), usual[1]) if shares and usual else (None, None)
-        return KernelTime(kernel, name, self.case, _spread(samples), work, share, limit)
+        spread = MeasuredRange(median(samples), min(samples), max(samples))
+        return KernelTime(kernel, name, self.case, spread, work, share, limit)
 
 
-def _spread(samples: list[float]) -> Spread:
-    return Spread(median(samples), min(samples), max(samples))
-
-
-def _linear_probes(
+def _linear_measurements(
     native: NativeExtension, model: ModelConfig, found: Callable[[str], str], options: KernelOptions
-) -> Iterator[_Probe]:
-    """All formats are held at once, so that a machine that drifts is the same for all of them."""
+) -> Iterator[_Measurement]:
+    """Create the weights in all formats together, so that changes of the machine's speed affect all formats alike."""
     for name in options.formats or (None,):
         layers = LinearPass(native, model, partial(_format_of, found, name), max(options.rows))
         for rows in options.rows:
             kernels = {kernel: (layers.formats_of(kernel), layers.work(kernel, rows)) for kernel in layers.kernels}
-            yield _Probe(kernels, {"rows": rows}, partial(layers, rows))
+            yield _Measurement(kernels, {"rows": rows}, partial(layers, rows))
 
 
 def _format_of(found: Callable[[str], str], name: str | None, matrix: MatrixSpec) -> str:
     return name or common_format([found(part) for part in matrix.weight_names])
 
 
-def _attention_probes(
+def _attention_measurements(
     model: ModelConfig, block_size: int, kv_cache_dtype: str, options: KernelOptions
-) -> Iterator[_Probe]:
+) -> Iterator[_Measurement]:
     kv_dtype = getattr(torch, kv_cache_dtype)
     for context in options.contexts:
         chunk = min(CHUNK, context)
@@ -280,44 +268,38 @@ def _attention_probes(
                 num_queries=num_queries,
                 context=context,
             )
-            case: Case = {"batch_size": num_seqs, "num_queries": num_queries, "context": context}
-            yield _Probe({layers.kernel: ("", layers.work())}, case, layers)
+            case: KernelCase = {"batch_size": num_seqs, "num_queries": num_queries, "context": context}
+            yield _Measurement({layers.kernel: ("", layers.work())}, case, layers)
 
 
-def _sampling_probes(model: ModelConfig, options: KernelOptions) -> Iterator[_Probe]:
+def _sampling_measurements(model: ModelConfig, options: KernelOptions) -> Iterator[_Measurement]:
     for is_random in (False, True):
         for size in options.batch_sizes:
             rows = SamplingPass(model.vocab_size, size, is_random=is_random)
-            yield _Probe({rows.kernel: ("", rows.work())}, {"rows": size}, rows)
+            yield _Measurement({rows.kernel: ("", rows.work())}, {"rows": size}, rows)
 
 
-# -- how -----------------------------------------------------------------------------------------------------------
-
-
-def _measure_in_turns(probes: list[_Probe], repeats: int, meter: CeilingMeter) -> list[_Measured]:
-    """`repeats` rounds over all probes, after one that is not measured."""
-    measured = [_Measured.of(probe) for probe in probes]
-    with progress_bar("linear layers", len(probes) * (repeats + 1)) as advance:
-        for turn in range(repeats + 1):
-            for probe, each in zip(probes, measured, strict=True):
+def _measure_interleaved(measurements: list[_Measurement], repeats: int, meter: CeilingMeter) -> list[_Measurement]:
+    """Run `repeats` rounds over all passes after an unmeasured one."""
+    with progress_bar("linear layers", len(measurements) * (repeats + 1)) as advance:
+        for number in range(repeats + 1):
+            for measurement in measurements:
                 ceilings = meter.sample()
-                seconds = probe.run()
-                if turn:
-                    each.add(ceilings, [seconds])
+                seconds = measurement.run()
+                if number:
+                    measurement.add(ceilings, [seconds])
                 advance()
-    return measured
+    return measurements
 
 
-def _measure_each(probes: Iterator[_Probe], repeats: int, meter: CeilingMeter) -> Iterator[_Measured]:
-    """One probe after the other, each made when its turn comes: `repeats` times some passes, after one that is not
-    measured."""
-    for probe in probes:
-        measured = _Measured.of(probe)
-        probe.run()
+def _measure_each(measurements: Iterator[_Measurement], repeats: int, meter: CeilingMeter) -> Iterator[_Measurement]:
+    """Measure one pass after the other, so that only one is in memory."""
+    for measurement in measurements:
+        measurement.run()
         for _ in range(repeats):
             ceilings = meter.sample()
-            passes, end = [probe.run()], perf_counter() + MIN_SECONDS / repeats
+            passes, end = [measurement.run()], perf_counter() + MIN_SECONDS / repeats
             while perf_counter() < end:
-                passes.append(probe.run())
-            measured.add(ceilings, passes)
-        yield measured
+                passes.append(measurement.run())
+            measurement.add(ceilings, passes)
+        yield measurement

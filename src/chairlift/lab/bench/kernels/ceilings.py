@@ -1,4 +1,4 @@
-"""What this CPU can do at most, measured beside what is compared with it, on the same threads."""
+"""Measures the maximum speeds of this CPU with the threads of the kernels that are compared with them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import torch
 from chairlift.kernels.cpu.native_extension import NativeExtension
 
 READ_BYTES: Final = 256 << 20
-"""Of the buffer that is read: more than a cache holds."""
+"""Size of the buffer that is read: larger than the caches."""
 
 GEMM_SIZE: Final = 2048
 
 UNITS: Final = ("dot_u8s8", "dot_u4s8", "fma")
-"""What kernels compute with: sums of products of bytes, the same where one of the two is below 16 (which instruction
-sets without VNNI do in fewer instructions), and float32 multiply-adds. Fields of `Ceilings`."""
+"""The operations of kernels, fields of `Ceilings`: sums of products of bytes, the same with one factor below 16 (which
+takes fewer instructions without VNNI), and float32 multiply-adds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a kernel has to do, at least.
+class KernelWork:
+    """The minimum work of a kernel.
 
     Attributes:
-        operations: additions and multiplications by unit, one of UNITS.
-        num_bytes: that are read.
-        in_cache: they were written just before, so memory is no limit.
+        operations: number of additions and multiplications by unit, one of UNITS.
+        num_bytes: number of bytes that are read.
+        in_cache: the bytes were just written, so memory is no limit.
     """
 
     operations: Mapping[str, float] = field(default_factory=dict)
@@ -40,22 +40,22 @@ class Work:
     def num_operations(self) -> float:
         return sum(self.operations.values())
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: KernelWork) -> KernelWork:
         units = {**self.operations, **other.operations}
         added = {unit: self.operations.get(unit, 0.0) + other.operations.get(unit, 0.0) for unit in units}
-        return Work(added, self.num_bytes + other.num_bytes)
+        return KernelWork(added, self.num_bytes + other.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Of one moment, or the best or the median of many, with the vector instructions that the kernels use.
+    """Maximum speeds of the CPU: one sample, or the best or the median of many.
 
     Attributes:
-        isa: the instruction set.
-        dot_u8s8, dot_u4s8, fma: operations/s of loops of nothing else, see UNITS.
-        read: bytes/s.
-        onednn_int8, onednn_fp32: operations/s of torch's square product of GEMM_SIZE, for comparison; None: torch has
-            no such product here.
+        isa: the instruction set of the kernels.
+        dot_u8s8, dot_u4s8, fma: operations/s of a loop over one unit (see UNITS).
+        read: bytes/s of reading memory.
+        onednn_int8, onednn_fp32: operations/s of torch's product of two matrices of size GEMM_SIZE; None if torch has
+            no such product on this machine.
     """
 
     isa: str
@@ -67,9 +67,8 @@ class Ceilings:
     onednn_int8: float | None = None
     onednn_fp32: float | None = None
 
-    def least_seconds(self, work: Work) -> tuple[float, str] | None:
-        """What the work would take if nothing stood in its way, and what limits it: "compute" or "memory". None: no
-        ceiling does."""
+    def least_seconds(self, work: KernelWork) -> tuple[float, str] | None:
+        """The seconds of the work at the ceilings, and the limit, "compute" or "memory"; None without a limit."""
         compute = sum(amount / getattr(self, unit) for unit, amount in work.operations.items())
         memory = 0.0 if work.in_cache else work.num_bytes / self.read
         if not compute and not memory:
@@ -77,7 +76,7 @@ class Ceilings:
         return (compute, "compute") if compute > memory else (memory, "memory")
 
     def best_of(self, other: Ceilings) -> Ceilings:
-        """The higher ones of two measurements on the same threads."""
+        """The higher value of each field of two measurements with the same threads."""
         pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
         best: dict[str, Any] = {
             name: b if a is None else a if b is None else max(a, b) for name, (a, b) in pairs.items()
@@ -88,20 +87,19 @@ class Ceilings:
         return asdict(self)
 
 
-def median_of(samples: Sequence[Ceilings]) -> Ceilings:
-    """Of one measurement, field by field, without oneDNN's."""
+def median_ceilings(samples: Sequence[Ceilings]) -> Ceilings:
+    """The median of each field of the samples of one measurement, without those of oneDNN."""
     middle = {name: median(getattr(sample, name) for sample in samples) for name in (*UNITS, "read")}
     return Ceilings(samples[0].isa, samples[0].num_threads, **middle)
 
 
 class CeilingMeter:
-    """Measures again and again, with the threads that the kernels have: what a shared machine can do changes from
-    second to second.
+    """Measures the ceilings repeatedly, because the speed of a shared machine changes within seconds.
 
     Args:
-        native: the extension.
-        seconds: that `measure` takes for each ceiling.
-        read_bytes: of the buffer that is read.
+        native: the native extension.
+        seconds: time that `measure` takes for each ceiling.
+        read_bytes: size of the buffer that is read.
     """
 
     def __init__(self, native: NativeExtension, seconds: float = 0.2, *, read_bytes: int = READ_BYTES) -> None:
@@ -110,19 +108,19 @@ class CeilingMeter:
         self._buffer = native.ReadBuffer(read_bytes)
 
     def measure(self) -> Ceilings:
-        """The best of many samples, with oneDNN's."""
+        """Measure the best of many samples, with oneDNN."""
         threads = self._native.num_threads()
         return replace(
-            self._own(self._seconds),
+            self._measure_native(self._seconds),
             onednn_int8=_gemm_speed(torch.int8, torch._int_mm, threads, self._seconds),
             onednn_fp32=_gemm_speed(torch.float32, torch.mm, threads, self._seconds),
         )
 
     def sample(self) -> Ceilings:
-        """One sample of each: some ten milliseconds."""
-        return self._own(0.0)
+        """Measure one sample of each ceiling, in about ten milliseconds."""
+        return self._measure_native(0.0)
 
-    def _own(self, seconds: float) -> Ceilings:
+    def _measure_native(self, seconds: float) -> Ceilings:
         native = self._native
         return Ceilings(
             isa=native.isa(),
@@ -137,7 +135,7 @@ class CeilingMeter:
 def _gemm_speed(
     dtype: torch.dtype, product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], threads: int, seconds: float
 ) -> float | None:
-    """Operations/s of a square product in torch."""
+    """Measure the operations/s of a square product in torch; None if torch has no such product."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,8 +1,8 @@
-"""How many vector instructions a linear kernel spends on a weight.
+"""The number of vector instructions of a linear kernel for each weight.
 
-Counted from the loops of `kernels/cpu/csrc/linear_products.inl`: in one turn a loop takes a group of 32 inputs of a
-tile, which is as many stripes (S) as are multiplied at once, a vector of outputs each, times up to a block of rows (R).
-By format, what one turn needs with AVX-512 and VNNI:
+It is counted from the loops of `kernels/cpu/csrc/linear_products.inl`. One iteration of a loop multiplies a group of 32
+inputs of a tile by a block of up to R rows. A tile has S stripes, each of which is a vector of outputs. With AVX-512
+and VNNI, one iteration needs, by format:
 
 | | q4_0, q4_1 | q8_0 | int8 | bf16, f16, f32 |
 |---|---|---|---|---|
@@ -11,10 +11,10 @@ By format, what one turn needs with AVX-512 and VNNI:
 | unpack | 12 S: two ands and a shift for 4 loads | 8 S loads | 8 S loads | 32 S loads; bf16: and shifts |
 | epilogue | R S of first values, converted, scaled, fma | the same | no scales, once for 128 inputs | none |
 
-The epilogue loads S scales of weights and R of activations, and R first values but for q4_1, which has S minimums, R
-sums and R S fma instead. A dot product is one instruction with VNNI, and three without (maddubs, madd, add); of weights
-with eight bits six, as they are cut in two, and three more to cut them. Moves between registers and spills are not
-counted: they differ by compiler. Outliers come on top, one fma each.
+The epilogue loads S scales of weights and R scales of activations. It also loads R first values; q4_1 has S minimums, R
+sums and R S fma instead. A dot product is one instruction with VNNI and three without (maddubs, madd, add). Without
+VNNI weights of eight bits need six, because they are split in two, and three to split them. Moves between registers and
+spills, which depend on the compiler, and the fma of each outlier are not counted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Final
 from chairlift.kernels.cpu.formats import FLOATS, GROUP
 
 WIDE_GROUP: Final = 128
-"""Inputs that share a scale of the activations where weights are int8."""
+"""Number of inputs with a common scale of the activations if the weights are int8."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorSet:
-    """An instruction set, and the tile that its loops multiply."""
+    """The properties of an instruction set, and the tile that its loops multiply."""
 
     lanes: int
     block_rows: int
@@ -45,12 +45,12 @@ SETS: Final = {
     "avx-vnni": VectorSet(8, 4, 1, True),
     "avx2": VectorSet(8, 4, 1, False),
 }
-"""By the name that the extension gives; what becomes of "portable" is up to the compiler."""
+"""Instruction sets by the name in the extension. The instructions of "portable" depend on the compiler."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionCount:
-    """Vector instructions for 32 weights and a row, where a block has `rows` rows."""
+    """The number of vector instructions for 32 weights and one row, with blocks of `rows` rows."""
 
     format: str
     rows: int
@@ -65,7 +65,11 @@ class InstructionCount:
 
 
 def instruction_counts(isa: str, weight_format: str, rows: Sequence[int]) -> list[InstructionCount]:
-    """Of each size of a block that these numbers of rows fill; none for an instruction set that is not in SETS."""
+    """Count the instructions for each size of block that these numbers of rows fill.
+
+    Returns:
+        An empty list for an instruction set that is not in SETS.
+    """
     vectors = SETS.get(isa)
     if vectors is None:
         return []
@@ -103,6 +107,6 @@ def _epilogue(weight_format: str, rows: int, stripes: int) -> float:
 def _count(
     vectors: VectorSet, weight_format: str, rows: int, dot: float, broadcast: float, unpack: float, epilogue: float
 ) -> InstructionCount:
-    """For 32 weights and a row, from what a turn needs."""
+    """Divide the instructions of one iteration by its groups of 32 weights and its rows."""
     share = vectors.lanes * vectors.tile_stripes * rows
     return InstructionCount(weight_format, rows, dot / share, broadcast / share, unpack / share, epilogue / share)

@@ -1,8 +1,8 @@
-"""Kernels in the order and over the memory of a real step, timed one by one.
+"""Passes over the layers of a model that time each kernel, in the order and with the memory traffic of a step.
 
-A pass goes through all layers of the model, so weights and K and V come from memory as they do in a step, and not from
-a cache that the call before filled. Weights and activations are normal random numbers: the products take the same time
-whatever their values, but for outliers, of which a model has more.
+A pass computes all layers of the model, so weights, K and V are read from memory as in a step, and not from a cache.
+Weights and activations are normal random numbers. The time of a product does not depend on its values except for
+outliers, of which a model has more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.linear import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
-from chairlift.lab.bench.kernels.ceilings import Work
+from chairlift.lab.bench.kernels.ceilings import KernelWork
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
 from chairlift.models.decoder import attention_shape, make_rotary
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
 
 VALUES_AT_ONCE: Final = 1 << 20
-"""Weights that are drawn; a larger matrix holds them several times."""
+"""Number of random weights that are drawn. A larger matrix repeats them."""
 
 KV_BYTES: Final = 256 << 20
-"""K and V that an attention pass goes through at most, if one layer does not take more."""
+"""Maximum size of K and V of an attention pass, unless one layer needs more."""
 
 NORM_EPS: Final = 1e-5
 
 LAYERS: Final = "layers"
-"""The linear layers of all decoder layers together."""
+"""Name of the linear layers of all decoder layers together."""
 
 Seconds = dict[str, float]
-"""By kernel, of one pass."""
+"""The seconds of one pass by kernel."""
 
 
 def unit_of(weight_format: str) -> str:
-    """What products with matrices in this format compute with, see `ceilings.UNITS`."""
+    """The operation of products with matrices in this format, one of `ceilings.UNITS`."""
     if weight_format in FLOATS:
         return "fma"
     return "dot_u4s8" if weight_format.startswith("q4") else "dot_u8s8"
 
 
 class LinearPass:
-    """All linear layers of a model, one after the other.
+    """A pass over all linear layers of a model.
 
     Args:
-        native: the extension.
-        format_of: the format of a layer's matrix.
-        max_rows: rows of activations at most.
+        native: the native extension.
+        format_of: returns the format of a matrix.
+        max_rows: maximum number of rows of activations.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class LinearPass:
         self._max_rows = max_rows
         self._calls: list[tuple[ProductSpec, LinearKernel]] = []
         self._tapes: dict[int, _native.Tape] = {}
-        self._row_work: defaultdict[str, Work] = defaultdict(Work)
+        self._row_work: defaultdict[str, KernelWork] = defaultdict(KernelWork)
         self._formats: defaultdict[str, set[str]] = defaultdict(set)
         products = [product for layer in config.layers for product in layer.products]
         for product in (*products, config.head_product):
             self._add(product, format_of(product.matrix))
         for product, kernel in self._calls:
-            self._multiply(product, kernel, max_rows)  # no buffer moves after this, so a tape stays true
+            self._multiply(product, kernel, max_rows)  # buffers do not move afterwards, so a tape stays valid
 
     def _add(self, product: ProductSpec, weight_format: str) -> None:
         spec, width = product.matrix, input_width(product)
@@ -98,7 +98,7 @@ class LinearPass:
             matrix.pack_floats(first, values[: spec.out_features - first].numpy())
         linear = self._kernels.make_linear(NativeMatrix(matrix, spec.kernel), None, _prologue(product))
         self._calls.append((product, linear))
-        self._row_work[spec.kernel] += Work({unit_of(weight_format): 2.0 * spec.num_weights}, matrix.num_bytes)
+        self._row_work[spec.kernel] += KernelWork({unit_of(weight_format): 2.0 * spec.num_weights}, matrix.num_bytes)
         self._formats[spec.kernel].add(weight_format)
         if width not in self._inputs:
             self._inputs[width] = torch.randn((self._max_rows, width), generator=self._generator)
@@ -110,7 +110,8 @@ class LinearPass:
         return self._drawn[in_features]
 
     def __call__(self, rows: int) -> Seconds:
-        """Seconds by kernel, over all layers; of all layers as a step runs them: up to MAX_ROWS in one call."""
+        """Measure the seconds of each kernel over all layers, and of LAYERS as a step runs them: in one call with up to
+        MAX_ROWS rows."""
         seconds: defaultdict[str, float] = defaultdict(float)
         for product, kernel in self._calls:
             start = perf_counter()
@@ -136,30 +137,30 @@ class LinearPass:
 
     @property
     def kernels(self) -> list[str]:
-        """LAYERS and each kernel."""
+        """The names of the kernels, with LAYERS."""
         return [LAYERS, *self._row_work]
 
     def formats_of(self, kernel: str) -> str:
-        """The formats of a kernel's matrices."""
+        """The formats of the matrices of a kernel."""
         return ", ".join(sorted(set().union(*(self._formats[name] for name in self._parts(kernel)))))
 
-    def work(self, kernel: str, rows: int) -> Work:
-        """Of one pass: every weight is read once."""
-        total = sum((self._row_work[name] for name in self._parts(kernel)), Work())
-        return Work({unit: rows * amount for unit, amount in total.operations.items()}, total.num_bytes)
+    def work(self, kernel: str, rows: int) -> KernelWork:
+        """The work of one pass, which reads every weight once."""
+        total = sum((self._row_work[name] for name in self._parts(kernel)), KernelWork())
+        return KernelWork({unit: rows * amount for unit, amount in total.operations.items()}, total.num_bytes)
 
     def _parts(self, kernel: str) -> list[str]:
         return [name for name in self._row_work if name != LM_HEAD] if kernel == LAYERS else [kernel]
 
 
 def native_prologue(product: ProductSpec) -> str:
-    """The product's prologue, or "none" where torch computes it: only the product is measured then."""
+    """The prologue of the product, or "none" if torch computes it: then only the product is measured."""
     kind = product.prologue
     return kind if kind in ("none", *NORM_KINDS) or has_native_kernel(kind) else "none"
 
 
 def input_width(product: ProductSpec) -> int:
-    """Values of a row before the prologue."""
+    """The number of values in a row before the prologue."""
     kind = native_prologue(product)
     is_gated = kind not in ("none", *NORM_KINDS) and find_activation(kind)[1]
     return product.matrix.in_features * (2 if is_gated else 1)
@@ -175,12 +176,14 @@ def _prologue(product: ProductSpec) -> Prologue:
 
 
 class AttentionPass:
-    """Norm, rotation, KV writes and attention of layer after layer: `num_seqs` sequences that end at position `context`
-    and compute their last `num_queries` tokens. Blocks lie anywhere in KV memory.
+    """A pass over norm, rotation, KV writes and attention of all layers, with blocks in random order.
 
     Args:
-        kv_dtype: of K and V.
-        block_size: slots a block.
+        kv_dtype: data type of K and V.
+        block_size: slots in a block.
+        num_seqs: number of sequences.
+        num_queries: number of tokens that each sequence computes, its last ones.
+        context: number of tokens of each sequence.
     """
 
     def __init__(
@@ -219,30 +222,30 @@ class AttentionPass:
             self._calls.append(partial(backend.forward, qkv, rotation, cache, plan, spec.sliding_window, None))
 
     def __call__(self) -> Seconds:
-        """Seconds a layer."""
+        """Measure the seconds of a layer."""
         start = perf_counter()
         for call in self._calls:
             call()
         return {self.kernel: (perf_counter() - start) / self.num_layers}
 
-    def work(self) -> Work:
-        """Of a layer: every key that a sequence sees is read once; two products of a query with each that it sees."""
+    def work(self) -> KernelWork:
+        """The mean work of a layer: reading every visible key and value once, and two products of a query with each."""
         products = read = 0
         for spec in self._specs:
             window = spec.sliding_window or self._context
-            products += 4 * spec.query_size * self._seen(window)
+            products += 4 * spec.query_size * self._num_pairs(window)
             read += min(self._context, window + self._num_queries - 1) * _token_bytes(spec, self._kv_dtype)
         num_seqs, num_layers = self._num_seqs, self.num_layers
-        return Work({"fma": num_seqs * products / num_layers}, num_seqs * read / num_layers)
+        return KernelWork({"fma": num_seqs * products / num_layers}, num_seqs * read / num_layers)
 
-    def _seen(self, window: int) -> int:
-        """Pairs of a query and a key that it sees, of one sequence."""
+    def _num_pairs(self, window: int) -> int:
+        """The number of pairs of a query and a visible key in one sequence."""
         positions = range(self._context - self._num_queries, self._context)
         return sum(min(position + 1, window) for position in positions)
 
 
 def _token_bytes(spec: AttentionSpec, kv_dtype: torch.dtype) -> int:
-    """K and V of one token and layer, scales included."""
+    """The bytes of K and V of one token in one layer, including scales."""
     scale = 4 if kv_dtype == torch.int8 else 0
     return 2 * spec.num_kv_heads * (spec.head_dim * kv_dtype.itemsize + scale)
 
@@ -275,7 +278,7 @@ def _metadata(num_seqs: int, num_queries: int, context: int, block_size: int) ->
 
 
 class SamplingPass:
-    """A token a row, out of random logits: the likeliest ("greedy"), or one drawn with temperature, top_k and top_p."""
+    """A pass that samples one token for each row of random logits: greedy, or with temperature, top_k and top_p."""
 
     RANDOM: Final[Mapping[str, float]] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
 
@@ -296,11 +299,11 @@ class SamplingPass:
         self._logits = torch.randn((num_rows, vocab_size), generator=torch.Generator().manual_seed(0)) * 4
 
     def __call__(self) -> Seconds:
-        """Seconds of one batch."""
+        """Measure the seconds of one batch."""
         start = perf_counter()
         self._sample(self._logits, self._rows)
         return {self.kernel: perf_counter() - start}
 
-    def work(self) -> Work:
-        """Every logit is read once."""
-        return Work(num_bytes=4.0 * self._logits.numel(), in_cache=True)
+    def work(self) -> KernelWork:
+        """The work of one batch, which reads every logit once."""
+        return KernelWork(num_bytes=4.0 * self._logits.numel(), in_cache=True)

@@ -1,9 +1,10 @@
-"""Latency, throughput and goodput of a server under load, over HTTP: ours, or any other OpenAI-compatible one."""
+"""`chairlift bench serve`: latency, throughput and goodput of an OpenAI-compatible server under a workload."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,13 +12,17 @@ import httpx
 
 from chairlift.clock import MonotonicClock
 from chairlift.errors import ConfigError
-from chairlift.lab.bench.load import LoadOptions, Tokenize, at_least, first_requests, text_tokenizer
 from chairlift.lab.bench.machine import HostFacts, host_facts
-from chairlift.lab.bench.prompts import ChatPrompts, IdPrompts, Prompts, TextPrompts
-from chairlift.lab.bench.serving.goodput import Objectives
-from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, Call, open_http, served_models
-from chairlift.lab.bench.serving.load import send_load
-from chairlift.lab.bench.serving.metrics import LATENCIES, ServeMetrics
+from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, RequestRecord, open_client, served_models
+from chairlift.lab.bench.serving.metrics import LATENCIES, Objectives, ServeMetrics
+from chairlift.lab.bench.serving.prompts import ChatPrompts, CompletionPrompts, PromptFormat, prompt_text
+from chairlift.lab.bench.workload_options import (
+    Tokenize,
+    WorkloadOptions,
+    check_at_least,
+    first_requests,
+    text_tokenizer,
+)
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.lab.workload.traces.trace_loader import detect_trace_format
@@ -25,38 +30,43 @@ from chairlift.server.batch.progress import progress_bar
 
 WARM_UP_ROUND, MEASURED_ROUND = 0, 1
 PROBE_TOKENS = 8
-UNTAKEN_PROMPT = ("http 400", "http 422")
-"""How servers refuse a prompt of token ids."""
+"""Maximum number of output tokens of the first request."""
+
+PROMPT_REJECTED = ("http 400", "http 422")
+"""The failures of servers that do not accept token ids as a prompt."""
 
 TEXT_FORMATS = ("sharegpt", "custom")
-"""Traces whose lengths depend on a tokenizer."""
+"""Trace formats whose lengths depend on a tokenizer."""
+
+TOKEN_IDS, TEXT, MESSAGES = "ids", "text", "messages"
+"""Prompt formats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(LoadOptions):
-    """A server and the load for it. Decoding is greedy.
+class ServeOptions(WorkloadOptions):
+    """The workload and the server that it is sent to. Decoding is greedy.
 
     Attributes:
-        base_url: with or without /v1 at its end.
-        endpoint_type: "openai" sends completions from token ids, or from text if the server refuses ids; "openai-chat"
-            sends conversations.
-        model: None asks the server.
-        vocab_size: prompt tokens are below it.
-        tokenizer: the model (see `EngineConfig.model`) whose tokenizer says how long the texts of a trace are.
-        ignore_eos: forces the output lengths; an extension to OpenAI's API that vLLM has too. Without it a length is
-            only the `max_tokens` of its request.
-        num_warmups: requests before the load, not measured; one more always comes first, to see whether the server
-            answers.
-        goodput: as `Objectives.parse` reads them.
-        percentile_metrics: latencies to report, names of LATENCIES; metric_percentiles: of each.
-        timeout: seconds of silence after which a call has failed.
+        base_url: URL of the server, with or without /v1.
+        backend: "openai" sends completions with token ids, or with text if the server rejects them; "openai-chat" sends
+            conversations.
+        model: name of the model; None takes the only model of the server.
+        vocab_size: limit of the token ids in prompts.
+        tokenizer: model (see `EngineConfig.model`) whose tokenizer measures the texts of a trace.
+        ignore_eos: forces the output lengths, with an extension of OpenAI's API that vLLM has too. Otherwise a length
+            is the `max_tokens` of its request.
+        num_warmups: number of unmeasured requests before the workload, after a first one that tests the server.
+        goodput: objectives (see `Objectives.parse`).
+        percentile_metrics: latencies to report, names of LATENCIES.
+        metric_percentiles: percentiles to report of each latency.
+        timeout: seconds without data after which a request fails.
 
     Raises:
-        ConfigError: naming the option, the value and the limit.
+        ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
     base_url: str = "http://127.0.0.1:8000"
-    endpoint_type: str = "openai"
+    backend: str = "openai"
     model: str | None = None
     vocab_size: int = 32000
     tokenizer: str | None = None
@@ -68,16 +78,16 @@ class ServeOptions(LoadOptions):
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        LoadOptions.__post_init__(self)
-        if self.endpoint_type not in PATHS:
-            raise ConfigError(f"endpoint_type must be one of {', '.join(PATHS)}, got {self.endpoint_type!r}")
-        at_least("vocab_size", self.vocab_size, 1)
-        at_least("num_warmups", self.num_warmups, 0)
+        WorkloadOptions.__post_init__(self)
+        if self.backend not in PATHS:
+            raise ConfigError(f"backend must be one of {', '.join(PATHS)}, got {self.backend!r}")
+        check_at_least("vocab_size", self.vocab_size, 1)
+        check_at_least("num_warmups", self.num_warmups, 0)
         if self.tokenizer is not None and self.trace is None:
-            raise ConfigError(f"tokenizer={self.tokenizer} is for the texts of a trace: give a trace, or leave it out")
+            raise ConfigError(f"tokenizer={self.tokenizer} needs a trace: give trace, or leave it out")
         if self.ignore_eos and self.max_tokens is not None:
             raise ConfigError(
-                f"max_tokens={self.max_tokens} needs ignore_eos=False: with it an answer is as long as max_tokens allow"
+                f"max_tokens={self.max_tokens} needs ignore_eos=False: ignore_eos makes every answer max_tokens long"
             )
         if unknown := set(self.percentile_metrics) - set(LATENCIES):
             raise ConfigError(f"percentile_metrics must be among {', '.join(LATENCIES)}, got {', '.join(unknown)}")
@@ -91,12 +101,12 @@ class ServeOptions(LoadOptions):
 
 @dataclass(frozen=True, slots=True)
 class ServeResult:
-    """What `run_serve` measured.
+    """The metrics and the records of a workload.
 
     Attributes:
-        client: where the load came from, which need not be where the server runs.
-        prompt_format: what the prompts were sent as: ids, text or messages.
-        calls: all of them, in the order in which they were due; times since the start of the load.
+        client: the machine that sent the requests, which may be another one than that of the server.
+        prompt_format: TOKEN_IDS, TEXT or MESSAGES.
+        records: one for each request, in the order in which they were due. Times are since the start of the workload.
     """
 
     client: HostFacts
@@ -104,10 +114,10 @@ class ServeResult:
     model: str
     prompt_format: str
     metrics: ServeMetrics
-    calls: list[Call]
+    records: list[RequestRecord]
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The result for JSON."""
         return {
             "benchmark": "serve",
             "client": self.client.to_dict(),
@@ -119,15 +129,15 @@ class ServeResult:
         }
 
     def to_detailed_dict(self) -> dict[str, Any]:
-        """The same, and every call."""
-        return {**self.to_dict(), "requests": [_call_record(call) for call in self.calls]}
+        """The result for JSON with the record of every request."""
+        return {**self.to_dict(), "requests": [_record_to_dict(record) for record in self.records]}
 
 
 def run_serve(options: ServeOptions, api_key: str | None = None) -> ServeResult:
-    """Load the server and see what it does. Calls that fail are counted, and stop nothing.
+    """Send the workload to the server. Failed requests are counted.
 
     Raises:
-        ConfigError: the server cannot be reached or refuses the very first request; says what it said.
+        ConfigError: the server cannot be reached or rejects the first request. The message has its answer.
     """
     return asyncio.run(_run(options, api_key))
 
@@ -136,65 +146,87 @@ async def _run(options: ServeOptions, api_key: str | None) -> ServeResult:
     tokenize = _tokenize(options)
     warm_up = options.workload(options.vocab_size, WARM_UP_ROUND, tokenize)
     workload = options.workload(options.vocab_size, MEASURED_ROUND, tokenize)
-    async with open_http(options.base_url, api_key, options.timeout) as http:
-        session = _Session(options, http, options.model or await _only_model(http))
-        prompt_format = await session.probe(warm_up[0])
+    async with open_client(options.base_url, api_key, options.timeout) as http:
+        sender = _WorkloadSender(options, http, options.model or await _only_model(http))
+        prompt_format = await sender.find_prompt_format(warm_up[0])
         if options.num_warmups:
             early = [replace(item, arrival=0.0) for item in first_requests(warm_up, options.num_warmups)]
-            await session.send(early, prompt_format)
+            await sender.send(early, prompt_format)
         with progress_bar("requests", len(workload)) as advance:
-            calls = await session.send(workload, prompt_format, advance)
-    metrics = ServeMetrics.of(calls, Objectives.parse(options.goodput), options.metric_percentiles)
-    return ServeResult(host_facts(), options, session.model, prompt_format, metrics, calls)
+            records = await sender.send(workload, prompt_format, advance)
+    metrics = ServeMetrics.from_records(records, Objectives.parse(options.goodput), options.metric_percentiles)
+    return ServeResult(host_facts(), options, sender.model, prompt_format, metrics, records)
 
 
-class _Session:
-    """A server that is being loaded."""
+class _WorkloadSender:
+    """Sends workloads to one server."""
 
     def __init__(self, options: ServeOptions, http: httpx.AsyncClient, model: str) -> None:
         self._options = options
         self._http = http
         self.model = model
 
-    async def probe(self, request: WorkloadRequest) -> str:
-        """Send one short request, and find the prompt format that the server takes.
+    async def find_prompt_format(self, request: WorkloadRequest) -> str:
+        """Send one short request in each format until the server accepts one, and return that format.
 
         Raises:
-            ConfigError: none; says what the server said.
+            ConfigError: the server accepts none. The message has its answers.
         """
         output_len = min(request.output_len, PROBE_TOKENS)
         short = replace(request, arrival=0.0, output_len=output_len, max_tokens=None)
-        formats = ("messages",) if self._options.endpoint_type == "openai-chat" else ("ids", "text")
-        said = []
-        for prompt_format in formats:
-            (call,) = await self.send([short], prompt_format)
-            if call.failure is None:
+        answers = []
+        for prompt_format in (MESSAGES,) if self._options.backend == "openai-chat" else (TOKEN_IDS, TEXT):
+            (record,) = await self.send([short], prompt_format)
+            if record.failure is None:
                 return prompt_format
-            said.append(f"{prompt_format}: {call.failure.kind}: {call.failure.message}")
-            if call.failure.kind not in UNTAKEN_PROMPT:
+            answers.append(f"{prompt_format}: {record.failure.kind}: {record.failure.message}")
+            if record.failure.kind not in PROMPT_REJECTED:
                 break
-        way_out = (
-            " If it does not know ignore_eos, leave that out: --no-ignore-eos." if self._options.ignore_eos else ""
-        )
+        hint = " If the server does not support ignore_eos, use --no-ignore-eos." if self._options.ignore_eos else ""
         raise ConfigError(
-            f"base_url={self._options.base_url}: the first request, model {self.model!r}, got no answer. "
-            f"With a prompt as {'; as '.join(said)}.{way_out}"
+            f"base_url={self._options.base_url}: the first request, for model {self.model!r}, failed. "
+            f"With a prompt as {'; as '.join(answers)}.{hint}"
         )
 
     async def send(
         self, workload: Sequence[WorkloadRequest], prompt_format: str, on_end: Callable[[], None] = lambda: None
-    ) -> list[Call]:
+    ) -> list[RequestRecord]:
+        """Send each request when it is due, and return the records in that order.
+
+        Args:
+            on_end: called after each request.
+        """
         feed = RequestFeed(workload, self._options.max_concurrency)
-        prompts = _prompts(prompt_format, workload)
+        prompts = _make_prompts(prompt_format, workload)
         clock = MonotonicClock()
         start = clock.now()
-        api = ApiClient(self._http, PATHS[self._options.endpoint_type], lambda: clock.now() - start)
-        return await send_load(api, feed, prompts, self._body, on_end)
+        api = ApiClient(self._http, PATHS[self._options.backend], lambda: clock.now() - start)
+        records: list[RequestRecord] = []
+        ended = asyncio.Event()
+
+        async def send_request(request: WorkloadRequest, record: RequestRecord) -> None:
+            await api.stream(self._body(request) | prompts.fields(request), record)
+            prompts.record_answer(request.request_id, record.text)
+            # The API returns no token ids: placeholders extend the history.
+            answer = [request.prompt_token_ids[0]] * record.num_output_tokens
+            feed.finish(request.request_id, answer, api.now())
+            ended.set()
+            on_end()
+
+        async with asyncio.TaskGroup() as group:
+            while not feed.is_exhausted:
+                for request in feed.pop_due(api.now()):
+                    num_prompt = len(request.prompt_token_ids)
+                    record = RequestRecord(request.request_id, num_prompt, request.output_len, due=request.arrival)
+                    records.append(record)
+                    group.create_task(send_request(request, record))
+                await _wait(ended, feed.next_time(), api)
+        return records
 
     def _body(self, request: WorkloadRequest) -> dict[str, Any]:
-        """All but the prompt. An extension is only sent where it is used."""
+        """The body without the prompt. Extensions are sent only if they are used."""
         options = self._options
-        limit = "max_completion_tokens" if options.endpoint_type == "openai-chat" else "max_tokens"
+        limit = "max_completion_tokens" if options.backend == "openai-chat" else "max_tokens"
         return {
             "model": self.model,
             limit: request.output_len if options.ignore_eos else request.max_output_len,
@@ -206,42 +238,49 @@ class _Session:
         }
 
 
+async def _wait(event: asyncio.Event, time: float | None, api: ApiClient) -> None:
+    """Wait for the event or until a time on the clock of the client."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None if time is None else max(0.0, time - api.now())):
+            await event.wait()
+    event.clear()
+
+
 def _tokenize(options: ServeOptions) -> Tokenize | None:
     if options.tokenizer is None or options.trace is None:
         return None
     if (found := detect_trace_format(options.trace)) not in TEXT_FORMATS:
         raise ConfigError(
-            f"tokenizer={options.tokenizer}: {options.trace} is a {found} trace, without texts: leave it out"
+            f"tokenizer={options.tokenizer}: {options.trace} is a {found} trace, which has no texts: leave it out"
         )
     return text_tokenizer(options.tokenizer)
 
 
-def _prompts(prompt_format: str, workload: Sequence[WorkloadRequest]) -> Prompts:
-    if prompt_format == "messages":
+def _make_prompts(prompt_format: str, workload: Sequence[WorkloadRequest]) -> PromptFormat:
+    if prompt_format == MESSAGES:
         return ChatPrompts(workload)
-    return IdPrompts() if prompt_format == "ids" else TextPrompts()
+    return CompletionPrompts(list if prompt_format == TOKEN_IDS else prompt_text)
 
 
 async def _only_model(http: httpx.AsyncClient) -> str:
     names = await served_models(http)
     if len(names) != 1:
-        raise ConfigError(f"the server has {len(names)} models: name one as `model`. It has: {', '.join(names)}")
+        raise ConfigError(f"the server has {len(names)} models ({', '.join(names)}): choose one with --model")
     return names[0]
 
 
-def _call_record(call: Call) -> dict[str, Any]:
-    """Times in seconds since the start of the load."""
+def _record_to_dict(record: RequestRecord) -> dict[str, Any]:
     return {
-        "request_id": call.request_id,
-        "due": call.due,
-        "sent": call.sent,
-        "ended": call.ended,
-        "ttft": call.ttft,
-        "itls": call.itls,
-        "requested_input_tokens": call.prompt_len,
-        "requested_output_tokens": call.output_len,
-        "output_tokens": call.num_output_tokens,
-        "usage": call.usage and asdict(call.usage),
-        "finish_reason": call.finish_reason,
-        "failure": call.failure and asdict(call.failure),
+        "request_id": record.request_id,
+        "due": record.due,
+        "sent": record.sent,
+        "ended": record.ended,
+        "ttft": record.ttft,
+        "itls": record.itls,
+        "requested_input_tokens": record.input_len,
+        "requested_output_tokens": record.output_len,
+        "output_tokens": record.num_output_tokens,
+        "usage": record.usage and asdict(record.usage),
+        "finish_reason": record.finish_reason,
+        "failure": record.failure and asdict(record.failure),
     }

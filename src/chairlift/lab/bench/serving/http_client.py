@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as its client sees it: sends a call, notes when each part of the answer came."""
+"""An HTTP client that sends requests to an OpenAI-compatible server and records the arrival of each chunk."""
 
 from __future__ import annotations
 
@@ -13,47 +13,53 @@ import httpx
 from chairlift.errors import ConfigError
 
 PATHS: Final = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-"""Endpoint type, as vLLM's benchmark names it, and its path."""
+"""The path of each backend, under the names of vLLM's benchmark."""
 
 MAX_LINE_BYTES: Final = 16 << 20
 
-DAMAGE: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What reading a body ends in that is not of OpenAI's form."""
+MALFORMED_BODY_ERRORS: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Exceptions raised while reading a body that has not the form of OpenAI's API."""
 
 KEEPALIVE_SECONDS: Final = 2.0
-"""An idle connection is given up before any usual server gives it up (uvicorn: 5 s): a call on a connection that is
-being closed would count as a failure of the server."""
+"""An idle connection is closed earlier than servers close it (uvicorn: 5 s): a request on a connection that the server
+is closing would count as a failure of the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the server counted."""
+    """The token counts that the server reported."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
 
     @classmethod
-    def of(cls, body: dict[str, Any]) -> Usage:
+    def from_body(cls, body: dict[str, Any]) -> Usage:
+        """Read the field `usage` of a chunk."""
         details = body.get("prompt_tokens_details") or {}
         counts = [int(body["prompt_tokens"]), int(body["completion_tokens"]), int(details.get("cached_tokens") or 0)]
         if min(counts) < 0:
-            raise ValueError(f"usage holds a negative count: {counts}")
+            raise ValueError(f"usage has a negative count: {counts}")
         return cls(*counts)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a call gave no whole answer: `http 500`, `connect`, `connection lost`, `timeout`, `cut stream`, `bad chunk`,
-    `error in stream`, `not a stream`, `empty answer`; and the words of the server or of the network."""
+class RequestFailure:
+    """The reason why a request has no complete answer.
+
+    Attributes:
+        kind: `http 500`, `connect`, `connection lost`, `timeout`, `cut stream`, `bad chunk`, `error in stream`,
+            `not a stream` or `empty answer`.
+        message: the message of the server or of the network.
+    """
 
     kind: str
     message: str
 
 
 @dataclass(slots=True)
-class Call:
-    """One request as it went. Times in seconds on the client's clock.
+class RequestRecord:
+    """The times and the answer of one request, in seconds on the clock of the client.
 
         due ------ sent ------ chunk_times[0] --- ... --- ended
          |-- lag ---|               |-- itls: gaps ---|     |
@@ -61,13 +67,17 @@ class Call:
                     |---- e2e_latency ----------------------|
 
     Attributes:
-        prompt_len, output_len: tokens that were asked for.
-        chunk_times: when each chunk with text came, or the last one, if none had text. A chunk may hold several tokens.
-        ended: when the last chunk of the answer came; or when the failure showed.
+        input_len: tokens of the prompt.
+        output_len: requested output tokens.
+        due: time at which the request was due.
+        sent: time at which it was sent.
+        chunk_times: arrival of each chunk with text, or of the last chunk if none has text. A chunk may have several
+            tokens.
+        ended: arrival of the last chunk, or the time of the failure.
     """
 
     request_id: str
-    prompt_len: int
+    input_len: int
     output_len: int
     due: float
     sent: float = 0.0
@@ -76,7 +86,7 @@ class Call:
     text: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
-    failure: Failure | None = None
+    failure: RequestFailure | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -84,12 +94,12 @@ class Call:
 
     @property
     def send_lag(self) -> float:
-        """How late it was sent: the client's own fault, and no part of the latencies."""
+        """The delay of the client. It is not part of the latencies."""
         return self.sent - self.due
 
     @property
     def num_output_tokens(self) -> int:
-        """By the server's count or, where it gives none, one a chunk."""
+        """The number that the server reported, or else the number of chunks."""
         return len(self.chunk_times) if self.usage is None else self.usage.completion_tokens
 
     @property
@@ -98,12 +108,12 @@ class Call:
 
     @property
     def itls(self) -> list[float]:
-        """The gaps between chunks."""
+        """The times between chunks."""
         return [later - earlier for earlier, later in pairwise(self.chunk_times)]
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None with fewer than two tokens, or if all came in one piece."""
+        """Time per output token after the first; None if there are fewer than two tokens or chunks."""
         if not self.is_answered or self.num_output_tokens < 2 or len(self.chunk_times) < 2:
             return None
         return (self.ended - self.chunk_times[0]) / (self.num_output_tokens - 1)
@@ -114,25 +124,25 @@ class Call:
 
 
 class StreamError(Exception):
-    """A call that gives no whole answer, in the middle of reading it."""
+    """Raised if a response is not a complete answer."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.failure = Failure(kind, message)
+        self.failure = RequestFailure(kind, message)
 
 
 class EventLines:
-    """Cuts a body into the payloads of its `data:` lines, which is all that OpenAI's streams are made of.
+    """Splits a stream of server-sent events into the payloads of its `data:` lines.
 
-    Works on bytes: a JSON string may hold characters at which text is split into lines, and these are no ends of lines.
+    Works on bytes, because a JSON string may contain characters at which `str.splitlines` would split.
     """
 
     def __init__(self) -> None:
-        self._rest: list[bytes] = []  # of a line without its end yet
+        self._rest: list[bytes] = []  # the beginning of an incomplete line
         self._num_rest = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete now.
+        """Add data and return the payloads that are complete.
 
         Raises:
             StreamError: a line is longer than MAX_LINE_BYTES.
@@ -152,11 +162,11 @@ class EventLines:
         self._rest.append(part)
 
 
-def open_http(base_url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
-    """One pool of connections for all calls, without a limit of its own and without proxies.
+def open_client(base_url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
+    """Create a client with unlimited connections and without proxies.
 
     Args:
-        timeout: seconds of silence after which a call has failed.
+        timeout: seconds without data after which a request fails.
 
     Raises:
         ConfigError: base_url is not an http or https URL.
@@ -166,7 +176,7 @@ def open_http(base_url: str, api_key: str | None, timeout: float) -> httpx.Async
     except httpx.InvalidURL as error:
         raise ConfigError(f"base_url {base_url!r}: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"base_url must be like http://127.0.0.1:8000, got {base_url!r}")
+        raise ConfigError(f"base_url must have the form http://127.0.0.1:8000, got {base_url!r}")
     return httpx.AsyncClient(
         base_url=url,
         headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
@@ -177,11 +187,11 @@ def open_http(base_url: str, api_key: str | None, timeout: float) -> httpx.Async
 
 
 class ApiClient:
-    """Makes calls.
+    """Sends requests to one endpoint and records them.
 
     Args:
-        path: one of PATHS.
-        now: the clock of the calls' times.
+        path: a path of PATHS.
+        now: the clock of the records.
     """
 
     def __init__(self, http: httpx.AsyncClient, path: str, now: Callable[[], float]) -> None:
@@ -189,40 +199,39 @@ class ApiClient:
         self._path = path
         self.now = now
 
-    async def stream(self, body: dict[str, Any], call: Call) -> None:
-        """Send `body`, read the whole answer and write into `call` what came when. What the server or the network does
-        wrong ends in `call.failure`, never in an exception."""
+    async def stream(self, body: dict[str, Any], record: RequestRecord) -> None:
+        """Send the body and record the answer. Errors of the server or of the network set `record.failure`."""
         content = json.dumps(body).encode()
-        call.sent = self.now()
+        record.sent = self.now()
         try:
-            await self._stream(content, call)
+            await self._stream(content, record)
         except StreamError as error:
-            call.failure = error.failure
+            record.failure = error.failure
         except httpx.TimeoutException as error:
-            call.failure = Failure("timeout", _words(error))
+            record.failure = RequestFailure("timeout", _error_text(error))
         except httpx.ConnectError as error:
-            call.failure = Failure("connect", _words(error))
+            record.failure = RequestFailure("connect", _error_text(error))
         except httpx.HTTPError as error:
-            call.failure = Failure("connection lost", _words(error))
-        if call.failure is not None:
-            call.ended = self.now()
+            record.failure = RequestFailure("connection lost", _error_text(error))
+        if record.failure is not None:
+            record.ended = self.now()
 
-    async def _stream(self, content: bytes, call: Call) -> None:
+    async def _stream(self, content: bytes, record: RequestRecord) -> None:
         headers = {"Content-Type": "application/json"}
         async with self._http.stream("POST", self._path, content=content, headers=headers) as response:
             if response.status_code != 200:
                 raise StreamError(f"http {response.status_code}", error_message(await response.aread()))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
-                raise StreamError("not a stream", f"the answer is {kind or 'of no content type'}")
-            is_done = await self._read(response, call)
-        if not is_done and call.finish_reason is None:
+                raise StreamError("not a stream", f"the content type is {kind or 'missing'}")
+            is_done = await self._read(response, record)
+        if not is_done and record.finish_reason is None:
             raise StreamError("cut stream", "the stream ended without a finish reason")
-        if not call.chunk_times:
-            raise StreamError("empty answer", "the stream held no choices")
+        if not record.chunk_times:
+            raise StreamError("empty answer", "the stream had no choices")
 
-    async def _read(self, response: httpx.Response, call: Call) -> bool:
-        """Whether the stream said that it is done."""
+    async def _read(self, response: httpx.Response, record: RequestRecord) -> bool:
+        """Read the stream; returns whether it ended with [DONE]."""
         is_done, lines = False, EventLines()
         try:
             async for data in response.aiter_bytes():
@@ -231,65 +240,71 @@ class ApiClient:
                     if payload == b"[DONE]":
                         is_done = True
                     else:
-                        take_chunk(payload, now, call)
+                        record_chunk(payload, now, record)
         except httpx.TimeoutException:
             raise
         except httpx.TransportError as error:
-            raise StreamError("cut stream", _words(error)) from None
+            raise StreamError("cut stream", _error_text(error)) from None
         return is_done
 
 
 async def served_models(http: httpx.AsyncClient) -> list[str]:
-    """What /v1/models lists.
+    """Read the names of the models that /v1/models lists.
 
     Raises:
-        ConfigError: the server cannot be reached, or does not answer in OpenAI's form.
+        ConfigError: the server does not answer, or its answer has not the form of OpenAI's API.
     """
     where = f"{http.base_url}".rstrip("/") + "/v1/models"
     try:
         response = await http.get("/v1/models")
     except httpx.HTTPError as error:
-        raise ConfigError(f"no answer from {where}: {_words(error)}. Is the server running there?") from None
+        raise ConfigError(f"no answer from {where}: {_error_text(error)}. Is the server running?") from None
     if response.status_code != 200:
         raise ConfigError(f"{where} answered {response.status_code}: {error_message(response.content)}")
     try:
         return [str(card["id"]) for card in response.json()["data"]]
-    except DAMAGE:
-        raise ConfigError(f"{where} holds no list of models: {response.text[:200]!r}. Name one as `model`.") from None
+    except MALFORMED_BODY_ERRORS:
+        raise ConfigError(
+            f"{where} returned no list of models: {response.text[:200]!r}. Give the name of the model with --model."
+        ) from None
 
 
 def error_message(body: bytes) -> str:
-    """The message of an error in OpenAI's form, or else the beginning of the body."""
+    """The message of an error in the form of OpenAI's API, or else the beginning of the body."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
-    except DAMAGE:
+    except MALFORMED_BODY_ERRORS:
         return body[:200].decode(errors="replace")
 
 
-def take_chunk(payload: bytes, now: float, call: Call) -> None:
-    """One chunk of an answer. A chunk that only opens the answer, or only counts its tokens, is no news."""
+def record_chunk(payload: bytes, now: float, record: RequestRecord) -> None:
+    """Record one chunk of an answer. A chunk without text, such as the first one of a chat or the usage, has no time.
+
+    Raises:
+        StreamError: the chunk is an error or has the wrong form.
+    """
     try:
         chunk = json.loads(payload)
         if chunk.get("error") is not None:
             raise StreamError("error in stream", error_message(payload))
         if chunk.get("usage") is not None:
-            call.usage = Usage.of(chunk["usage"])
+            record.usage = Usage.from_body(chunk["usage"])
         for choice in chunk.get("choices") or []:
-            _take_choice(choice, now, call)
-    except DAMAGE:
+            _record_choice(choice, now, record)
+    except MALFORMED_BODY_ERRORS:
         raise StreamError("bad chunk", payload[:200].decode(errors="replace")) from None
 
 
-def _take_choice(choice: dict[str, Any], now: float, call: Call) -> None:
+def _record_choice(choice: dict[str, Any], now: float, record: RequestRecord) -> None:
     delta = choice.get("delta") or {}
     text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
-    call.finish_reason = choice.get("finish_reason") or call.finish_reason
-    call.text += text
-    if text or (call.finish_reason is not None and not call.chunk_times):
-        call.chunk_times.append(now)
-    call.ended = now
+    record.finish_reason = choice.get("finish_reason") or record.finish_reason
+    record.text += text
+    if text or (record.finish_reason is not None and not record.chunk_times):
+        record.chunk_times.append(now)
+    record.ended = now
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

@@ -1,8 +1,8 @@
-"""What is sent for a prompt of given token ids: the ids themselves, or a text of about as many tokens."""
+"""The formats of a prompt in a request to a server: token ids, a text of about as many tokens, or chat messages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from chairlift.lab.workload.request import WorkloadRequest
@@ -16,67 +16,64 @@ _NOUNS = (
     "research girl moment air teacher force education"
 )
 WORDS: Final = tuple(_NOUNS.split())
-"""Common nouns, which most vocabularies hold whole."""
+"""Common nouns, which are single tokens in most vocabularies."""
 
 
-class Prompts(Protocol):
-    """How the requests of a load are put into words."""
+class PromptFormat(Protocol):
+    """Writes the prompts of a workload into request bodies."""
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
-        """The field of the body that holds the prompt of a request that is due."""
+        """The field of the body with the prompt of a request that is due."""
         ...
 
-    def answered(self, request_id: str, text: str) -> None:
-        """A request ended with this answer; later ones may carry it on."""
+    def record_answer(self, request_id: str, text: str) -> None:
+        """Keep the answer to a request for the requests that continue the conversation."""
         ...
 
 
-class IdPrompts:
-    """Completions from token ids. Answers come as text, so in a history stand-ins take their tokens' place."""
+class CompletionPrompts:
+    """Prompts of completions: token ids or text. The API returns answers as text, so a history has placeholder tokens.
+
+    Args:
+        encode: converts the token ids of a prompt to the value of the field `prompt`.
+    """
+
+    def __init__(self, encode: Callable[[Sequence[int]], object]) -> None:
+        self._encode = encode
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
-        return {"prompt": list(request.prompt_token_ids)}
+        return {"prompt": self._encode(request.prompt_token_ids)}
 
-    def answered(self, request_id: str, text: str) -> None:
-        pass
-
-
-class TextPrompts:
-    """Completions from text, for servers that take no token ids; histories as `IdPrompts`."""
-
-    def fields(self, request: WorkloadRequest) -> dict[str, Any]:
-        return {"prompt": text_of(request.prompt_token_ids)}
-
-    def answered(self, request_id: str, text: str) -> None:
+    def record_answer(self, request_id: str, text: str) -> None:
         pass
 
 
 class ChatPrompts:
-    """Conversations: a request that carries a history brings the messages and answers before it, word for word.
+    """Messages of conversations: a request with a history contains the previous messages and answers as text.
 
     Args:
-        workload: the requests as they were before they fell due, which say what carries on what.
+        workload: all requests, with the conversations that they continue.
     """
 
     def __init__(self, workload: Sequence[WorkloadRequest]) -> None:
         self._requests = {request.request_id: request for request in workload}
-        self._carried = {request.after for request in workload if request.carries_history}
+        self._continued = {request.after for request in workload if request.carries_history}
         self._messages: dict[str, list[dict[str, str]]] = {}
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
         own = self._requests[request.request_id]
         history = self._messages[own.after] if own.carries_history and own.after is not None else []
-        messages = [*history, {"role": "user", "content": text_of(own.prompt_token_ids)}]
-        if request.request_id in self._carried:
+        messages = [*history, {"role": "user", "content": prompt_text(own.prompt_token_ids)}]
+        if request.request_id in self._continued:
             self._messages[request.request_id] = messages
         return {"messages": messages}
 
-    def answered(self, request_id: str, text: str) -> None:
-        if request_id in self._carried:
+    def record_answer(self, request_id: str, text: str) -> None:
+        if request_id in self._continued:
             answer = {"role": "assistant", "content": text}
             self._messages[request_id] = [*self._messages[request_id], answer]
 
 
-def text_of(token_ids: Sequence[int]) -> str:
-    """A word for each id: equal prefixes stay equal, and mostly one token a word."""
+def prompt_text(token_ids: Sequence[int]) -> str:
+    """One word for each token id. Equal prefixes stay equal, and most words are one token."""
     return " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)

@@ -1,7 +1,8 @@
-"""The load that the benchmarks share: which requests, how long, when."""
+"""The workload of a benchmark: number, lengths, arrivals and tokens of its requests."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,31 +20,34 @@ from chairlift.lab.workload.traces import TraceOptions, read_trace
 Tokenize = Callable[[str], Sequence[int]]
 
 DEFAULT_NUM_PROMPTS = 64
-DEFAULT_PROMPT_LEN = "lognormal:96,0.7,16..512"
+DEFAULT_INPUT_LEN = "lognormal:96,0.7,16..512"
 DEFAULT_OUTPUT_LEN = "exp:96,8..384"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """A synthetic load or, with `trace`, a recorded one.
+class WorkloadOptions:
+    """Options of a synthetic workload or, with `trace`, of a recorded one.
 
     Attributes:
-        num_prompts: requests; of a trace the first ones, all if None.
-        seed: of lengths, tokens and arrivals.
-        prompt_len, output_len: distributions, as `chairlift.lab.workload.lengths` writes them; a trace has its own.
-        max_tokens: output tokens that every request declares; its true length, or what the trace says, if None.
-        request_rate: arrivals a second; inf: all at once; None: all at once, or when the trace says.
-        burstiness: shape of the gaps, 1 is Poisson.
-        max_concurrency: requests that are out at once, at most.
-        trace: a file that `chairlift.lab.workload.traces` reads.
+        num_prompts: number of requests; None takes all requests of a trace.
+        seed: seed of lengths, tokens and arrivals.
+        input_len: distribution of the prompt lengths, in the notation of `chairlift.lab.workload.lengths`. A trace has
+            lengths of its own.
+        output_len: distribution of the output lengths.
+        max_tokens: the `max_tokens` of every request; None takes its true output length, or the value in the trace.
+        request_rate: arrivals per second. inf starts all requests at once; None does so too, or keeps the times of
+            the trace.
+        burstiness: shape parameter of the Gamma-distributed gaps between arrivals; 1 is Poisson.
+        max_concurrency: maximum number of concurrent requests; None is no limit.
+        trace: path of a file that `chairlift.lab.workload.traces` reads.
 
     Raises:
-        ConfigError: naming the option, the value and the limit.
+        ConfigError: a value is out of range. The message names the option, the value and the limit.
     """
 
     num_prompts: int | None = None
     seed: int = 0
-    prompt_len: str | None = None
+    input_len: str | None = None
     output_len: str | None = None
     max_tokens: int | None = None
     request_rate: float | None = None
@@ -55,52 +59,48 @@ class LoadOptions:
         if self.trace is None:
             for name, default in (
                 ("num_prompts", DEFAULT_NUM_PROMPTS),
-                ("prompt_len", DEFAULT_PROMPT_LEN),
+                ("input_len", DEFAULT_INPUT_LEN),
                 ("output_len", DEFAULT_OUTPUT_LEN),
             ):
                 if getattr(self, name) is None:
                     object.__setattr__(self, name, default)
-        for name in ("prompt_len", "output_len"):
+        for name in ("input_len", "output_len"):
             if (text := getattr(self, name)) is None:
                 continue
             if self.trace is not None:
-                raise ConfigError(f"{name}={text} is for a synthetic load, and a trace has lengths: give one of them")
+                raise ConfigError(
+                    f"{name}={text} cannot be combined with trace, which has lengths: leave one of them out"
+                )
             parse_lengths(text)
         for name, low in (("num_prompts", 1), ("seed", 0), ("max_tokens", 1), ("max_concurrency", 1)):
-            at_least(name, getattr(self, name), low)
+            check_at_least(name, getattr(self, name), low)
         arrival_process(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
-        """The requests of one round; the rounds differ in their tokens alone.
+        """Create the requests of one round. Rounds differ only in their tokens.
 
         Args:
-            tokenize: token ids of a text, for a trace that holds texts.
+            tokenize: converts text to token ids, for a trace with texts.
 
         Raises:
             ConfigError: max_tokens is less than an output length, or the trace cannot be read or does not fit the
-                vocabulary; says which request or line.
+                vocabulary. The message names the request or the line.
         """
         if self.trace is None:
-            workload = self._synthetic(vocab_size, token_round)
+            workload = make_workload(
+                self.seed,
+                self.num_prompts or DEFAULT_NUM_PROMPTS,
+                parse_lengths(self.input_len or DEFAULT_INPUT_LEN),
+                parse_lengths(self.output_len or DEFAULT_OUTPUT_LEN),
+                arrival_process(self.request_rate, self.burstiness),
+                vocab_size,
+                token_round=token_round,
+            )
         else:
             workload = self._recorded(self.trace, vocab_size, token_round, tokenize)
         if self.max_tokens is None:
             return workload
         return [replace(item, max_tokens=self.max_tokens) for item in workload]
-
-    def _synthetic(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
-        assert self.num_prompts is not None
-        assert self.prompt_len is not None
-        assert self.output_len is not None
-        return make_workload(
-            self.seed,
-            self.num_prompts,
-            parse_lengths(self.prompt_len),
-            parse_lengths(self.output_len),
-            arrival_process(self.request_rate, self.burstiness),
-            vocab_size,
-            token_round=token_round,
-        )
 
     def _recorded(
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
@@ -114,10 +114,13 @@ class LoadOptions:
 
 
 def text_tokenizer(model: str | None) -> Tokenize:
-    """The tokenizer of a model (see `EngineConfig.model`), loaded when it is first called; without special tokens.
+    """The tokenizer of a model, without special tokens. It is loaded when it is first called.
+
+    Args:
+        model: as in `EngineConfig`.
 
     Raises:
-        ModelLoadError: when called, if it cannot be had.
+        ModelLoadError: the tokenizer cannot be loaded (when it is first called).
     """
 
     @cache
@@ -129,14 +132,14 @@ def text_tokenizer(model: str | None) -> Tokenize:
     return lambda text: encode()(text, add_special_tokens=False)
 
 
-def at_least(name: str, value: int | None, low: int) -> None:
-    """Raises ConfigError if there is a value and it is less than `low`."""
+def check_at_least(name: str, value: int | None, low: int) -> None:
+    """Raise ConfigError if the option has a value that is less than `low`."""
     if value is not None and value < low:
         raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
 def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> list[WorkloadRequest]:
-    """The first `count` requests (all if None) whose predecessors are among them."""
+    """The first `count` requests (all if None), leaving out requests whose predecessor is not among them."""
     kept: dict[str, WorkloadRequest] = {}
     for item in workload:
         if len(kept) == count:
@@ -149,8 +152,10 @@ def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> li
 def redraw_tokens(
     workload: Sequence[WorkloadRequest], seed: int, token_round: int, vocab_size: int
 ) -> list[WorkloadRequest]:
-    """The same requests under other tokens: each token is replaced by another one, everywhere the same, so requests
-    share the prefixes that they shared before, and rounds share none. `bytes` stay bytes: a long trace stays small.
+    """Replace the tokens of all prompts by a random permutation of the vocabulary.
+
+    Requests share the same prefixes as before; rounds share none. Prompts of type `bytes` keep the type, which keeps a
+    long trace small.
 
     Raises:
         ConfigError: a token outside 0..vocab_size - 1.
@@ -167,8 +172,27 @@ def redraw_tokens(
         ids = np.asarray(list(tokens), dtype=np.int64)
         if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise ConfigError(
-                f"workload request {item.request_id!r} holds token id {ids.max()}, outside the vocabulary of "
+                f"workload request {item.request_id!r} has token id {ids.max()}, outside the vocabulary of "
                 f"vocab_size={vocab_size}"
             )
         redrawn.append(replace(item, prompt_token_ids=permutation[ids].tolist()))
     return redrawn
+
+
+def format_arrivals(options: WorkloadOptions) -> str:
+    """When the requests of a workload arrive, for a title."""
+    if options.request_rate is None:
+        text = "at once" if options.trace is None else "at the times of the trace"
+    else:
+        text = "at once" if options.request_rate == math.inf else f"at {options.request_rate:g}/s"
+    return text if options.max_concurrency is None else f"{text}, at most {options.max_concurrency} concurrent"
+
+
+def format_lengths(options: WorkloadOptions) -> str:
+    """The lengths of the requests of a workload and its seed, for a caption."""
+    if options.trace is not None:
+        lengths = f"trace {options.trace}"
+    else:
+        lengths = f"prompt {options.input_len}, output {options.output_len}"
+    declared = "" if options.max_tokens is None else f", max_tokens {options.max_tokens}"
+    return f"{lengths}{declared}, seed {options.seed}"

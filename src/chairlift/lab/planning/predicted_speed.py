@@ -1,4 +1,4 @@
-"""How fast a planned engine would be: single steps from a cost model, a load from a short simulation."""
+"""Predicts the speed of a planned engine: single steps with a cost model, a workload with a short simulation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import arrival_process
 from chairlift.lab.workload.request import WorkloadRequest
 
-MIN_LOAD: Final = 32
-MAX_LOAD_TOKENS: Final = 300_000
-"""What is simulated under load: four full batches, and at least MIN_LOAD requests; less where their output tokens are
-more than that."""
+MIN_REQUESTS: Final = 32
+"""Minimum number of simulated requests. The default is four full batches."""
+
+MAX_OUTPUT_TOKENS: Final = 300_000
+"""Number of output tokens after which no further request is simulated, if there is one full batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """What to expect, in seconds.
+class PredictedSpeed:
+    """The predicted times in seconds.
 
     Attributes:
-        constants: of the cost model.
-        batch_size: requests that decode together in the next four.
-        num_context: tokens whose K and V they read half way through their outputs.
-        itl: a step of that batch then; itl_longest: all at their last token.
-        decode_tokens_per_s: output tokens of that batch, prompts not counted.
-        ttft_alone: of one request of mean lengths on an idle engine.
-        load: in words; run: what the simulated load gave.
+        constants: (name, value) of the cost model.
+        batch_size: number of requests that decode together, for the next four fields.
+        num_context: number of tokens whose K and V they read in the middle of their outputs.
+        itl: time of their step in the middle of their outputs.
+        itl_longest: time of their step if all are at their last token.
+        decode_tokens_per_s: output tokens per second without prompts.
+        ttft_alone: TTFT of one request of mean lengths on an idle engine; None if such a request is rejected.
+        load: description of the simulated workload.
+        run: metrics of the simulated workload.
     """
 
     constants: list[tuple[str, str]]
@@ -47,24 +50,24 @@ class Speed:
     run: RunMetrics
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The prediction for JSON."""
         return asdict(self)
 
 
-def plan_speed(
+def predict_speed(
     cost_model: CostModel,
     config: SimConfig,
     lengths: Sequence[RequestLengths],
     batch_size: int,
     request_rate: float | None = None,
     seed: int = 0,
-) -> Speed:
-    """Ask a cost model and the simulator.
+) -> PredictedSpeed:
+    """Predict the speed with a cost model and the simulator.
 
     Args:
-        lengths: of requests as they come, of `take_load`.
-        batch_size: requests that run at once, at least 1.
-        request_rate: Poisson arrivals a second of the simulated load; None: all at once.
+        lengths: lengths of the simulated requests (see `simulated_lengths`).
+        batch_size: number of concurrent requests, at least 1.
+        request_rate: Poisson arrivals per second of the simulated workload; None starts all at once.
 
     Raises:
         ConfigError: request_rate is not positive.
@@ -73,7 +76,7 @@ def plan_speed(
     half = sum(prompt + (output + 1) // 2 for prompt, output, _ in batch)
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
     itl = cost_model.seconds(_decode(len(batch), half))
-    return Speed(
+    return PredictedSpeed(
         constants=cost_model.constants(),
         batch_size=len(batch),
         num_context=half,
@@ -86,16 +89,16 @@ def plan_speed(
     )
 
 
-def take_load(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
-    """The first of these that the simulated load consists of."""
+def simulated_lengths(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
+    """The lengths, from the first, of the requests to simulate."""
     taken: list[RequestLengths] = []
     num_tokens = 0
     for length in lengths:
         taken.append(length)
         num_tokens += length.output
-        if len(taken) >= max(MIN_LOAD, 4 * batch_size):
+        if len(taken) >= max(MIN_REQUESTS, 4 * batch_size):
             break
-        if len(taken) >= max(MIN_LOAD, batch_size) and num_tokens > MAX_LOAD_TOKENS:
+        if len(taken) >= max(MIN_REQUESTS, batch_size) and num_tokens > MAX_OUTPUT_TOKENS:
             break
     return taken
 
@@ -105,7 +108,7 @@ def _decode(num_seqs: int, num_context: int) -> StepShape:
 
 
 def _ttft_alone(cost_model: CostModel, config: SimConfig, lengths: Sequence[RequestLengths]) -> float | None:
-    """None if a request of mean lengths is refused, though others are not."""
+    """Simulate one request of mean lengths; None if it is rejected."""
     prompt = sum(length.prompt for length in lengths) // len(lengths)
     output = sum(length.output for length in lengths) // len(lengths)
     run = _run(cost_model, config, [RequestLengths(prompt, output, output)], None, 0)

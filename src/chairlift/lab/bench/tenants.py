@@ -1,4 +1,4 @@
-"""A load of several tenants: whose each request is, and what each of them got."""
+"""Assigns the requests of a simulated workload to tenants, and measures the service of each tenant."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from rich.table import Table
 from chairlift.errors import ConfigError
 from chairlift.events import Event, RequestArrived, RequestFinished
 from chairlift.lab.metrics.percentile import Summary
+from chairlift.lab.tables import make_table
 from chairlift.lab.workload.request import WorkloadRequest
 
 
 def parse_shares(text: str) -> dict[str, float]:
-    """The shares in "name=share,name=share"; raises ConfigError."""
+    """Parse "name=share,name=share" to a share of the requests for each tenant.
+
+    Raises:
+        ConfigError: the text has another form, a share is not positive, or a name occurs twice.
+    """
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, _equals, number = part.partition("=")
@@ -25,13 +30,15 @@ def parse_shares(text: str) -> dict[str, float]:
         except ValueError:
             share = math.nan
         if not name or name in shares or not 0 < share < math.inf:
-            raise ConfigError(f"tenants must be like heavy=20,light=1, with shares > 0, got {part!r} in {text!r}")
+            raise ConfigError(
+                f"tenants must have the form heavy=20,light=1 with shares above 0, got {part!r} in {text!r}"
+            )
         shares[name] = share
     return shares
 
 
 def with_tenants(workload: Sequence[WorkloadRequest], shares: Mapping[str, float], seed: int) -> list[WorkloadRequest]:
-    """The same requests, each drawn for a tenant by the shares; whoever comes after another one has its tenant."""
+    """Draw a tenant for each request by the shares. A request that follows another one has the tenant of that one."""
     rng = random.Random(f"{seed} tenants")
     names, weights = list(shares), list(shares.values())
     tenant_of: dict[str, str] = {}
@@ -43,7 +50,7 @@ def with_tenants(workload: Sequence[WorkloadRequest], shares: Mapping[str, float
 
 @dataclass(slots=True)
 class TenantFigures:
-    """What one tenant got; times in seconds."""
+    """The finished requests of one tenant; times are in seconds."""
 
     num_requests: int = 0
     prompt_tokens: int = 0
@@ -57,7 +64,7 @@ class TenantFigures:
 
 
 class TenantTally:
-    """Adds up by tenant, from events."""
+    """Counts finished requests and their tokens by tenant, from events."""
 
     def __init__(self) -> None:
         self.figures: dict[str, TenantFigures] = {}
@@ -76,13 +83,12 @@ class TenantTally:
 
 
 def tenant_table(figures: Mapping[str, TenantFigures]) -> Table:
-    """A line a tenant."""
-    table = Table(title="by tenant", title_justify="left")
-    table.add_column("tenant")
-    for name in ("requests", "prompt tokens", "output tokens", "TTFT p50, s", "p99, s"):
-        table.add_column(name, justify="right")
-    for tenant, got in sorted(figures.items()):
-        ttft = Summary.from_values(got.ttfts)
+    """Create a table with one row for each tenant."""
+    columns = ["tenant", "requests", "prompt tokens", "output tokens", "TTFT p50, s", "TTFT p99, s"]
+    table = make_table("by tenant", columns)
+    for tenant, served in sorted(figures.items()):
+        ttft = Summary.from_values(served.ttfts)
         times = ["", ""] if ttft is None else [f"{ttft.p50:.3f}", f"{ttft.p99:.3f}"]
-        table.add_row(tenant, f"{got.num_requests:,}", f"{got.prompt_tokens:,}", f"{got.output_tokens:,}", *times)
+        counts = (served.num_requests, served.prompt_tokens, served.output_tokens)
+        table.add_row(tenant, *(f"{count:,}" for count in counts), *times)
     return table

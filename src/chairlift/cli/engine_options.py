@@ -1,0 +1,105 @@
+"""The options of the engine, one for each field of EngineConfig, and of the model."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
+
+import typer
+
+from chairlift.cli.option_groups import Command, OptionValues, options_from_fields, pop_options, with_options
+from chairlift.config import (
+    BATCHINGS,
+    DTYPES,
+    KERNEL_SETS,
+    KV_ARENAS,
+    KV_CACHE_DTYPES,
+    KV_POLICIES,
+    QUANTIZATIONS,
+    SCHEDULING_POLICIES,
+    STATIC_RUN_TO,
+    EngineConfig,
+)
+from chairlift.system.memory_limits import check_address_space
+
+HELP = {
+    "device": "Device: cpu or cuda.",
+    "dtype": f"Data type of weights and activations: {', '.join(DTYPES)}. auto is float32 on the CPU.",
+    "kernels": f"Kernel set: {', '.join(KERNEL_SETS)}. auto is native on the CPU if it is compiled, else torch.",
+    "quantization": f"Quantize all linear layers to {', '.join(QUANTIZATIONS)} (native kernels). "
+    "Default: the formats of the file.",
+    "kv_cache_dtype": f"Data type of K and V: {', '.join(KV_CACHE_DTYPES)}. auto is bfloat16 with native kernels, else "
+    "--dtype.",
+    "max_model_len": "Maximum number of prompt and output tokens of a request. Default: the smaller of the model's "
+    "context and the pool.",
+    "max_num_seqs": "Maximum number of running requests (seats).",
+    "max_num_batched_tokens": "Maximum number of tokens in one step (the token budget). Default: 512, or fewer with "
+    "native kernels if such a step takes too long.",
+    "scheduling_policy": f"Order of the queue: {', '.join(SCHEDULING_POLICIES)}.",
+    "tenant_weights": "Shares of tenants under --scheduling-policy fair, as a=1,b=2. Other tenants have 1.",
+    "batching": f"Batching policy: {', '.join(BATCHINGS)}.",
+    "static_batch_size": "Maximum size of a static batch.",
+    "static_run_to": f"Scope of the longest output that a static batch is decoded to: {', '.join(STATIC_RUN_TO)}.",
+    "block_size": "Number of slots (tokens) in a block of KV memory.",
+    "kv_cache_memory": "Memory for K and V, such as 2GiB. Default: a share of the free memory.",
+    "num_kv_blocks": "Number of blocks of KV memory, instead of --kv-cache-memory.",
+    "kv": f"KV memory policy: {', '.join(KV_POLICIES)}.",
+    "kv_arena": f"Allocator of reservations: {', '.join(KV_ARENAS)}.",
+    "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
+    "random_weights": "Create MODEL with random weights from its config.json.",
+    "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
+    "seed": "Seed of the requests without a seed.",
+    "num_threads": "Number of CPU threads. Default: all cores.",
+    "event_log": "File to write all events to, as JSON lines.",
+    "record_trace": "File to write the lengths, times and keyed prefix hashes of all requests to, for a replay.",
+}
+
+
+ENGINE_OPTIONS = {
+    option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
+}
+
+
+def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
+    """Add some of the engine's options to a command.
+
+    The command receives them, with its parameter `model`, as one `config`. Other fields have their defaults.
+    """
+    options = [ENGINE_OPTIONS[name] for name in names]
+
+    def make(given: OptionValues) -> OptionValues:
+        chosen = pop_options(given, options)
+        if chosen.get("kv_cache_memory") is not None:
+            from chairlift.worker.memory import parse_memory
+
+            chosen["kv_cache_memory"] = parse_memory(chosen["kv_cache_memory"], "kv_cache_memory")
+        return {"config": EngineConfig(model=given.pop("model"), **chosen)}
+
+    return lambda command: with_options(command, options, make, "config")
+
+
+def add_engine_options(command: Command) -> Command:
+    """Add all options of the engine to a command. The command fails early if the address space is too small."""
+    with_config = add_options(ENGINE_OPTIONS)(command)
+
+    @functools.wraps(with_config)
+    def checked(**given: Any) -> None:
+        check_address_space()
+        with_config(**given)
+
+    return checked
+
+
+MODEL_HELP = "Folder, .gguf file or name on the hub. Default: SmolLM2-135M-Instruct."
+ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP)]
+ModelOption = Annotated[str | None, typer.Option(help=MODEL_HELP)]
+
+
+def log_to_stderr() -> None:
+    """Write the log to standard error. Lines that cannot be written are dropped without a traceback."""
+    logging.raiseExceptions = False
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,0 +1,71 @@
+"""Reports of the laboratory: tables, numbers, and one JSON line for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+FILE_WIDTH: Final = 200
+"""Width in columns where the output is not a terminal. A table uses only what it needs."""
+
+
+def number(value: float) -> str:
+    """Format a number with three or more significant digits and without an exponent."""
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def row_label(label: str, unit: str) -> str:
+    """The heading of a row with the unit of its figures: "output tokens/s", "TTFT p50, s"."""
+    return f"{label}{unit}" if unit.startswith("/") else f"{label}, {unit}" if unit else label
+
+
+def make_table(
+    title: str, columns: Sequence[str], caption: str | None = None, *, min_width: int | None = None
+) -> Table:
+    """Create an empty table: the first column is aligned to the left and never wrapped, the others to the right."""
+    table = Table(
+        title=title or None, caption=caption, title_justify="left", caption_justify="left", min_width=min_width
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
+    return table
+
+
+def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None) -> None:
+    """Write tables and lines of text, then the record as one JSON line.
+
+    Args:
+        file: the destination; standard output if None.
+    """
+    out = file or sys.stdout
+    console = Console(file=out, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    for part in parts:
+        console.print(part, soft_wrap=not isinstance(part, Table))
+    out.write(json_line(record))
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """The record as one line of standard JSON with its newline. Infinities become the strings "inf" and "-inf", and
+    paths become strings."""
+    return json.dumps(_to_json(record), allow_nan=False) + "\n"
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _to_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_to_json(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return str(value)
+    return str(value) if isinstance(value, Path) else value
