@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from chairlift.errors import RequestError
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
-from chairlift.server.http.streaming import unless_disconnected
+from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.preparation.preparation import Preparation
 
 AnswerPrepared = Callable[[Any, Any, Request], Awaitable[Response]]
@@ -77,7 +77,7 @@ class PreparedRoutes:
                         elif not _is_json(request):
                             raise RequestError(NOT_JSON)
                         elif preparation.should_use_worker(body):
-                            return await unless_disconnected(request, handle_large(request))
+                            return await cancel_on_disconnect(request, handle_large(request))
                         else:
                             await preparation.run(request.state.key.tenant, check_depth, body, max_json_depth)
                         del body

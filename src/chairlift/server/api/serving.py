@@ -25,7 +25,7 @@ from chairlift.server.api.protocol.base import RequestBody, UsageInfo
 from chairlift.server.api.protocol.sampling import EngineFields
 from chairlift.server.api.stream_chunks import DONE, encode, to_event
 from chairlift.server.http.error_responses import error_body
-from chairlift.server.http.streaming import EventStream, unless_disconnected
+from chairlift.server.http.streaming import EventStream, cancel_on_disconnect
 from chairlift.server.preparation.preparation import Preparation
 from chairlift.server.preparation.request_plan import (
     RequestPlan,
@@ -175,8 +175,8 @@ class Serving(ABC, Generic[Fields, Plans]):
             RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
         """
         check_model(body.model, self.model_name)
-        request.state.admission.check(request.state.key)
-        return await unless_disconnected(request, self._plan_and_answer(body, request))
+        request.state.admission.check_token_rate(request.state.key)
+        return await cancel_on_disconnect(request, self._plan_and_answer(body, request))
 
     async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
         """Answer a call that has been planned.
@@ -325,14 +325,14 @@ class UtilityServing(Generic[UtilityFields]):
             RequestError, OverloadedError: before anything is sent.
         """
         check_model(getattr(body, "model", None), self._model_name)
-        with request.state.admission.count_utility_call(request.state.key, request.state.slot):
+        with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
             content = await self._preparation.plan(request.state.key.tenant, self._planner, body)
         return Response(content, media_type="application/json")
 
     async def answer(self, body: Any, content: bytes, request: Request) -> Response:
         """Answer a call whose response a preparation worker has computed."""
         check_model(body.model, self._model_name)
-        with request.state.admission.count_utility_call(request.state.key, request.state.slot):
+        with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
             return Response(content, media_type="application/json")
 
 
