@@ -1,4 +1,4 @@
-"""Crowds that wait in every way there is, followed by a tracker, and what must be true of it."""
+"""Loads with waits for each reason, a tracker that receives their events, and checks of the tracker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fakes import CheckingExecutor, make_engine, make_request
 
 
 class TimedExecutor:
-    """Takes a time that depends on the step."""
+    """An executor whose steps take virtual time by their tokens."""
 
     def __init__(self, executor: CheckingExecutor, clock: VirtualClock, base: float = 0.1, per_token: float = 0.01):
         self._executor = executor
@@ -35,7 +35,7 @@ class TimedExecutor:
 
 
 class Followed(list[Event]):
-    """Events that a tracker gets as they are kept."""
+    """A list of events that passes each new event to a tracker."""
 
     def __init__(self, tracker: RequestTracker) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Crowd:
         self.count = 0
 
     def add(self, prompt: list[int], max_tokens: int = 4, late: float = 0.0, tenant: str = "", **options: Any) -> str:
-        """A request that arrived `late` seconds before the engine takes it in."""
+        """Add a request that arrived `late` seconds earlier."""
         self.count += 1
         request = make_request(f"r{self.count}", prompt, max_tokens, **options)
         request.arrival_time = self.clock.now()

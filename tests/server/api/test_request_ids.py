@@ -1,4 +1,4 @@
-"""Ids that callers choose: what they may hold, and that each is found again in the log and under its path."""
+"""Tests which request ids clients can choose, and that each appears in the log and under its path."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_chosen_ids_are_found_again(api_server: RunningServer, path: str, body: 
 
 
 def wait_for_line(server: RunningServer, call_id: str) -> None:
-    """In the log, whose every line is an object; that of a call is written behind its answer."""
+    """The log line of a call, which is written after the response."""
     assert server.access_log is not None
     deadline = time.monotonic() + 5
     while call_id not in (ids := [json.loads(line).get("request_id") for line in server.access_log.open()]):
