@@ -117,7 +117,7 @@ def _outcome(
 
 
 def _planners(setup: WorkerSetup) -> EndpointPlanners:
-    from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+    from chairlift.engine.input_processor import NoTokenizer
     from chairlift.engine.process.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
@@ -125,8 +125,7 @@ def _planners(setup: WorkerSetup) -> EndpointPlanners:
     if tokenizer_fingerprint(files) != setup.fingerprint:
         raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
     tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-    processor = InputProcessor(setup.facts.model_config, tokenizer, setup.facts.limits)
-    return make_planners(RemoteEngine(setup.facts, tokenizer, processor), setup.api)
+    return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
 
 
 def _limit_this_process() -> None:
