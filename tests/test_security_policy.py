@@ -16,7 +16,7 @@ from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api import tokenization
 from chairlift.server.api.protocol import base, item_limits
 from chairlift.server.batch import batch_index, batch_lines, batch_runner
-from chairlift.server.http import parsing_turns
+from chairlift.server.http import parse_queue
 from chairlift.server.preparation import preparation, request_plan, worker
 from chairlift.worker.memory import format_memory
 
@@ -29,7 +29,7 @@ CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
     structured_outputs: tuple(name for name in vars(structured_outputs) if name.startswith("MAX_")),
     compiler: ("COMPILE_SECONDS", "QUEUE_SECONDS", "MAX_CACHED", "MAX_MASK_SECONDS"),
     preparation: ("MAX_SECONDS",),
-    parsing_turns: ("SLICE_BYTES", "MAX_PIPELINED"),
+    parse_queue: ("SLICE_BYTES", "MAX_PIPELINED"),
     worker: ("MEMORY_BYTES",),
     checker: ("MEMORY_BYTES",),
     template_worker: ("CPU_SECONDS", "MEMORY_BYTES", "MAX_OUTPUT_CHARACTERS"),

@@ -1,4 +1,4 @@
-"""The smallest model that does everything: random weights, a tokenizer, a chat template."""
+"""A tiny model with random weights, a tokenizer and a chat template."""
 
 from __future__ import annotations
 

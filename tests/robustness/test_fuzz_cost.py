@@ -20,8 +20,8 @@ from chairlift import AsyncLLM
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.preparation import planners as endpoint_planners
 from chairlift.server.preparation.planners import EndpointPlanners, make_planners
-from chairlift.server.preparation.process import Prepared, Rejection
 from chairlift.server.preparation.worker import prepare
+from chairlift.server.preparation.worker_process import PreparedRequest, Rejection
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
@@ -65,7 +65,7 @@ def planners(
     llm.close()
 
 
-def outcome_of(planners: EndpointPlanners, case: Case, size: int) -> Prepared | Rejection:
+def outcome_of(planners: EndpointPlanners, case: Case, size: int) -> PreparedRequest | Rejection:
     return prepare(getattr(planners, case.endpoint), case.body(size), max_depth=64)
 
 
@@ -89,7 +89,7 @@ def test_cost_grows_at_most_linearly(planners: EndpointPlanners, endpoint: str) 
 def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: EndpointPlanners) -> None:
     outcomes = [outcome_of(planners, case, SMALLEST) for case in CASES]
     assert {case.endpoint for case in CASES} == set(BASES)
-    valid = sum(isinstance(outcome, Prepared) for outcome in outcomes)
+    valid = sum(isinstance(outcome, PreparedRequest) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
         (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
     ]
@@ -140,7 +140,7 @@ def test_a_prepared_request_returns_few_objects(planners: EndpointPlanners) -> N
     for case in CASES:
         outcome = outcome_of(planners, case, 32 * SMALLEST)
         exclude = READ_BY_THE_ENGINE if case.endpoint in GENERATING else None
-        if isinstance(outcome, Prepared):
+        if isinstance(outcome, PreparedRequest):
             num_objects = count_objects(outcome.body.model_dump(exclude=exclude))
             if num_objects > MAX_RETURNED:
                 returned[f"{case.endpoint}: {case.field}"] = num_objects

@@ -18,7 +18,7 @@ from chairlift.server.access.access_options import AccessOptions
 from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.init_process import fork_if_process_1
-from chairlift.server.http.process_exit import END_SECONDS, ProcessExit
+from chairlift.server.http.process_exit import EXIT_SECONDS, ProcessExit
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run(
     access.keys.log_short_secrets()
     tls = access.load_tls()
     listener = _listen(host, port)
-    allowed_hosts = access.hosts_of(host)
+    allowed_hosts = access.allowed_hosts_for(host)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
     # These take long to import; meanwhile the engine's process loads the model.
@@ -74,7 +74,7 @@ def run(
     from chairlift.server.http.application import create_app
     from chairlift.server.http.drain import DrainingServer
     from chairlift.server.preparation.preparation import PreparationWorkers
-    from chairlift.server.preparation.process import WorkerSetup, tokenizer_fingerprint
+    from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
     fingerprint = tokenizer_fingerprint(resolve_model(config.model))
     client.wait_until_ready()
@@ -110,7 +110,7 @@ def run(
         server.run(sockets=[listener])
     finally:
         process_exit.end_at_next_signal()
-        process_exit.limit(END_SECONDS)
+        process_exit.limit(EXIT_SECONDS)
         llm.close()
 
 
@@ -121,7 +121,7 @@ def _servable(config: EngineConfig, access: AccessOptions) -> EngineConfig:
             "static_run_to=global needs to know the output lengths of all requests, and a server knows none: "
             "leave it out, or use it offline (bench, simulate)"
         )
-    weights = access.keys.weights()
+    weights = access.keys.tenant_weights()
     return replace(config, tenant_weights=weights) if weights else config
 
 

@@ -1,4 +1,4 @@
-"""How the end of an engine process is described."""
+"""The description of the exit of an engine process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
         ),
     ],
 )
-def test_a_kill_is_described_with_the_limit_of_the_control_group(
+def test_a_kill_is_described_with_the_memory_limit_of_the_control_group(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, num_oom_kills: int, reason: str
 ) -> None:
     counts = iter((7, 7 + num_oom_kills))

@@ -16,7 +16,7 @@ from fakes import expected_tokens, make_engine, make_request
 
 @dataclass(slots=True)
 class Holder:
-    """A request with memory: the blocks of its table, its written slots, and whether it stays for its batch alone."""
+    """A request with memory: the blocks of its table, its written slots, and whether only its static batch keeps it."""
 
     block_ids: list[int]
     num_written: int

@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from chairlift.config import SchedulerConfig
 from chairlift.events import Event, EventList, Step
 from chairlift.lab.report.build import default_title, draw_all, write_report
-from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, LeftOut
+from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, paint
 from chairlift.lab.report.lanes import lane_cells
 from chairlift.lab.report.page import render, svg_of
@@ -84,7 +84,7 @@ def runs() -> list[RecordedRun]:
 
 
 @pytest.fixture(scope="module")
-def parts(runs: list[RecordedRun]) -> list[Drawing | LeftOut]:
+def parts(runs: list[RecordedRun]) -> list[Drawing | OmittedFigure]:
     return draw_all(runs)
 
 
@@ -135,10 +135,10 @@ def read(page: str) -> Reader:
 
 
 def test_the_page_has_every_figure_and_nothing_from_elsewhere(
-    runs: list[RecordedRun], parts: list[Drawing | LeftOut]
+    runs: list[RecordedRun], parts: list[Drawing | OmittedFigure]
 ) -> None:
     assert [part.key for part in parts] == KEYS
-    assert all(isinstance(part, Drawing) for part in parts), [p.reason for p in parts if isinstance(p, LeftOut)]
+    assert all(isinstance(part, Drawing) for part in parts), [p.reason for p in parts if isinstance(p, OmittedFigure)]
     page = render("A & B", runs, parts)
     reader = read(page)
     assert reader.num_figures == len(reader.captions) == len(KEYS)
@@ -163,7 +163,7 @@ def test_the_table_has_every_run(runs: list[RecordedRun]) -> None:
     assert [cell == "none" for cell in cells] == [True, True, False, False]
 
 
-def test_text_has_a_minimum_size(parts: list[Drawing | LeftOut]) -> None:
+def test_text_has_a_minimum_size(parts: list[Drawing | OmittedFigure]) -> None:
     for part in parts:
         assert isinstance(part, Drawing)
         sizes = {text.get_fontsize() for text in part.figure.findobj(Text) if text.get_text()}  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ def test_figures_without_data_are_omitted_with_a_reason() -> None:
     run = recorded_run(without_memory(simulated(6)), "old")
     assert run.kinds is None
     parts = draw_all([run])
-    left_out = {part.key: part.reason for part in parts if isinstance(part, LeftOut)}
+    left_out = {part.key: part.reason for part in parts if isinstance(part, OmittedFigure)}
     assert left_out.keys() == {"memory-map", "memory-kinds", "waste", "variance", "batch-size"}
     assert "schema version 1" in left_out["waste"]
     assert "vary differently" in left_out["variance"]
@@ -201,8 +201,8 @@ def test_figures_without_data_are_omitted_with_a_reason() -> None:
 def test_runs_without_memory_are_named_beside_the_others(runs: list[RecordedRun]) -> None:
     parts = draw_all([runs[0], recorded_run(without_memory(simulated(6)), "old")])
     captions = {part.key: part.caption for part in parts if isinstance(part, Drawing)}
-    assert "Without memory in their logs: old." in captions["waste"]
-    assert "Without memory in their logs: old." in captions["memory-kinds"]
+    assert "Runs without kinds of slots in their logs: old." in captions["waste"]
+    assert "Runs without kinds of slots in their logs: old." in captions["memory-kinds"]
 
 
 def test_runs_that_are_not_drawn_over_time_are_counted() -> None:
@@ -218,7 +218,7 @@ def test_steps_replace_time_if_the_clock_does_not_move() -> None:
     parts = draw_all([recorded_run(events)])
     assert isinstance(parts[0], Drawing)
     assert parts[0].figure.axes[-1].get_xlabel() == "steps since the run began"
-    assert isinstance(parts[KEYS.index("latency")], LeftOut)
+    assert isinstance(parts[KEYS.index("latency")], OmittedFigure)
 
 
 def test_the_map_shows_owners_rounding_sharing_and_free_blocks() -> None:

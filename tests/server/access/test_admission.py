@@ -127,15 +127,15 @@ def test_token_counts_take_requests_and_no_tokens() -> None:
     door = admission(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=60, max_concurrent=1))
     permit = enter(door, info("a"), prompt_len=60)
     permit.track_prompt(60).record_output(output(30))
-    with pytest.raises(OverloadedError, match="max_concurrent"), door.count_utility_call(info("a")):
+    with pytest.raises(OverloadedError, match="max_concurrent"), door.admit_utility_call(info("a")):
         pass
     permit.close()
     with pytest.raises(OverloadedError, match="tokens_per_minute=60, and 0 are left"):
         enter(door, info("a"), prompt_len=1)
     for _ in range(2):
-        with door.count_utility_call(info("a")):
+        with door.admit_utility_call(info("a")):
             assert door.num_calls == 1
-    with pytest.raises(OverloadedError, match="requests_per_minute=3"), door.count_utility_call(info("a")):
+    with pytest.raises(OverloadedError, match="requests_per_minute=3"), door.admit_utility_call(info("a")):
         pass
     clock.now += 31.0
     enter(door, info("a"), prompt_len=1)
@@ -146,18 +146,18 @@ def test_a_question_about_calls_is_a_request_but_not_one_at_once() -> None:
     door = admission(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=10, max_concurrent=1))
     enter(door, info("a"), prompt_len=10)
     door.is_draining = True
-    door.check_query(info("a"))
-    door.check_query(info("a"))
+    door.admit_query(info("a"))
+    door.admit_query(info("a"))
     with pytest.raises(OverloadedError, match=r"requests_per_minute=3, and 0 are left: try again in 20\.0 s"):
-        door.check_query(info("a"))
+        door.admit_query(info("a"))
     clock.now += 20.0
-    door.check_query(info("a"))
+    door.admit_query(info("a"))
 
 
 def test_an_admin_may_always_ask() -> None:
     door = admission(Clock(), a=KeyLimits(requests_per_minute=1))
     for _ in range(5):
-        door.check_query(KeyInfo("a", "a", True))
+        door.admit_query(KeyInfo("a", "a", True))
     enter(door, info("a"))
 
 

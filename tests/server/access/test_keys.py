@@ -46,7 +46,7 @@ def test_a_key_file_round_trips(tmp_path: Path) -> None:
         assert ring.find("") is None
         assert ring.by_tenant["bob"].limits == KeyLimits(60.0, None, 4)
         assert ring.by_tenant["carol-2"].limits == KeyLimits(None, 1000.0, None)
-        assert ring.weights() == "bob=2.5"
+        assert ring.tenant_weights() == "bob=2.5"
         assert all(secret not in path.read_text() for secret in secrets)
 
 
@@ -55,7 +55,7 @@ def test_secrets_from_the_environment_have_names() -> None:
     assert ring.find("plain") == KeyInfo("default", "default", True)
     assert ring.find("s3cret") == KeyInfo("ops", "ops", True)
     assert ring.find("another") == KeyInfo("default-3", "default-3", True)
-    assert ring.weights() is None
+    assert ring.tenant_weights() is None
     assert not KeyRing()
     assert load_keys(None, ["ops=c2VjcmV0Cg=="]).find("c2VjcmV0Cg==") is not None
 

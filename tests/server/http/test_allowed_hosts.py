@@ -29,7 +29,7 @@ KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
 def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """As `chairlift serve` without keys on the loopback, with CORS for every page."""
     llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
-    hosts = AccessOptions().hosts_of("127.0.0.1")
+    hosts = AccessOptions().allowed_hosts_for("127.0.0.1")
     with run_server(llm, "tiny", allowed_hosts=hosts, cors=CorsOptions(allowed_origins=("*",))) as running:
         yield running
 
@@ -132,7 +132,7 @@ def test_clients_work_as_before(server: RunningServer) -> None:
     ],
 )  # fmt: skip
 def test_which_hosts_are_allowed(options: dict[str, Any], host: str, allowed: list[str], refused: list[str]) -> None:
-    hosts = AccessOptions(**options).hosts_of(host)
+    hosts = AccessOptions(**options).allowed_hosts_for(host)
     assert [name for name in (*allowed, *refused) if hosts.has(host_name(name) or "")] == allowed
 
 
@@ -154,7 +154,7 @@ def test_the_command_takes_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[AccessOptions] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda *arguments: found.append(arguments[7]))
     assert CliRunner().invoke(app, ["serve", "--allowed-hosts", "a.example,*.b.example"]).exit_code == 0
-    assert found[0].hosts_of("127.0.0.1").patterns == ("a.example", "*.b.example")
+    assert found[0].allowed_hosts_for("127.0.0.1").patterns == ("a.example", "*.b.example")
     error = CliRunner().invoke(app, ["serve", "--allowed-hosts", "a b"]).exception
     assert isinstance(error, ConfigError)
     assert re.search(r"allowed_hosts: 'a b' is not a host; write a name", str(error))

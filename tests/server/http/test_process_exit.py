@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from chairlift.server.http.process_exit import AT_ONCE_SECONDS, MAX_GUARD_RESTARTS
+from chairlift.server.http.process_exit import FORCED_EXIT_SECONDS, MAX_GUARD_RESTARTS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no guard processes on Windows")
 
@@ -81,7 +81,7 @@ def test_a_guard_process_that_is_killed_is_replaced_with_one_warning(guarded: Gu
     for number in (1, 2):
         guarded.process.send_signal(signal.SIGTERM)
         guarded.wait_for(lambda number=number: guarded.output.count("signal\n") == number)
-    assert guarded.process.wait(AT_ONCE_SECONDS + SECONDS) == -signal.SIGKILL, "the new guard process kills it"
+    assert guarded.process.wait(FORCED_EXIT_SECONDS + SECONDS) == -signal.SIGKILL, "the new guard process kills it"
     guarded.wait_for(lambda: guarded.warnings("the guard process kills it (exit status 137)"))
     assert guarded.warnings("WARNING") == 1
     assert not guarded.warnings("BrokenPipeError")

@@ -155,7 +155,7 @@ def metric(server: RunningServer, value: str) -> str:
 def check_unavailable(answer: httpx.Response, file: str) -> None:
     assert answer.status_code == 503, answer.text
     message = answer.json()["error"]["message"]
-    assert "the engine cannot be started again" in message
+    assert "the engine cannot be restarted" in message
     assert file in message
     assert "replace it" in message
     assert int(answer.headers["retry-after"]) >= 1

@@ -38,7 +38,12 @@ from chairlift.server.preparation.preparation import (
     PreparationWorkers,
     TenantQueues,
 )
-from chairlift.server.preparation.process import Prepared, WorkerFailure, WorkerSetup, tokenizer_fingerprint
+from chairlift.server.preparation.worker_process import (
+    PreparedRequest,
+    WorkerFailure,
+    WorkerSetup,
+    tokenizer_fingerprint,
+)
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -216,7 +221,7 @@ def test_work_ends_when_its_call_is_cancelled(setup: Any) -> None:
         await asyncio.sleep(0.1)
         call.cancel()
         reply = await waiting
-        assert isinstance(reply.outcome, Prepared)
+        assert isinstance(reply.outcome, PreparedRequest)
         assert workers.processes[0].pid != pid
 
     run_alone(setup[1], scenario)
@@ -327,10 +332,10 @@ def test_a_worker_that_cannot_be_started_is_reported_and_tried_again(
             raise OSError(24, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr("chairlift.server.preparation.process.subprocess.Popen", fail)
+            patch.setattr("chairlift.server.preparation.worker_process.subprocess.Popen", fail)
             with pytest.raises(OverloadedError, match="Too many open files"):
                 await workers.run("a", "detokenize", b'{"tokens": [3]}')
-        assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, Prepared)
+        assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, PreparedRequest)
 
     run_alone(setup[1], scenario)
 
@@ -388,7 +393,7 @@ def test_cpu_time_of_a_chat_template_is_that_of_the_request(setup: Any) -> None:
 
     async def in_a_worker(workers: PreparationWorkers) -> float:
         reply = await workers.run("a", "chat", with_template("prompt"))
-        assert isinstance(reply.outcome, Prepared), reply.outcome
+        assert isinstance(reply.outcome, PreparedRequest), reply.outcome
         return (await workers.run("a", "chat", with_template(TEMPLATE_LOOP))).cpu_seconds
 
     asyncio.run(on_a_thread())

@@ -23,7 +23,7 @@ class AccessOptions:
     allow_unauthenticated: everybody may, over the network too.
     ssl_certfile, ssl_keyfile: PEM files; TLS if they are given.
     cors: which pages in browsers may call.
-    allowed_hosts: hosts that requests may name; None chooses by keys and address, see `hosts_of`.
+    allowed_hosts: hosts that requests may name; None chooses by keys and address, see `allowed_hosts_for`.
 
     Raises:
         ConfigError: one of the two files without the other, or a file that is not there.
@@ -60,7 +60,7 @@ class AccessOptions:
             return None
         return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
 
-    def hosts_of(self, host: str) -> AllowedHosts:
+    def allowed_hosts_for(self, host: str) -> AllowedHosts:
         """The hosts that requests to a server on `host` may name.
 
         If `allowed_hosts` is None, a server on the loopback without keys allows the names of the loopback and `host`,

@@ -101,7 +101,7 @@ class AdmissionController:
         deadline = None if timeout is None else now + timeout
         return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter)
 
-    def check(self, key: KeyInfo) -> None:
+    def check_token_rate(self, key: KeyInfo) -> None:
         """Refuse, before its prompts are tokenized, a call that `enter` would not let in whatever it asks.
 
         Raises:
@@ -138,7 +138,7 @@ class AdmissionController:
         return {tenant: meter.total_cpu_seconds for tenant, meter in self._meters.items()}
 
     @contextlib.contextmanager
-    def count_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:
+    def admit_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:
         """A call that asks nothing of the engine, such as for token counts: one of the key's requests all the same. A
         key that has no tokens left may make it.
 
@@ -157,7 +157,7 @@ class AdmissionController:
             meter.end_call()
             self.num_calls -= 1
 
-    def check_query(self, key: KeyInfo) -> None:
+    def admit_query(self, key: KeyInfo) -> None:
         """A question about other calls, such as why they wait, which takes time to answer. Who is at the limit of calls
         at once may ask it, and so may anybody while the server drains: it is what they would want to know then.
 

@@ -144,7 +144,7 @@ class KeyRing:
                 ", ".join(short),
             )
 
-    def weights(self) -> str | None:
+    def tenant_weights(self) -> str | None:
         """The weights that are not 1, in the form of `EngineConfig.tenant_weights`."""
         named = [f"{key.info.tenant}={key.weight:g}" for key in self._keys if key.weight != 1]
         return ",".join(named) or None

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from chairlift.observability.explain import Explanation
 from chairlift.observability.tracked_request import TrackedRequest
 from chairlift.observability.what_if import what_ifs
-from chairlift.server.api.protocol import ErrorBody
+from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
 NOT_FOUND_ERRORS: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody}}
@@ -92,7 +92,7 @@ def router(observer: EngineObserver) -> APIRouter:
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
-        request.state.admission.check_query(request.state.key)
+        request.state.admission.admit_query(request.state.key)
         found = _find(observer, request_id, request)
         explainer, viewer = observer.explainer, observer.viewer(request)
         blocked = [explainer.blocked_request(entry) for entry in found]

@@ -16,12 +16,12 @@ import uvicorn
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.server.access.admission import AdmissionController
 from chairlift.server.http.process_exit import (
-    AT_ONCE_ENGINE_SECONDS,
-    AT_ONCE_FLUSH_SECONDS,
-    AT_ONCE_SECONDS,
-    END_SECONDS,
-    ENGINE_SECONDS,
+    ENGINE_STOP_SECONDS,
+    EXIT_SECONDS,
     FLUSH_SECONDS,
+    FORCED_ENGINE_STOP_SECONDS,
+    FORCED_EXIT_SECONDS,
+    FORCED_FLUSH_SECONDS,
     ProcessExit,
 )
 
@@ -49,7 +49,7 @@ class DrainingServer(uvicorn.Server):
         self._admission = admission
         self._process_exit = process_exit
         self._deadline = 0.0
-        self._gives_up = False
+        self._is_forced = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came; in the main thread, between two steps of whatever runs there."""
@@ -58,11 +58,11 @@ class DrainingServer(uvicorn.Server):
             self._deadline = admission.clock() + admission.limits.drain_timeout
             admission.is_draining = True
             logger.info("shutting down when %d calls are answered; again to stop at once", admission.num_calls)
-        elif not self._gives_up:
-            self._gives_up = True
+        elif not self._is_forced:
+            self._is_forced = True
             self.force_exit = self.should_exit
-            self.config.timeout_graceful_shutdown = AT_ONCE_FLUSH_SECONDS
-            self._limit_end(AT_ONCE_SECONDS)
+            self.config.timeout_graceful_shutdown = FORCED_FLUSH_SECONDS
+            self._limit_end(FORCED_EXIT_SECONDS)
         else:
             self.should_exit = self.force_exit = True
 
@@ -71,8 +71,8 @@ class DrainingServer(uvicorn.Server):
         if self._process_exit is not None:
             self._process_exit.limit(seconds)
 
-    def _why_now(self) -> str:
-        if self._gives_up:
+    def _stop_reason(self) -> str:
+        if self._is_forced:
             return "it was told to at once"
         return f"drain_timeout={self._admission.limits.drain_timeout:g} s"
 
@@ -90,19 +90,21 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         admission = self._admission
         if admission.is_draining and not self.should_exit:
-            is_late = self._gives_up or admission.clock() >= self._deadline
+            is_late = self._is_forced or admission.clock() >= self._deadline
             if is_late and admission.num_calls:
                 logger.warning("%d calls end with an error, because the server stops", admission.num_calls)
-                self._admission.stop_preparation(f"the server stopped before this was read ({self._why_now()})")
-                self._llm.stop(f"the server stopped before this was answered ({self._why_now()}): send it once more")
+                self._admission.stop_preparation(f"the server stopped before this was read ({self._stop_reason()})")
+                self._llm.stop(
+                    f"the server stopped before this was answered ({self._stop_reason()}): send it once more"
+                )
             self.should_exit = is_late or not admission.num_calls
             if self.should_exit:
-                self._limit_end(END_SECONDS)
+                self._limit_end(EXIT_SECONDS)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop the engine while connections take what was written to them."""
-        seconds = AT_ONCE_ENGINE_SECONDS if self._gives_up else ENGINE_SECONDS
+        seconds = FORCED_ENGINE_STOP_SECONDS if self._is_forced else ENGINE_STOP_SECONDS
         closing = asyncio.create_task(self._llm.aclose(seconds))
         await super().shutdown(sockets)
         await closing

@@ -36,13 +36,13 @@ class ExitDeadline:
 
     Args:
         drain_seconds: from the first signal.
-        at_once_seconds: from the second signal.
+        forced_exit_seconds: from the second signal.
     """
 
-    def __init__(self, drain_seconds: float, at_once_seconds: float) -> None:
+    def __init__(self, drain_seconds: float, forced_exit_seconds: float) -> None:
         self.time = math.inf
         self.num_signals = 0
-        self._limits = (drain_seconds, at_once_seconds)
+        self._limits = (drain_seconds, forced_exit_seconds)
 
     def receive(self, number: int, now: float) -> None:
         """Take account of a signal; signals other than DRAIN_SIGNALS have no effect."""
@@ -53,11 +53,11 @@ class ExitDeadline:
         self.num_signals += 1
 
 
-def main(server: int, drain_seconds: float, at_once_seconds: float) -> None:
+def main(server: int, drain_seconds: float, forced_exit_seconds: float) -> None:
     """Guard the process `server`, the parent of this one."""
     for number in (*DRAIN_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    deadline = ExitDeadline(drain_seconds, at_once_seconds)
+    deadline = ExitDeadline(drain_seconds, forced_exit_seconds)
     while (seconds := deadline.time - time.monotonic()) > 0:
         readable, _, _ = select.select([0], [], [], None if math.isinf(seconds) else seconds)
         if readable:

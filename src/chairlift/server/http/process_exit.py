@@ -1,10 +1,10 @@
 """The end of a server's process, in bounded time whatever its threads do, and its exit status.
 
 first signal --drain_timeout--> the drain ends --FLUSH_SECONDS--> connections are closed --> exit status 0
-                                     |--ENGINE_SECONDS--> the engine is killed if it has not ended
-                                     |--END_SECONDS--> a thread still runs: EXIT_STILL_RUNNING
-first signal ----------------drain_timeout + END_SECONDS-------------> no thread can run: SIGKILL by the guard (137)
-second signal --AT_ONCE_SECONDS--> the same two
+                                     |--ENGINE_STOP_SECONDS--> the engine is killed if it has not ended
+                                     |--EXIT_SECONDS--> a thread still runs: EXIT_STILL_RUNNING
+first signal ----------------drain_timeout + EXIT_SECONDS-------------> no thread can run: SIGKILL by the guard (137)
+second signal --FORCED_EXIT_SECONDS--> the same two
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ EXIT_STILL_RUNNING: Final = 4
 """Exit status if the time was over and a thread still ran. 1 to 3 have other meanings: an unexpected error, a mistake
 on the command line, and uvicorn's failure to start."""
 
-END_SECONDS: Final = 5.0
+EXIT_SECONDS: Final = 5.0
 """From the end of the drain, or of drain_timeout, until the process has ended."""
 
-AT_ONCE_SECONDS: Final = 2.0
+FORCED_EXIT_SECONDS: Final = 2.0
 """From a second signal until the process has ended; streams get their error event meanwhile."""
 
-OWN_MARGIN_SECONDS: Final = 0.8
+SELF_EXIT_MARGIN_SECONDS: Final = 0.8
 """How much earlier than these times the process ends itself, with a status that says more than SIGKILL."""
 
 GUARD_MARGIN_SECONDS: Final = 0.3
@@ -47,11 +47,11 @@ MAX_GUARD_RESTARTS: Final = 3
 FLUSH_SECONDS: Final = 3
 """For connections to take what was written to them, once everything is answered."""
 
-ENGINE_SECONDS: Final = 3.5
+ENGINE_STOP_SECONDS: Final = 3.5
 """For the engine to finish its step and close its files, while connections take what was written to them."""
 
-AT_ONCE_FLUSH_SECONDS: Final = 1
-AT_ONCE_ENGINE_SECONDS: Final = 0.8
+FORCED_FLUSH_SECONDS: Final = 1
+FORCED_ENGINE_STOP_SECONDS: Final = 0.8
 STANDARD_ERROR: Final = 2
 
 
@@ -86,7 +86,7 @@ class ProcessExit:
     def limit(self, seconds: float) -> None:
         """End the process within `seconds` if it does not end by itself. May be called in a signal handler, so it uses
         no lock; the earliest of several limits applies."""
-        _thread.start_new_thread(_end_after, (seconds - OWN_MARGIN_SECONDS,))
+        _thread.start_new_thread(_end_after, (seconds - SELF_EXIT_MARGIN_SECONDS,))
 
     def end_at_next_signal(self) -> None:
         """Let another SIGINT or SIGTERM end the process at once; for the time after the event loop."""
@@ -115,7 +115,9 @@ class GuardProcess:
     """
 
     def __init__(self, drain_timeout: float) -> None:
-        limits = [str(seconds - GUARD_MARGIN_SECONDS) for seconds in (drain_timeout + END_SECONDS, AT_ONCE_SECONDS)]
+        limits = [
+            str(seconds - GUARD_MARGIN_SECONDS) for seconds in (drain_timeout + EXIT_SECONDS, FORCED_EXIT_SECONDS)
+        ]
         self._command = [sys.executable, "-I", "-S", exit_guard.__file__, str(os.getpid()), *limits]
         self._reading, self.wakeup = os.pipe()
         os.set_blocking(self.wakeup, False)

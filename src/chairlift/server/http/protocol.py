@@ -36,7 +36,7 @@ from chairlift.server.http.message_framing import (
     MessagePart,
     body_part,
 )
-from chairlift.server.http.parsing_turns import MAX_PIPELINED, SLICE_BYTES, HoldingFlowControl, ParsingTurns
+from chairlift.server.http.parse_queue import MAX_PIPELINED, SLICE_BYTES, ParseQueue, PausableFlowControl
 
 logger = logging.getLogger("chairlift")
 
@@ -91,8 +91,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. `limits` and `turns` are set by `protocol_with_limits`."""
 
     limits = ServerLimits()
-    turns = ParsingTurns()
-    flow: HoldingFlowControl
+    turns = ParseQueue()
+    flow: PausableFlowControl
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -113,7 +113,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = HoldingFlowControl(transport)
+        self.flow = PausableFlowControl(transport)
         self._bound_buffers(transport)
         self._wait_for_headers()
 
@@ -389,7 +389,7 @@ def _has_length(message: Message) -> bool:
 
 def protocol_with_limits(limits: ServerLimits) -> type[LimitedHttpProtocol]:
     """The protocol with these limits, for the connections of one event loop."""
-    return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "turns": ParsingTurns()})
+    return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "turns": ParseQueue()})
 
 
 def uvicorn_config(app: Any, limits: ServerLimits, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:

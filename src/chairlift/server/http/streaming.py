@@ -17,7 +17,7 @@ async def _until_disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """The response that `work` gives; it is cancelled if the client goes first, and then nobody reads this one."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_until_disconnected(request.receive))

@@ -13,16 +13,16 @@ from typing import Any, Final, TypeVar
 
 from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.server.http.body_limits import LARGE_BODY
-from chairlift.server.preparation.process import (
+from chairlift.server.preparation.request_plan import Fields, RequestPlanner
+from chairlift.server.preparation.worker_process import (
     PreparationProcess,
-    Prepared,
+    PreparedRequest,
     Rejection,
-    Reply,
     WorkerEndedError,
     WorkerFailure,
+    WorkerReply,
     WorkerSetup,
 )
-from chairlift.server.preparation.request_plan import Fields, RequestPlanner
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 Result = TypeVar("Result")
@@ -44,7 +44,7 @@ class PreparationJob:
     tenant: str
     endpoint: str
     body: bytes
-    reply: asyncio.Future[Reply]
+    reply: asyncio.Future[WorkerReply]
     process: PreparationProcess | None = None
 
 
@@ -97,7 +97,7 @@ class PreparationWorkers:
         self._jobs: set[PreparationJob] = set()
         self.on_cpu_seconds: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
-    async def run(self, tenant: str, endpoint: str, body: bytes) -> Reply:
+    async def run(self, tenant: str, endpoint: str, body: bytes) -> WorkerReply:
         """Prepare a body. Cancelling this ends the work for it.
 
         Raises:
@@ -247,7 +247,7 @@ class Preparation:
         """Call a function on a thread, and wait for nothing."""
         self._threads.submit(function)
 
-    async def prepare(self, tenant: str, endpoint: str, body: bytes) -> Prepared:
+    async def prepare(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
         """Let a worker prepare a large body for an endpoint, at the expense of a tenant.
 
         Raises:

@@ -26,17 +26,17 @@ from chairlift.server.api.protocol.validation_errors import describe_validation_
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
 from chairlift.server.preparation.planners import EndpointPlanners, make_planners
-from chairlift.server.preparation.process import (
-    Prepared,
+from chairlift.server.preparation.request_plan import RequestPlanner
+from chairlift.server.preparation.worker_process import (
+    PreparedRequest,
     Rejection,
-    Reply,
     WorkerFailure,
+    WorkerReply,
     WorkerSetup,
     read_frame,
     tokenizer_fingerprint,
     write_frame,
 )
-from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
@@ -46,7 +46,7 @@ NICENESS: Final = 5
 """The scheduling priority is lowered by this, so that steps of the engine come first."""
 
 
-def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Prepared | Rejection:
+def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | Rejection:
     """Parse and validate a body, and plan it; what is wrong with it becomes a rejection."""
     try:
         check_depth(raw, max_depth)
@@ -54,7 +54,7 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
         if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
             return Rejection(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
-        return Prepared(planner.without_content(body), planner.plan(body))
+        return PreparedRequest(planner.without_content(body), planner.plan(body))
     except ValidationError as error:
         return Rejection(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
@@ -91,7 +91,7 @@ def main() -> None:
         cpu_seconds: list[float] = []
         with charge_cpu_time_to(cpu_seconds.append, time.process_time):
             outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
-        reply = Reply(outcome, sum(cpu_seconds), _memory())
+        reply = WorkerReply(outcome, sum(cpu_seconds), _memory())
         write_frame(answers, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()
@@ -106,7 +106,7 @@ def _planners_or_failure(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure
 
 def _outcome(
     planners: EndpointPlanners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
-) -> Prepared | Rejection | WorkerFailure:
+) -> PreparedRequest | Rejection | WorkerFailure:
     if isinstance(planners, WorkerFailure):
         return planners
     try:
@@ -117,7 +117,7 @@ def _outcome(
 
 
 def _planners(setup: WorkerSetup) -> EndpointPlanners:
-    from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+    from chairlift.engine.input_processor import NoTokenizer
     from chairlift.engine.process.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
@@ -125,8 +125,7 @@ def _planners(setup: WorkerSetup) -> EndpointPlanners:
     if tokenizer_fingerprint(files) != setup.fingerprint:
         raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
     tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-    processor = InputProcessor(setup.facts.model_config, tokenizer, setup.facts.limits)
-    return make_planners(RemoteEngine(setup.facts, tokenizer, processor), setup.api)
+    return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
 
 
 def _limit_this_process() -> None:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.http.parsing_turns import MAX_PIPELINED, SLICE_BYTES
+from chairlift.server.http.parse_queue import MAX_PIPELINED, SLICE_BYTES
 from chairlift.server.http.protocol import LimitedHttpProtocol, uvicorn_config
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -70,7 +70,7 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """A valid body without its large fields, and its plan."""
 
     body: Any
@@ -78,7 +78,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class WorkerReply:
     """What a worker made of a body.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reply:
         memory: bytes that the worker holds after it.
     """
 
-    outcome: Prepared | Rejection | WorkerFailure
+    outcome: PreparedRequest | Rejection | WorkerFailure
     cpu_seconds: float
     memory: int
 
@@ -155,7 +155,7 @@ class PreparationProcess:
         process = self._process
         return process is not None and process.poll() is None
 
-    def run(self, endpoint: str, body: bytes, seconds: float) -> Reply:
+    def run(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
         """Prepare a body for an endpoint, which is an attribute of `EndpointPlanners`.
 
         Raises:
@@ -173,7 +173,7 @@ class PreparationProcess:
         self.close()
         raise error from None
 
-    def _run(self, endpoint: str, body: bytes, seconds: float) -> Reply:
+    def _run(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
         process, allowed = self._process, seconds
         if process is None or not self.is_running:
             process, allowed = self._start(), seconds + START_SECONDS
@@ -183,7 +183,7 @@ class PreparationProcess:
         deadline = time.monotonic() + allowed
         _send(process.stdin.fileno(), pickle.dumps((endpoint, body)), deadline)
         reply = pickle.loads(_receive(process.stdout.fileno(), deadline))
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, WorkerReply)
         if isinstance(reply.outcome, WorkerFailure) or reply.memory > MAX_MEMORY:
             self.close()
         return reply

@@ -2,7 +2,7 @@
 
 packet --> one slice is parsed --> the rest waits, and its connection reads no more
               ^                                     |
-              +-- ParsingTurns: one slice per turn -+
+              +-- ParseQueue: one slice per turn -+
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SlicedConnection(Protocol):
         """Parse one slice of the bytes that have arrived."""
 
 
-class ParsingTurns:
+class ParseQueue:
     """Lets the connections of one event loop parse their next slices, in rotation, one slice per turn of the loop."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ParsingTurns:
         connection.parse_slice()
 
 
-class HoldingFlowControl(FlowControl):
+class PausableFlowControl(FlowControl):
     """uvicorn's flow control, which in addition does not read while bytes wait to be parsed (`hold`)."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
