@@ -1,4 +1,4 @@
-"""What a running server says of its requests and of itself."""
+"""Tests the endpoints that show the requests and the state of a running server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from running_server import RunningServer, run_server
 
 @pytest.fixture(scope="module")
 def tight(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """Memory for two requests of 40 slots, reserved; steps that take long enough for several requests to queue."""
+    """A server with reserved memory for two requests of 40 slots, and slow steps so that requests wait."""
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")),
         num_kv_blocks=8,
@@ -42,7 +42,7 @@ def ask(server: RunningServer, name: str, prompt: int = 10, max_tokens: int = 30
     return server.post("/v1/completions", body)
 
 
-def send_together(server: RunningServer, prefix: str, count: int = 4) -> list[str]:
+def crowd(server: RunningServer, prefix: str, count: int = 4) -> list[str]:
     with ThreadPoolExecutor(count) as pool:
         answers = list(pool.map(lambda index: ask(server, f"{prefix}{index}"), range(count)))
     assert [answer.status_code for answer in answers] == [200] * count
@@ -67,7 +67,7 @@ def test_a_request_is_shown_with_its_timings(tight: RunningServer) -> None:
 
 def test_a_wait_for_memory_is_explained_with_block_counts(tight: RunningServer) -> None:
     waited = []
-    for call in send_together(tight, "queued"):
+    for call in crowd(tight, "crowd"):
         (explained,) = get(tight, f"/v1/requests/{call}/explain")["sequences"]
         (wait,) = explained["waits"]
         spans = wait["spans"]
