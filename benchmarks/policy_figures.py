@@ -1,13 +1,12 @@
-"""The figures and numbers of docs/policies: the same requests under every way of batching and every KV policy.
+"""Draws the figures and prints the numbers of docs/policies: the same requests under every batching and KV policy.
 
     python benchmarks/policy_figures.py [--model MODEL] [--output docs/images/policies]
 
-24 requests, all there at the start, with forced lengths and a `max_tokens` that is larger, run on the default model in
-a pool of 56 blocks. The engine's clock stands still, so figures and means count steps, and are the same on every
-machine and after every change that leaves the decisions alone. What is claimed is read from the events; that the
-answers are the same under every policy is checked too, and the exit status is 1 if they are not.
+24 requests arrive at the start, with forced lengths and a larger `max_tokens`, and run on the default model in a pool
+of 56 blocks. The clock of the engine is constant, so figures and means count steps and depend only on the decisions.
+The numbers are computed from the events. The exit status is 1 if the answers differ between policies.
 
-Writes one PNG a figure, and prints the tables of docs/policies/README.md and one JSON line.
+The script writes one PNG for each figure, and prints the tables of docs/policies/README.md and one JSON line.
 """
 
 from __future__ import annotations
@@ -119,13 +118,14 @@ def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A run in numbers.
+    """The numbers of one run.
 
     Attributes:
-        mean_rows: members of the batch in a step, those that have ended included; peak_rows: the most.
-        tokens_a_step: output tokens, the mean.
-        padding, recomputed: tokens computed for nothing, and once more.
-        token_states and so on: shares of the pool, means over the steps in which somebody waited, by true lengths.
+        mean_rows, peak_rows: mean and maximum number of requests in a step, including finished ones in static batches.
+        tokens_a_step: mean number of output tokens in a step.
+        padding, recomputed: number of padding tokens, and of tokens computed again after a preemption.
+        token_states and the other kinds: mean shares of the pool over the steps in which requests waited, by the true
+            lengths.
     """
 
     label: str

@@ -4,13 +4,13 @@
 
 The work: prompts log-normal (median 96, 16..512), forced output lengths exponential (mean 96, 8..384), all there at the
 start, greedy, float32. The baseline takes them in order, 16 at a time, padded on the left, and runs each batch to its
-own longest output; only the tokens that were asked for count as useful.
+own longest output; only requested tokens count as useful.
 
-The two run in turns, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
+The two alternate, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
 else can be trusted. Each run is a process of its own, so that neither finds the other's memory, threads or caches, and
 each reports its own peak memory; loading and a warm-up are not timed. With --state, finished runs are kept in a folder
 and not repeated. --baseline-share S times every (1/S)-th batch of the baseline, another one in each repeat, and takes
-its speed for that of all; the report then says that the baseline is extrapolated.
+its speed for that of all; the report then notes that the baseline is extrapolated.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Run:
     """One run of one engine.
 
     Attributes:
-        seconds: of what was timed; useful_tokens: output tokens asked for in it.
+        seconds: the measured time; useful_tokens: the requested output tokens in it.
         tokens: request id -> output tokens.
     """
 
@@ -155,7 +155,7 @@ def load_baseline(model: str | None) -> Any:
 
 @torch.inference_mode()
 def generate_batch(model: Any, batch: Sequence[WorkloadRequest]) -> dict[str, list[int]]:
-    """One static batch, run to its longest output; request id -> the tokens that were asked for."""
+    """Run one static batch to its longest output; returns the requested tokens by request id."""
     width = max(len(request.prompt_token_ids) for request in batch)
     longest = max(request.output_len for request in batch)
     ids = torch.zeros((len(batch), width), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Explanations against the scheduler itself: what is said to have let a request in does, and nothing less."""
+"""Runs the scheduler with each change of an explanation, and compares whether the request is admitted."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_expected_wait_is_close_to_the_real_wait() -> None:
 
 
 def test_contention_costs_the_time_of_other_tokens() -> None:
-    """Steps take 0.1 s and 0.01 s a token (see `TimedExecutor`), and 3 ms to be read."""
+    """Steps take 0.1 s and 0.01 s per token (see `TimedExecutor`), and their results 3 ms."""
     crowd = first_step([(10, 30), (20, 8), (5, 4)])
     crowd.to_end()
     cost = explain(crowd, "r1").contention

@@ -1,4 +1,4 @@
-"""Metrics against what the events say, in the text that Prometheus reads."""
+"""Compares metrics in Prometheus's text format with the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way of waiting, followed through events alone: the spans add up to the queue time, exactly."""
+"""For each wait reason, the spans that are derived from events add up exactly to the queue time."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ ENGINES = st.fixed_dictionaries(
 
 
 def act(crowd: TrackedEngine, data: st.DataObject, forced: bool, priority: bool) -> None:
-    """One thing that can happen to an engine."""
+    """Apply one random action to an engine."""
     what = data.draw(st.sampled_from(["arrive", "arrive", "siblings", "step", "step", "steps", "abort"]))
     unfinished = list(crowd.core.scheduler.unfinished)
     if what == "abort" and unfinished:
@@ -246,7 +246,7 @@ def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
 
 
 def check_blocks(crowd: TrackedEngine) -> bool:
-    """Those who ended in the last step held theirs when it was planned, and have given them back since."""
+    """Check the blocks of the batch. Requests that ended in the last step held theirs when it was scheduled."""
     last = crowd.tracker.last_step
     assert last is not None
     if last.finished:

@@ -1,4 +1,4 @@
-"""Files that are no event logs, labels, and the command."""
+"""Checks invalid event logs, labels, and the command `report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and its figures."""
+"""Checks the page of a report and its figures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KEYS = ["batch", "device", "memory-map", "memory-kinds", "waste", "variance", "l
 
 
 class Linear:
-    """Seconds of a step: some for the weights, some for every token."""
+    """A cost model with a constant for the weights and a cost for each token."""
 
     def seconds(self, shape: Any) -> float:
         return 0.02 + 0.001 * shape.num_tokens
@@ -74,7 +74,7 @@ def static(size: int, **options: Any) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[RecordedRun]:
-    """Every figure has what it needs: two lengths, two batch sizes, two policies, memory that runs short."""
+    """Runs for all figures: two lengths, two batch sizes, two policies, and a lack of memory."""
     return [
         recorded_run(static(4, kv="max"), "s4"),
         recorded_run(static(8, kv="max", output="fixed:9"), "s8"),
@@ -89,7 +89,7 @@ def parts(runs: list[RecordedRun]) -> list[Drawing | OmittedFigure]:
 
 
 class Reader(HTMLParser):
-    """Checks that elements close in order; keeps ids, links and the text of some elements."""
+    """A parser that checks that elements are closed in order, and keeps ids, links and some texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_labels_are_escaped() -> None:
 
 
 def without_memory(events: Sequence[Event]) -> list[Event]:
-    """As version 1 of the schema had it."""
+    """The events without kinds of slots, as in version 1 of the schema."""
     none = {"token_states": 0, "reserved": 0, "internal": 0, "external": 0, "free": 0, "new_blocks": {}}
     return [replace(event, **none) if isinstance(event, Step) else event for event in events]  # type: ignore[arg-type]
 
@@ -233,7 +233,7 @@ def test_the_map_shows_owners_rounding_sharing_and_free_blocks() -> None:
 
 
 def colours_of(drawing: Drawing) -> np.ndarray[Any, Any]:
-    """Every pixel, as 8-bit colours in one number."""
+    """The colour of each pixel as one number."""
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
         drawing.figure.savefig(file, format="png", dpi=100)
@@ -265,7 +265,7 @@ def test_two_thousand_requests_stay_small(big: RecordedRun, tmp_path: Path) -> N
 
 
 def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]) -> None:
-    """Cells and images both lie over their background."""
+    """Cells and images are drawn above their background."""
     batch = [draw_all([run])[0] for run in (big, runs[0])]
     assert isinstance(batch[0], Drawing)
     assert isinstance(batch[1], Drawing)

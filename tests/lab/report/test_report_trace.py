@@ -1,4 +1,4 @@
-"""Stays, lanes and cells against what the engine itself held and computed."""
+"""Compares residencies, lanes and cells with what the engine held and computed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_without_a_moving_clock_the_axis_counts_steps() -> None:
     st.integers(1, 17),
 )
 def test_lane_shares_keep_all_time(drawn: list[tuple[int, RowKind, float, float]], num_columns: int) -> None:
-    """Every cell's time is spread over its own lane and kind, column by column, as a fine ruler finds it."""
+    """The time of each cell is added to the columns of its lane and kind."""
     duration = 8.0
     cells, clock = [], [0.0] * 4
     for lane, kind, gap, length in drawn:

@@ -1,4 +1,4 @@
-"""Who may see what: a key sees its own requests, an admin's all; and what a slow reader of events is told."""
+"""Tests which requests a key can see, and the events that a slow reader receives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS = {"ann": False, "bob": False, "root": True}
 
 @pytest.fixture(scope="module")
 def shared(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """One seat, and three keys."""
+    """A server with one seat and three keys."""
     keys = KeyRing(Key(KeyInfo(name, name, admin), digest(f"sk-{name}")) for name, admin in KEYS.items())
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1, max_num_seqs=1
@@ -66,8 +66,8 @@ def test_a_key_sees_its_own_requests_and_opaque_ids_of_others(shared: RunningSer
         assert get(shared, path, "root").status_code == 200
         refused = get(shared, path, "bob")
         assert refused.status_code == 404
-        nobodys = get(shared, path.replace(calls["ann"], "nobody"), "bob")
-        assert refused.text.replace(calls["ann"], "nobody") == nobodys.text, "as if there were no such request"
+        unknown = get(shared, path.replace(calls["ann"], "unknown"), "bob")
+        assert refused.text.replace(calls["ann"], "unknown") == unknown.text, "as if there were no such request"
     path = f"/v1/requests/{calls['bob']}/explain"
     text = get(shared, path, "bob").text
     assert calls["ann"] not in text

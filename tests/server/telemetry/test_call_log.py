@@ -1,4 +1,4 @@
-"""What is told of a call once it is over: the access log and OpenTelemetry spans."""
+"""Tests the access log and the OpenTelemetry spans of calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bo
 
 @pytest.fixture
 def observer() -> EngineObserver:
-    """Of an engine in which r3 waited for a seat."""
+    """The observer of an engine in which r3 waited for a seat."""
     crowd = TrackedEngine(max_num_seqs=2)
     for start in range(3):
         crowd.add([start, 5, 6], 4, late=0.01, tenant="ann")

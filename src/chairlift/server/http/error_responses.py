@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
-from chairlift.server.api.protocol import ErrorBody, ErrorInfo
+from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
@@ -79,7 +79,7 @@ def describe_validation_error(error: RequestValidationError) -> tuple[str, str |
     if first["type"] == "json_invalid":
         return f"the body is not valid JSON: {first['ctx']['error']}", None
     if first["loc"][1:] == () and isinstance(first["input"], bytes):
-        return "the body is not taken for JSON: send it with `Content-Type: application/json`", None
+        return "the request body has no JSON content type: send `Content-Type: application/json`", None
     return describe_validation_errors(
         [{**problem, "loc": tuple(problem["loc"][1:])} for problem in problems], error.body
     )
