@@ -63,7 +63,7 @@ class Settings:
     baseline_share: float
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_memory: str
+    kv_cache_memory_bytes: str
     num_threads: int | None
 
     def workload(self, token_round: int = 0) -> list[WorkloadRequest]:
@@ -108,7 +108,7 @@ def run_chairlift(settings: Settings) -> Run:
         model=settings.model,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        kv_cache_memory=parse_memory(settings.kv_cache_memory),
+        kv_cache_memory_bytes=parse_memory(settings.kv_cache_memory_bytes),
         num_threads=settings.num_threads,
         skip_tokenizer_init=True,
     )
@@ -238,7 +238,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline-share", type=float, default=1.0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    parser.add_argument("--kv-cache-memory", default="1GiB", help="of Chairlift")
+    parser.add_argument("--kv-cache-memory-bytes", default="1GiB", help="of Chairlift")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")

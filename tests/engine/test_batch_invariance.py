@@ -36,7 +36,7 @@ class Case:
     quantization: str | None = None
     kv_cache_dtype: str = "bfloat16"
     overrides: dict[str, Any] = field(default_factory=dict)
-    random_weights: bool = False
+    load_format: str = "auto"
 
 
 LONG = {"max_position_embeddings": 2048}

@@ -222,7 +222,7 @@ def test_text_prompts_require_a_tokenizer(tiny_model_dir: Callable[..., Path]) -
 
 def test_random_weights_require_no_weight_file(tiny_model_dir: Callable[..., Path]) -> None:
     config = tiny_model_dir("qwen2") / "config.json"
-    llm = LLM(str(config), random_weights=True, num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
+    llm = LLM(str(config), load_format="dummy", num_kv_blocks=20, skip_tokenizer_init=True, num_threads=1)
     assert len(llm.generate([3, 4, 5], GREEDY)[0].outputs[0].token_ids) > 0
 
 
@@ -247,11 +247,11 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
         ({"kv": "exact", "enable_prefix_caching": True}, "enable_prefix_caching needs kv=paged, got kv=exact"),
         ({"kv_arena": "first-fit"}, "kv_arena=first-fit needs a reservation policy"),
         ({"kv": "max", "num_kv_blocks": 7, "max_model_len": 100}, "exceeds the 64 slots .* under kv=max"),
-        ({"kv_cache_memory": 1000}, "KV memory budget"),
+        ({"kv_cache_memory_bytes": 1000}, "KV memory budget"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"device": "tpu"}, "device must be cpu or cuda"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
-        ({"num_kv_blocks": 3, "kv_cache_memory": 100_000}, "remove one of them"),
+        ({"num_kv_blocks": 3, "kv_cache_memory_bytes": 100_000}, "remove one of them"),
         ({"event_log": Path("/nonexistent/folder/log.jsonl")}, "event_log=.*No such file"),
     ],
 )

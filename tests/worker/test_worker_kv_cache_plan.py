@@ -66,7 +66,7 @@ def test_the_pool_never_exceeds_the_budget(blocks: int, max_num_seqs: int, max_m
 
 def test_a_budget_below_one_block_raises_an_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"holds 0 blocks.*each of 16 slots and 6 KiB.*set kv_cache_memory to at least 12 KiB"
+        ConfigError, match=r"holds 0 blocks.*each of 16 slots and 6 KiB.*set kv_cache_memory_bytes to at least 12 KiB"
     ):
         _plan(BLOCK_BYTES)
 

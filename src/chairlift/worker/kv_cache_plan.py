@@ -103,10 +103,10 @@ def _too_small(
     required = format_memory((needed + SPARE_BLOCKS) * block_bytes)
     if max_model_len is None or not affordable:
         return ConfigError(
-            f"{budget}, but {needed} are needed: set kv_cache_memory to at least {required}, or lower block_size"
+            f"{budget}, but {needed} are needed: set kv_cache_memory_bytes to at least {required}, or lower block_size"
         )
     longest = reachable * block_size
     return ConfigError(
         f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
-        f"set kv_cache_memory to at least {required}, or max_model_len to at most {longest}"
+        f"set kv_cache_memory_bytes to at least {required}, or max_model_len to at most {longest}"
     )

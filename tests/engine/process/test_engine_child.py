@@ -19,11 +19,12 @@ SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
     [
         (None, 0, "SIGKILL: out of memory?"),
         (300 << 20, 0, "SIGKILL: out of memory, where its control group allows 300 MiB?"),
-        (None, 1, "SIGKILL: out of memory; lower kv_cache_memory"),
+        (None, 1, "SIGKILL: out of memory; lower kv_cache_memory_bytes"),
         (
             300 << 20,
             1,
-            "SIGKILL: out of memory, where its control group allows 300 MiB; lower kv_cache_memory or raise that limit",
+            "SIGKILL: out of memory, where its control group allows 300 MiB; "
+            "lower kv_cache_memory_bytes or raise that limit",
         ),
     ],
 )

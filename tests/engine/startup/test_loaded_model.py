@@ -27,7 +27,7 @@ def fail(error: Exception) -> None:
     raise error
 
 
-@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory"])
+@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory_bytes"])
 @pytest.mark.parametrize(
     ("allocate", "words"),
     [

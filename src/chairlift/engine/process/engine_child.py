@@ -111,7 +111,7 @@ class EngineChild:
         where = "" if limit is None else f", where its control group allows {format_memory(limit)}"
         if groups.oom_kills() == self._oom_kills:
             return f"SIGKILL: out of memory{where}?"
-        remedy = "lower kv_cache_memory" if limit is None else "lower kv_cache_memory or raise that limit"
+        remedy = "lower kv_cache_memory_bytes" if limit is None else "lower kv_cache_memory_bytes or raise that limit"
         return f"SIGKILL: out of memory{where}; {remedy}"
 
     def request_stack_dump(self) -> None:

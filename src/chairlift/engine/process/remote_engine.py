@@ -54,7 +54,7 @@ def restart_config(config: EngineConfig, facts: EngineFacts, run: int) -> Engine
     return replace(
         config,
         num_kv_blocks=facts.kv_cache_plan.num_blocks,
-        kv_cache_memory=None,
+        kv_cache_memory_bytes=None,
         max_model_len=facts.scheduler_config.max_model_len,
         max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
         event_log=_numbered(config.event_log, run),

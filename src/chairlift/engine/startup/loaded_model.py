@@ -45,7 +45,7 @@ LOADING_OPTIONS: Final = (
     "kernels",
     "quantization",
     "kv_cache_dtype",
-    "random_weights",
+    "load_format",
     "skip_tokenizer_init",
     "num_threads",
 )
@@ -145,7 +145,7 @@ class LoadedModel:
         if self.device.type == "cpu" and plan.num_bytes > available:
             logger.warning(
                 "the KV pool takes %s when it is full, but only %s are free now, so the system may kill the engine: "
-                "lower kv_cache_memory or free some memory",
+                "lower kv_cache_memory_bytes or free some memory",
                 format_memory(plan.num_bytes),
                 format_memory(available),
             )
@@ -186,7 +186,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         choice.dtype,
         choice.kv_cache_dtype,
     )
-    formats = matrix_formats(None if config.random_weights else files, model_config)
+    formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats)
     close_gguf()
     return LoadedModel(config, files, model_config, model, device, choice, planned)
@@ -210,7 +210,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
-    option = "num_kv_blocks" if plan.limited_by == "num_kv_blocks" else "kv_cache_memory"
+    option = "num_kv_blocks" if plan.limited_by == "num_kv_blocks" else "kv_cache_memory_bytes"
     return ConfigError(
         f"the KV pool of {plan.num_blocks} blocks takes {format_memory(plan.num_bytes)}, {why}: lower {option}"
     )
@@ -258,6 +258,6 @@ def _torch_dtype(name: str) -> torch.dtype:
 def _weights(
     config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> FileWeights | RandomWeights:
-    if config.random_weights:
+    if config.load_format == "dummy":
         return RandomWeights(model_config, dtype, device)
     return open_weights(files, model_config, dtype, device)

@@ -23,7 +23,7 @@ TYPICAL: Final = RequestLengths(256, 256, 256)
 
 
 def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes: int) -> KVCachePlan:
-    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory`, or else in `memory_bytes`.
+    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`.
 
     Args:
         slot_bytes: bytes of K and V of one token in all layers.
@@ -38,7 +38,7 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
         slot_bytes=slot_bytes,
         context=context,
         block_size=config.block_size,
-        memory_bytes=config.kv_cache_memory or memory_bytes,
+        memory_bytes=config.kv_cache_memory_bytes or memory_bytes,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size,
