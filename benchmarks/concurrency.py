@@ -107,7 +107,7 @@ def _run_load(engine: Engine, log: EventList, concurrency: int, turn: int) -> Lo
     run = summarize(log.events)
     assert run.ttft is not None
     assert run.itl is not None
-    assert not run.preemptions, "the pool holds everybody"
+    assert not run.preemptions, "the pool holds all requests"
     print(f"{concurrency} users: {run.output_tokens_per_s:.1f} output tokens/s", file=sys.stderr)
     return Load(
         concurrency,

@@ -43,7 +43,16 @@ HEAVY, LIGHT = "heavy", "light"
 TIMES_AS_MUCH: Final = 20
 POLICIES: Final = ("fcfs", "fair")
 VOCABULARY: Final = 20_000
-SERVE: Final = ("--max-num-seqs", "16", "--num-threads", "1", "--kv-cache-memory", "256MiB", "--max-model-len", "1024")
+SERVE: Final = (
+    "--max-num-seqs",
+    "16",
+    "--num-threads",
+    "1",
+    "--kv-cache-memory-bytes",
+    "256MiB",
+    "--max-model-len",
+    "1024",
+)
 
 
 @dataclass(frozen=True, slots=True)

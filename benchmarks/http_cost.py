@@ -1,4 +1,4 @@
-"""What HTTP costs: the same load through `chairlift serve` and through `LLM` in a process of its own, in turns.
+"""Measures the cost of HTTP: the same load through `chairlift serve` and through `LLM` in another process, alternating.
 
     python benchmarks/http_cost.py [MODEL] [--streams 64] [--input-len 32] [--output-len 64] [--repeats 3]
                                    [--num-threads N] [--no-ttft]

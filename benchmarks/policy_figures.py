@@ -1,13 +1,12 @@
-"""The figures and numbers of docs/policies: the same requests under every way of batching and every KV policy.
+"""Draws the figures and prints the numbers of docs/policies: the same requests under every batching and KV policy.
 
     python benchmarks/policy_figures.py [--model MODEL] [--output docs/images/policies]
 
-24 requests, all there at the start, with forced lengths and a `max_tokens` that is larger, run on the default model in
-a pool of 56 blocks. The engine's clock stands still, so figures and means count steps, and are the same on every
-machine and after every change that leaves the decisions alone. What is claimed is read from the events; that the
-answers are the same under every policy is checked too, and the exit status is 1 if they are not.
+24 requests arrive at the start, with forced lengths and a larger `max_tokens`, and run on the default model in a pool
+of 56 blocks. The clock of the engine is constant, so figures and means count steps and depend only on the decisions.
+The numbers are computed from the events. The exit status is 1 if the answers differ between policies.
 
-Writes one PNG a figure, and prints the table of docs/policies/README.md and one JSON line.
+The script writes one PNG for each figure, and prints the tables of docs/policies/README.md and one JSON line.
 """
 
 from __future__ import annotations
@@ -119,13 +118,14 @@ def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A run in numbers.
+    """The numbers of one run.
 
     Attributes:
-        mean_rows: members of the batch in a step, those that have ended included; peak_rows: the most.
-        tokens_a_step: output tokens, the mean.
-        padding, recomputed: tokens computed for nothing, and once more.
-        token_states and so on: shares of the pool, means over the steps in which somebody waited, by true lengths.
+        mean_rows, peak_rows: mean and maximum number of requests in a step, including finished ones in static batches.
+        tokens_a_step: mean number of output tokens in a step.
+        padding, recomputed: number of padding tokens, and of tokens computed again after a preemption.
+        token_states and the other kinds: mean shares of the pool over the steps in which requests waited, by the true
+            lengths.
     """
 
     label: str
@@ -162,26 +162,34 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-COLUMNS: Final[dict[str, Callable[[Numbers], str]]] = {
-    "run": lambda n: n.label,
-    "steps": lambda n: str(n.steps),
-    "rows, mean": lambda n: f"{n.mean_rows:.1f}",
-    "peak": lambda n: str(n.peak_rows),
-    "output tokens a step": lambda n: f"{n.tokens_a_step:.1f}",
-    "padding": lambda n: f"{n.padding:,}",
-    "recomputed": lambda n: f"{n.recomputed:,}",
-    "token states": lambda n: _percent(n.token_states),
-    "reserved": lambda n: _percent(n.reserved),
-    "internal": lambda n: _percent(n.internal),
-    "external": lambda n: _percent(n.external),
-    "free": lambda n: _percent(n.free),
-}
+Columns = dict[str, Callable[[Numbers], str]]
+
+TABLES: Final[tuple[Columns, ...]] = (
+    {
+        "steps": lambda n: str(n.steps),
+        "mean rows": lambda n: f"{n.mean_rows:.1f}",
+        "peak rows": lambda n: str(n.peak_rows),
+        "output tokens per step": lambda n: f"{n.tokens_a_step:.1f}",
+    },
+    {"padding tokens": lambda n: f"{n.padding:,}", "recomputed tokens": lambda n: f"{n.recomputed:,}"},
+    {
+        "token states": lambda n: _percent(n.token_states),
+        "reserved": lambda n: _percent(n.reserved),
+        "internal": lambda n: _percent(n.internal),
+        "external": lambda n: _percent(n.external),
+    },
+)
+"""The columns of each table of docs/policies/README.md, after the name of the run."""
 
 
-def markdown(rows: Sequence[Numbers]) -> str:
-    """The table of docs/policies/README.md."""
-    lines = [list(COLUMNS), ["---", *["---:"] * (len(COLUMNS) - 1)]]
-    lines += [[text(row) for text in COLUMNS.values()] for row in rows]
+def markdown_tables(rows: Sequence[Numbers]) -> list[str]:
+    """Returns the tables of docs/policies/README.md."""
+    return [_markdown_table(columns, rows) for columns in TABLES]
+
+
+def _markdown_table(columns: Columns, rows: Sequence[Numbers]) -> str:
+    lines = [["run", *columns], ["---", *["---:"] * len(columns)]]
+    lines += [[row.label, *(text(row) for text in columns.values())] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -217,7 +225,7 @@ def main() -> int:
         print(draw_plate(plate, runs, args.output), file=sys.stderr)
     rows = [numbers(run) for run in runs.values()]
     same = all(tokens == answers[0] for tokens in answers)
-    print(markdown(rows))
+    print("\n\n".join(markdown_tables(rows)))
     print(json.dumps({"benchmark": "policies", "same_tokens": same, "runs": [asdict(row) for row in rows]}))
     return 0 if same else 1
 

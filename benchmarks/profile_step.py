@@ -1,16 +1,16 @@
-"""Where the time of a decode step goes, by kernel set and batch size.
+"""Measures the time of each part of a decode step, by kernel set and batch size.
 
     python benchmarks/profile_step.py [--model PATH] [--kernels torch,native] [--batch-sizes 1,16,64]
                                       [--context 128] [--steps 48] [--rounds 3]
 
-Callables are wrapped with a timer: the kernels before the model is built, the rest on the objects of the finished
-engine. Layers are called one by one, where production repeats native ones in one call: a tenth faster at batch 1. A
-section's time excludes the sections inside of it (the LM head is one section, with all that stands before its product);
-norms and activations belong to the linear layers that they stand before, and norm and rotation of heads to attention. A
-timer costs about a microsecond and runs a few hundred times a step, nearly always inside of the model's forward.
+Timers wrap the kernels before the model is built, and other functions of the finished engine. Layers are called one by
+one, while an engine repeats native layers in one call, which is a tenth faster at batch 1. The time of a section
+excludes the sections inside it. Norms and activations belong to the linear layers that follow them (the LM head
+includes the final norm), norm and rotation of heads to attention. A timer costs about a microsecond and runs a
+few hundred times in a step, nearly always inside the forward pass.
 
-The kernel sets take turns: in each round every one runs its part of the steps at every batch size, on requests with
-the same tokens. Prints medians over steps, how many times a step of the first set the others' is, and one JSON line.
+The kernel sets alternate: in each round, each set runs its steps at every batch size, on requests with the same tokens.
+Prints medians over steps, the speed of the other sets relative to the first one, and one JSON line.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def abort(engine: Engine, workload: list[WorkloadRequest]) -> None:
 
 
 def milliseconds(taken: list[Sections]) -> dict[str, float]:
-    """Medians over steps: each section, the whole step, and what is neither forward nor logits."""
+    """The medians over steps of each section, of the whole step, and of everything but forward and logits."""
     rows = {section: median(step[section] for step in taken) for section in SECTIONS}
     rows["outside the model"] = median(sum(step[section] for section in AROUND) for step in taken)
     rows["step"] = median(sum(step.values()) for step in taken)
@@ -251,14 +251,14 @@ Profile = dict[int, dict[str, float]]
 
 @dataclass(slots=True)
 class Profiled:
-    """An engine whose parts are timed, and the steps that it has taken by batch size."""
+    """An engine with timers, and its measured steps by batch size."""
 
     engine: Engine
     timer: SectionTimer
     is_native: bool
     taken: defaultdict[int, list[Sections]] = field(default_factory=lambda: defaultdict(list))
 
-    def take_turn(self, args: argparse.Namespace, batch_sizes: list[int]) -> None:
+    def run_round(self, args: argparse.Namespace, batch_sizes: list[int]) -> None:
         set_threads(self.is_native, args.num_threads)
         for size in batch_sizes:
             self.taken[size] += decode_steps(self.engine, self.timer, size, args.context, args.steps)
@@ -268,12 +268,12 @@ class Profiled:
 
 
 def set_threads(is_native: bool, num_threads: int | None) -> None:
-    """As the engine does when it loads a model: torch is held to one thread where native kernels have their own."""
+    """Set the number of torch threads as an engine does: one, if native kernels have threads of their own."""
     torch.set_num_threads(1 if is_native else num_threads or host_facts().num_cores)
 
 
-def profile_in_turns(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]:
-    """The model's name, and the profile of each kernel set."""
+def profile_kernel_sets(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]:
+    """Measure the kernel sets; returns the name of the model, and the profile of each set."""
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
     sets: dict[str, Profiled] = {}
     for name in args.kernels.split(","):
@@ -282,27 +282,28 @@ def profile_in_turns(args: argparse.Namespace) -> tuple[str, dict[str, Profile]]
         sets[name] = Profiled(timed_engine(config, timer), timer, name == "native")
     for _ in range(args.rounds):
         for each in sets.values():
-            each.take_turn(args, batch_sizes)
+            each.run_round(args, batch_sizes)
     return each.engine.model_name, {name: each.profile() for name, each in sets.items()}
 
 
 def table(title: str, profile: Profile) -> Table:
-    result = Table(title=f"{title}: milliseconds a step (share of the step)", title_justify="left")
+    result = Table(title=f"{title}: time of a step", title_justify="left")
     result.add_column("")
     for batch_size in profile:
-        result.add_column(f"batch {batch_size}", justify="right")
+        result.add_column(f"batch {batch_size}, ms", justify="right")
+        result.add_column("% of step", justify="right")
     for name in next(iter(profile.values())):
         if name == "outside the model":
             result.add_section()
-        cells = [f"{p[name]:8.3f}  {p[name] / p['step']:6.1%}" for p in profile.values()]
+        cells = [cell for p in profile.values() for cell in (f"{p[name]:.3f}", f"{100 * p[name] / p['step']:.1f}")]
         result.add_row(name, *cells)
     return result
 
 
 def multiples(profiles: dict[str, Profile]) -> Table:
-    """Speed of each section, as a multiple of the first set's."""
+    """Create a table of the speed of each section relative to the first kernel set."""
     (first, base), *others = profiles.items()
-    result = Table(title=f"times as fast as {first}", title_justify="left")
+    result = Table(title=f"speed relative to {first}", title_justify="left")
     result.add_column("")
     for name, profile in others:
         for batch_size in profile:
@@ -315,15 +316,15 @@ def multiples(profiles: dict[str, Profile]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a .gguf file or a folder; the default model if not given")
-    parser.add_argument("--kernels", default="torch,native", help="kernel sets, in the order of their turns")
+    parser.add_argument("--model", help=".gguf file or folder; default: the default model")
+    parser.add_argument("--kernels", default="torch,native", help="kernel sets, separated by commas")
     parser.add_argument("--batch-sizes", default="1,16,64")
-    parser.add_argument("--context", type=int, default=128, help="tokens in memory when measuring starts, about")
-    parser.add_argument("--steps", type=int, default=48, help="of a round")
+    parser.add_argument("--context", type=int, default=128, help="approximate number of tokens of context")
+    parser.add_argument("--steps", type=int, default=48, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
     args = parser.parse_args()
-    model, profiles = profile_in_turns(args)
+    model, profiles = profile_kernel_sets(args)
     console = Console()
     for name, profile in profiles.items():
         console.print(table(name, profile))

@@ -1,16 +1,14 @@
-"""Continuous batching, seen in its events: 48 requests at once, a few seats, and one long prompt in the middle.
+"""Checks continuous batching by its events: 48 requests at the start, a few seats, and one long prompt.
 
     python benchmarks/seats.py [--max-num-seqs 16] [--max-num-batched-tokens 256] [--long-prompt 2048] [--svg FILE]
 
-Forced output lengths from 8 to 256 tokens, shuffled. The engine runs them; what is claimed afterwards is read from the
-events alone:
+Output lengths are forced, from 8 to 256 tokens, shuffled. The claims are checked with the events alone:
 
-a. whoever finishes in step k gives the seat to the next in line in step k + 1, as long as somebody waits;
-b. once a request has its prompt computed it gets exactly one token in every step, also while a long prompt is being
-   prefilled beside it;
-c. at the end every block is free. (A last request of one token comes alone, and its step shows the pool.)
+a. the seat of a request that finishes in step k is taken by the next waiting request in step k + 1;
+b. a request whose prompt is computed generates exactly one token in every step, also while a long prompt is computed;
+c. at the end every block is free. (A last request of one token runs alone, and its step shows the pool.)
 
-Prints a table and one JSON line; the exit status is 1 if a claim fails. --svg draws one lane a seat from the events.
+Prints a table and one JSON line. The exit status is 1 if a claim fails. --svg draws one lane for each seat.
 """
 
 from __future__ import annotations
@@ -78,14 +76,16 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The three claims and what they rest on.
+    """The counts that the three claims are checked with.
 
     Attributes:
-        seats_freed: by a request that ended while somebody waited; seats_taken_next_step: in the step after.
-        out_of_order: admissions of somebody who was not the next in line.
-        chunk_steps: steps that computed a part of the long prompt; decodes_beside: tokens that others got in them.
-        decodes_left_out: times that a request with its prompt computed did not get exactly one token in a step.
-        free_blocks: at the end, of num_blocks.
+        seats_freed: seats of requests that finished while others waited.
+        seats_taken_next_step: those of them that were taken in the following step.
+        out_of_order: number of admissions of a request other than the next one in the queue.
+        chunk_steps: steps that computed a part of the long prompt.
+        decodes_beside: tokens of other requests in those steps.
+        decodes_left_out: number of times that a request with a computed prompt did not get exactly one token in a step.
+        free_blocks: free blocks at the end, of num_blocks.
     """
 
     num_steps: int

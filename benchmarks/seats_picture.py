@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from xml.sax.saxutils import escape
 
 COLOURS: Final = {"prefill": "#d55e00", "decode": "#9ecae9", "end": "#1a1a1a", "empty": "#f0f0f0"}
-"""Told apart by colour-blind eyes, and by lightness alone in print."""
+"""Colours that differ for colour-blind readers, and in lightness for print."""
 
 LEGEND: Final = {"prefill": "prefill", "decode": "decode: one token", "end": "last token", "empty": "empty seat"}
 LEFT, RIGHT, WIDTH = 52, 20, 1000
@@ -71,7 +71,7 @@ class Panel:
             yield _line("grid", self.x(step), self.top, self.bottom)
 
     def axes(self, tick_every: int) -> Iterator[str]:
-        """A tick stands in the middle of its step."""
+        """Draw the ticks, each in the middle of its step."""
         for step in range(-(-self.first // tick_every) * tick_every, self.last + 1, tick_every):
             x = self.x(step + 0.5)
             yield _line("tick", x, self.bottom + 4, self.bottom + 8)

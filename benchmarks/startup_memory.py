@@ -3,7 +3,7 @@
     python benchmarks/startup_memory.py [--model PATH] [--repeats 3] [--num-requests 32] [--input-len 200]
                                         [--output-len 56] [-- OPTION OF SERVE ...]
 
-Each repeat starts a server, asks for one token as soon as the port answers, and then sends `num_requests` at once,
+Each repeat starts a server, requests one token as soon as the port answers, and then sends `num_requests` at once,
 twice. The pool has exactly the blocks that they need, so that afterwards all of it is resident: the proportional set
 sizes (shared pages divided among those who share them) of the front end and of its engine, less the pool, are weights,
 activations, libraries and interpreters. They are read between steps and while requests run; the largest sum counts.
@@ -69,7 +69,7 @@ def proportional_set_size(pid: int) -> int:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/{pid}/smaps_rollup says nothing of Pss")
+    raise RuntimeError(f"/proc/{pid}/smaps_rollup has no Pss")
 
 
 def all_set_sizes(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""What structured outputs cost a step: microseconds of masks for each row, beside the time of the step.
+"""Measures the cost of structured outputs: microseconds of masks for each row, and the time of the step.
 
     python benchmarks/structured_cost.py [--model NAME] [--batch-size 8] [--max-tokens 96] [--num-threads N]
 
@@ -100,7 +100,7 @@ def compile_milliseconds(llm: LLM, structure: StructuredOutputs) -> tuple[float,
 
 
 def costs(llm: LLM, structure: StructuredOutputs | None, batch_size: int, max_tokens: int) -> dict[str, float]:
-    """Microseconds a row of masks, of the median step, and milliseconds of compiling."""
+    """Measure the microseconds of masks per row in the median step, and the milliseconds of compiling."""
     row = dict.fromkeys(("compile", "again"), 0.0)
     if structure is not None:
         row["compile"], row["again"] = compile_milliseconds(llm, structure)

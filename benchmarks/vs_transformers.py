@@ -4,13 +4,13 @@
 
 The work: prompts log-normal (median 96, 16..512), forced output lengths exponential (mean 96, 8..384), all there at the
 start, greedy, float32. The baseline takes them in order, 16 at a time, padded on the left, and runs each batch to its
-own longest output; only the tokens that were asked for count as useful.
+own longest output; only requested tokens count as useful.
 
-The two run in turns, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
+The two alternate, A B A B ..., and the result is the median of the ratios of neighbours: on a shared machine nothing
 else can be trusted. Each run is a process of its own, so that neither finds the other's memory, threads or caches, and
 each reports its own peak memory; loading and a warm-up are not timed. With --state, finished runs are kept in a folder
 and not repeated. --baseline-share S times every (1/S)-th batch of the baseline, another one in each repeat, and takes
-its speed for that of all; the report then says that the baseline is extrapolated.
+its speed for that of all; the report then notes that the baseline is extrapolated.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Settings:
     baseline_share: float
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_memory: str
+    kv_cache_memory_bytes: str
     num_threads: int | None
 
     def workload(self, token_round: int = 0) -> list[WorkloadRequest]:
@@ -89,7 +89,7 @@ class Run:
     """One run of one engine.
 
     Attributes:
-        seconds: of what was timed; useful_tokens: output tokens asked for in it.
+        seconds: the measured time; useful_tokens: the requested output tokens in it.
         tokens: request id -> output tokens.
     """
 
@@ -108,7 +108,7 @@ def run_chairlift(settings: Settings) -> Run:
         model=settings.model,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        kv_cache_memory=parse_memory(settings.kv_cache_memory),
+        kv_cache_memory_bytes=parse_memory(settings.kv_cache_memory_bytes),
         num_threads=settings.num_threads,
         skip_tokenizer_init=True,
     )
@@ -155,7 +155,7 @@ def load_baseline(model: str | None) -> Any:
 
 @torch.inference_mode()
 def generate_batch(model: Any, batch: Sequence[WorkloadRequest]) -> dict[str, list[int]]:
-    """One static batch, run to its longest output; request id -> the tokens that were asked for."""
+    """Run one static batch to its longest output; returns the requested tokens by request id."""
     width = max(len(request.prompt_token_ids) for request in batch)
     longest = max(request.output_len for request in batch)
     ids = torch.zeros((len(batch), width), dtype=torch.int64)
@@ -238,7 +238,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--baseline-share", type=float, default=1.0)
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    parser.add_argument("--kv-cache-memory", default="1GiB", help="of Chairlift")
+    parser.add_argument("--kv-cache-memory-bytes", default="1GiB", help="of Chairlift")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--state", type=Path, help="keep finished runs in this folder, and do not repeat them")

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def plan(memory: str) -> Any:
-    """The plan of the default model, as `chairlift plan --json` prints it."""
+    """Return the plan of the default model, as `chairlift plan --json` prints it."""
     command = [sys.executable, "-m", "chairlift", "plan", "--memory", memory, "--max-num-seqs", "256", "--json"]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

@@ -27,7 +27,7 @@ def record(trace: Path, events: Path) -> None:
 
 
 def replay(trace: Path, events: Path, max_num_seqs: int) -> Any:
-    """The metrics of the replayed trace, as `chairlift simulate` prints them in its last line."""
+    """Return the metrics of the replayed trace, as `chairlift simulate` prints them in its last line."""
     command = [sys.executable, "-m", "chairlift", "simulate", "--trace", str(trace), "--fitted-to", str(events)]
     command += ["--max-num-seqs", str(max_num_seqs)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -26,7 +26,7 @@ TOOL: ChatCompletionToolParam = {
 
 
 def get_weather(city: str) -> str:
-    """Stand-in for a weather service."""
+    """Return the weather that a service would return."""
     return f"It is sunny in {city}."
 
 

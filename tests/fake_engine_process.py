@@ -1,4 +1,4 @@
-"""An engine process whose model is the fake one: it starts at once and checks every step. Steps take 2 ms."""
+"""An engine process over CheckingExecutor, which starts at once and checks every step. A step takes 2 ms."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def build(config: EngineConfig, outbox: Outbox) -> Any:
     clock = MonotonicClock()
     started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)
     outbox.emit(started)
-    core = EngineCore(make_scheduler(limits, manager, outbox), SlowExecutor(executor, outbox.begin), clock)
+    core = EngineCore(make_scheduler(limits, manager, outbox), SlowExecutor(executor, outbox.send_started), clock)
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
     model_config = load_config(resolve_model(config.model))
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
-    outbox.ready(EngineFacts("fake", model_config, limits, plan, request_limits, started))
+    outbox.send_ready(EngineFacts("fake", model_config, limits, plan, request_limits, started))
     return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None))
 
 

@@ -1,4 +1,4 @@
-"""An executor that computes nothing and checks everything the scheduler tells it."""
+"""CheckingExecutor, which computes no model and checks every step of the scheduler; and helpers to run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chairlift.sampling_params import SamplingParams
 
 
 def prefix_key(token_ids: Iterable[int]) -> bytes:
-    """What a slot holds: a digest of its token and of everything before it, like K and V in a real model."""
+    """The content of a slot: a digest of its token and all tokens before it, on which K and V depend as well."""
     return hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).digest()
 
 
@@ -27,11 +27,11 @@ def next_token(token_ids: list[int], vocab_size: int = 1000) -> int:
 
 
 class CheckingExecutor:
-    """Keeps a mirror of the tables from the deltas, and KV memory as prefix digests by slot.
+    """Mirrors the block tables, and keeps a prefix digest in each slot of the KV memory.
 
-    Every step writes the slots of its chunks, then reads what each scheduled request has in memory, as attention does,
-    and only then writes what requests compute one token of: native attention does that meanwhile. Tokens are sampled
-    from what was read, so a wrong table gives wrong tokens, or an assertion.
+    Every step writes the slots of its chunks, then reads the slots of each scheduled request, as attention does, and
+    then writes the slots of requests with one token, as native attention may do. Tokens are sampled from digests, so a
+    wrong table leads to an assertion or to wrong tokens.
     """
 
     def __init__(self, block_size: int, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> None:
@@ -127,7 +127,7 @@ def make_engine(
     static_batch_size: int = 4,
     static_run_to: str = "batch",
 ) -> tuple[EngineCore, Any, CheckingExecutor, EventList]:
-    """An engine over a CheckingExecutor, and its parts."""
+    """An engine with a CheckingExecutor, and its parts."""
     config = SchedulerConfig(
         max_model_len,
         max_num_seqs,
@@ -180,7 +180,7 @@ def make_request(
 
 
 def expected_tokens(prompt: list[int], max_tokens: int, stop_token_ids: Iterable[int] = ()) -> list[int]:
-    """What the fake model answers, computed alone."""
+    """The answer of the fake model, computed without an engine."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens))
@@ -195,10 +195,10 @@ def collect(outputs: Iterable[EngineCoreOutput], answers: dict[str, list[int]]) 
 
 
 def run_to_end(core: EngineCore, limit: int = 100_000) -> dict[str, list[int]]:
-    """Step until nothing is left; the tokens by request."""
+    """Run steps until no work is left; returns the tokens of each request."""
     answers: dict[str, list[int]] = {}
     for _ in range(limit):
         if not core.has_work:
             return answers
         collect(core.step(), answers)
-    raise AssertionError(f"no end after {limit} steps")
+    raise AssertionError(f"the engine still has work after {limit} steps")

@@ -1,7 +1,8 @@
-"""An engine process that breaks: `python faulty_engine.py FAULT STEP MARKER`.
+"""An engine process with a fault: `python faulty_engine.py FAULT STEP MARKER`.
 
-At step STEP it raises or hangs; FAULT `once-raise` and `once-hang` only if the file MARKER is not there yet. Every step
-takes 10 ms longer, so that a test gets to what runs. No step is computed while there is a file `hold` beside MARKER.
+At step STEP it raises or hangs. FAULT `once-raise` and `once-hang` take effect only if the file MARKER does not exist
+yet. Every step takes 10 ms longer, so that a test can act while requests run. No step is
+computed while a file `hold` exists beside MARKER.
 """
 
 from __future__ import annotations

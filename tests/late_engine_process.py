@@ -1,4 +1,4 @@
-"""The fake engine's process, which is ready before it listens."""
+"""The fake engine process, which reports that it is ready before it receives messages."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from chairlift.engine.process.engine_process import Outbox
 from chairlift.engine.process.wire import Address, Link, open_engine_link
 
 LATE_SECONDS = 0.3
-listen: list[Any] = []
+connect: list[Any] = []
 
 
-def deaf_link(address: Address) -> Link[Any]:
+def unconnected_link(address: Address) -> Link[Any]:
     link = open_engine_link(dataclasses.replace(address, to_engine=f"{address.to_engine}-not-yet"))
-    listen.append(lambda: link._incoming.connect(address.to_engine))
+    connect.append(lambda: link._incoming.connect(address.to_engine))
     return link
 
 
-class ReadyTooSoon(Outbox):
-    def ready(self, facts: Any) -> None:
-        super().ready(facts)
+class EarlyOutbox(Outbox):
+    def send_ready(self, facts: Any) -> None:
+        super().send_ready(facts)
         time.sleep(LATE_SECONDS)
-        listen[0]()
+        connect[0]()
 
 
-engine_process.open_engine_link = deaf_link
-engine_process.Outbox = ReadyTooSoon
+engine_process.open_engine_link = unconnected_link
+engine_process.Outbox = EarlyOutbox
 runpy.run_path(str(Path(__file__).parent / "fake_engine_process.py"), run_name="__main__")

@@ -1,4 +1,4 @@
-"""The mark of tests that need the native kernels."""
+"""A pytest mark for tests that require the native kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from chairlift.kernels.cpu import NativeUnavailableError, load
 
 
-def why_not() -> str | None:
+def unavailable_reason() -> str | None:
     """The reason why the native kernels cannot be loaded, or None."""
     try:
         load()
@@ -16,4 +16,4 @@ def why_not() -> str | None:
     return None
 
 
-needs_native = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))

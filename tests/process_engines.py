@@ -1,4 +1,4 @@
-"""Engines in processes of their own, over a tiny model, healthy or not."""
+"""Helpers for tests of engine processes over a tiny model, with and without faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tiny_config(folder: Path, **options: Any) -> EngineConfig:
 
 
 def faulty(fault: str, step: int, folder: Path) -> tuple[str, ...]:
-    """The command of an engine that breaks, see `faulty_engine.py`."""
+    """The command of an engine process with a fault, see `faulty_engine.py`."""
     return sys.executable, str(FAULTY_ENGINE), fault, str(step), str(folder / "broken-once")
 
 

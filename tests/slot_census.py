@@ -1,4 +1,4 @@
-"""The kinds of memory counted slot by slot: slow, and without any formula."""
+"""The kinds of memory, counted slot by slot, for comparison with the formulas of the accounting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANKS = ("token_states", "reserved", "internal")
 
 
 def kind_for_holder(request: Request, position: int) -> str:
-    """What the slot at `position` of its table is to this holder."""
+    """The kind of the slot at `position` of the table of this holder."""
     if request.finish_reason is not None:
         return "internal"
     if position < request.num_computed_tokens:
@@ -22,7 +22,7 @@ def kind_for_holder(request: Request, position: int) -> str:
 
 
 def slot_census(manager: Any, running: Iterable[Request], head_lacks_memory: bool) -> dict[str, int]:
-    """Slots by kind; a slot with several holders is what it is to the one who needs it most."""
+    """The number of slots of each kind. A slot with several holders has the kind that comes first in RANKS."""
     holders: dict[int, list[str]] = {}
     for request in running:
         if request.num_slots == 0:

@@ -1,4 +1,4 @@
-"""What the documents name is there: files, classes, headings, commands and their options."""
+"""Checks that files, classes, headings, commands and options that documents name exist."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def paths() -> list[str]:
 
 @cache
 def python_names() -> set[str]:
-    """What the sources and tests define or import."""
+    """The names that sources and tests define or import."""
     return {name for folder in FOLDERS for file in (ROOT / folder).rglob("*.py") for name in names_of(file)}
 
 
@@ -61,7 +61,7 @@ def names_of(file: Path) -> Iterator[str]:
 
 
 def anchors(document: Path) -> set[str]:
-    """The headings as links write them."""
+    """The anchors of the headings."""
     headings = re.findall(r"^#+ +(.*)$", prose(document), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -89,7 +89,7 @@ def test_classes_are_there(document: Path) -> None:
 
 
 def commands(document: Path) -> Iterator[list[str]]:
-    """The calls of `chairlift` in code blocks, without what a shell does with them."""
+    """The calls of `chairlift` in code blocks, without pipes, redirections and comments."""
     for block in BLOCK.findall(document.read_text(encoding="utf-8")):
         for line in block.replace("\\\n", " ").splitlines():
             call = re.match(r"(?:\$ )?(?:\w+=\S+ )*chairlift ([^|&>#]*)", line)
@@ -108,7 +108,7 @@ def test_commands_take_their_options(document: Path) -> None:
 
 
 def options_of(command: Any) -> Iterator[str]:
-    """Of a command, or of all in a group."""
+    """The options of a command, or of all commands in a group."""
     for inner in getattr(command, "commands", {}).values():
         yield from options_of(inner)
     for parameter in command.params:
@@ -117,7 +117,7 @@ def options_of(command: Any) -> Iterator[str]:
 
 @cache
 def options() -> set[str]:
-    """Of all commands, and of the scripts in benchmarks/ and tests/."""
+    """The options of all commands and of the scripts in benchmarks/ and tests/."""
     scripts = [file for folder in ("benchmarks", "tests") for file in (ROOT / folder).rglob("*.py")]
     quoted = {name for file in scripts for name in re.findall(r'"(--[a-z][a-z-]+)"', file.read_text(encoding="utf-8"))}
     return quoted | set(options_of(typer.main.get_command(app))) | {"--help"}

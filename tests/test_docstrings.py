@@ -1,4 +1,4 @@
-"""Docstrings describe parameters that are there."""
+"""Checks that docstrings describe existing parameters."""
 
 from __future__ import annotations
 

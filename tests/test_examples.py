@@ -1,4 +1,4 @@
-"""The scripts in examples/ run, and print what their first lines promise."""
+"""Runs the scripts in examples/ and checks their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules import which: no cycles, and serving without the laboratory."""
+"""Checks that imports have no cycles, and that serving does not import the laboratory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure modules load nothing heavy. Each is imported in a fresh interpreter: a linter does not run `__init__`."""
+"""Checks that pure modules import no heavy package, each in a new interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits that SECURITY.md names are those of the code."""
+"""Checks that the limits in SECURITY.md are those of the code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ITEM_CONSTANTS: dict[ModuleType, tuple[str, ...]] = {
 
 
 def shown(name: str, value: Any) -> str:
-    """A limit as the document writes it; its name tells the unit."""
+    """A limit in the form of the document; the unit follows from its name."""
     if "BYTES" in name.upper():
         return format_memory(value)
     if re.search("SECONDS|TIMEOUT", name.upper()):
@@ -76,7 +76,7 @@ def values_of(constants: dict[ModuleType, tuple[str, ...]]) -> dict[str, str]:
 
 
 def documented() -> tuple[dict[str, str], dict[str, str]]:
-    """The limits of the server, and those on the number of items in a request."""
+    """The limits of the server and of the items in a request."""
     section = POLICY.read_text(encoding="utf-8").partition("\n## Limits\n")[2].partition("\n## ")[0]
     limits, _, items = section.partition(MARK)
     return dict(ROW.findall(limits)), dict(ROW.findall(items))

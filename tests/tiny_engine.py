@@ -1,4 +1,4 @@
-"""The smallest model that does everything: random weights, a tokenizer, a chat template."""
+"""A tiny model with random weights, a tokenizer and a chat template."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def tiny_options(folder: Path, **options: Any) -> dict[str, Any]:
     tokenizer.save(file)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    return {"model": str(folder), "random_weights": True, "num_threads": 1, "seed": 0, **options}
+    return {"model": str(folder), "load_format": "dummy", "num_threads": 1, "seed": 0, **options}

@@ -1,4 +1,4 @@
-"""Chairlift beside the engines that a user would pick instead: the same requests, the same machine, in turns.
+"""Compares Chairlift with other engines: the same requests on the same machine, alternating.
 
     python -m benchmarks.peers.openvino     OpenVINO GenAI
     python -m benchmarks.peers.llamacpp     llama.cpp's llama-server

@@ -77,7 +77,7 @@ class Context:
 
 
 def main(peer: Peer, description: str | None) -> None:
-    """The command of a peer: install, measure in turns, print."""
+    """Run the command of a peer: install the engine, measure both engines alternately, and print the comparison."""
     arguments = _parse(peer, description)
     try:
         _compare(peer, arguments)

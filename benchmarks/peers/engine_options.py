@@ -30,10 +30,10 @@ def parse_engine_options(flags: list[str]) -> EngineConfig:
     except ConfigError:
         raise
     except Exception as error:
-        told = getattr(error, "format_message", None)
-        if told is None:
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
             raise
-        raise ConfigError(f"chairlift={shlex.join(flags)!r}: {told()}") from None
+        raise ConfigError(f"chairlift={shlex.join(flags)!r}: {format_message()}") from None
     if not taken:
         raise ConfigError(f"chairlift={shlex.join(flags)!r}: give options of the engine alone")
     return taken[0]

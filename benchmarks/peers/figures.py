@@ -40,11 +40,11 @@ FIGURES: Final = (
 
 
 class WrongLengthError(ChairliftError):
-    """An engine gave another number of tokens than it was told to: its speed would mean nothing."""
+    """Raised if an engine did not generate the forced number of tokens, which makes its speed meaningless."""
 
 
 def check_lengths(label: str, job: Job, run: Run) -> None:
-    """Every request answered, each with exactly the forced number of tokens.
+    """Check that every request has exactly the forced number of tokens.
 
     Raises:
         WrongLengthError: names the first request for which it is not so.

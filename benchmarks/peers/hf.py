@@ -3,7 +3,7 @@
     python -m benchmarks.peers.hf [--batching static,continuous] [--seats 16] [--chairlift "..."]
 
 Weights are the GGUF's, dequantized to float32. A static batch answers when its longest member is done, so it has no
-TTFT and no ITL; only the tokens that were asked for count.
+TTFT and no ITL; only requested tokens are counted.
 """
 
 from __future__ import annotations

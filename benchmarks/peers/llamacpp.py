@@ -109,7 +109,7 @@ def source_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def requantized(context: Context, programs: Path, weights: str) -> Path:
-    """The file as it is if its name says that format; else a requantized copy, made once."""
+    """The file if its name contains the format, else a requantized copy, which is created once."""
     if weights in context.gguf.name:
         return context.gguf
     target = context.folder / "models" / f"{context.gguf.stem}-requantized-{weights}.gguf"

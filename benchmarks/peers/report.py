@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chairlift.lab.bench.machine import MachineFacts
-from chairlift.lab.tables import number
+from chairlift.lab.tables import number, row_label
 
 Figures = dict[str, float]
 
@@ -83,8 +83,9 @@ def table(peer: str, entry: Measured) -> Table:
     )
     rounds = len(entry.rounds)
     shown.add_column("")
-    for column in ("Chairlift", peer, "unit", *(f"ratio {i + 1}" for i in range(rounds if rounds > 1 else 0)), "ratio"):
-        shown.add_column(column, justify="left" if column == "unit" else "right")
+    sides = [column for side in ("Chairlift", peer) for column in (side, *(["min", "max"] if rounds > 1 else []))]
+    for column in (*sides, *(f"ratio {i + 1}" for i in range(rounds if rounds > 1 else 0)), "ratio"):
+        shown.add_column(column, justify="right")
     for comparison in compare(entry.rounds):
         shown.add_row(*_cells(comparison))
     return shown
@@ -92,15 +93,19 @@ def table(peer: str, entry: Measured) -> Table:
 
 def _cells(comparison: Comparison) -> list[str]:
     figure, ratios = comparison.figure, comparison.ratios
-    sides = [_spread([value * figure.scale for value in side]) for side in (comparison.ours, comparison.theirs)]
+    sides = [
+        cell
+        for side in (comparison.ours, comparison.theirs)
+        for cell in _spread([value * figure.scale for value in side])
+    ]
     by_round = [f"{ratio:.2f}" for ratio in ratios] if len(ratios) > 1 else []
-    return [figure.label, *sides, figure.unit, *by_round, f"{median(ratios):.2f}"]
+    return [row_label(figure.label, figure.unit), *sides, *by_round, f"{median(ratios):.2f}"]
 
 
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return number(values[0])
-    return f"{number(median(values))} ({number(min(values))}..{number(max(values))})"
+def _spread(values: Sequence[float]) -> list[str]:
+    """The median and, with several rounds, the minimum and the maximum."""
+    statistics = (median, min, max) if len(values) > 1 else (median,)
+    return [number(statistic(values)) for statistic in statistics]
 
 
 def _caption(entry: Measured) -> str:
@@ -112,7 +117,7 @@ def _caption(entry: Measured) -> str:
 
 
 def record(peer: str, machine: MachineFacts, load: Load, ours: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
-    """Ready for JSON; seconds, bytes and rates, whatever the units of the tables."""
+    """The comparison for JSON, in seconds, bytes and rates."""
     return {
         "benchmark": "peers",
         "peer": peer,

@@ -19,6 +19,7 @@ STATIC_RUN_TO = ("batch", "global")
 KV_POLICIES = ("paged", "exact", "max", "pow2", "oracle")
 KV_ARENAS = ("buddy", "first-fit")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
@@ -138,13 +139,13 @@ class EngineConfig:
         static_run_to: "batch" (None) decodes a static batch to its longest output, "global" to the longest output of
             all requests, whose lengths must be forced.
         block_size: number of KV slots in a block.
-        kv_cache_memory: bytes for K and V; None is a share of the free memory.
-        num_kv_blocks: the size of the pool in blocks, instead of kv_cache_memory.
+        kv_cache_memory_bytes: bytes for K and V; None is a share of the free memory.
+        num_kv_blocks: the size of the pool in blocks, instead of kv_cache_memory_bytes.
         kv: "paged" allocates blocks on demand. The others reserve slots at admission: "exact" for prompt and
             max_tokens, "max" for max_model_len, "pow2" and "oracle" for the true output length, which must be forced.
         kv_arena: the allocator of reservations: "buddy" or "first-fit".
         enable_prefix_caching: None enables the prefix cache for "paged"; reservations have none.
-        random_weights: create the model from its config.json alone, with random parameters.
+        load_format: "auto" reads the weights of the files; "dummy" creates random weights from config.json alone.
         skip_tokenizer_init: load no tokenizer: prompts are token ids, and outputs have no text.
         seed: the seed of the random streams of requests without a seed.
         num_threads: number of CPU threads; None is the number of CPUs that this process and its control group may use.
@@ -168,12 +169,12 @@ class EngineConfig:
     static_batch_size: int | None = None
     static_run_to: str | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
-    kv_cache_memory: int | None = None
+    kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
     kv: str = "paged"
     kv_arena: str = "buddy"
     enable_prefix_caching: bool | None = None
-    random_weights: bool = False
+    load_format: str = "auto"
     skip_tokenizer_init: bool = False
     seed: int | None = None
     num_threads: int | None = None
@@ -189,6 +190,7 @@ class EngineConfig:
         if self.event_log is not None and self.event_log == self.record_trace:
             raise ConfigError(f"event_log and record_trace must be different files, got {self.event_log} for both")
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
         self._check_kernels()
         _one_of("batching", self.batching, BATCHINGS)
         for name in ("static_batch_size", "static_run_to"):
@@ -201,12 +203,14 @@ class EngineConfig:
         if self.kv == "paged" and self.kv_arena != "buddy":
             raise ConfigError(f"kv_arena={self.kv_arena} needs a reservation policy, got kv=paged: remove kv_arena")
         _at_least("block_size", self.block_size, 1)
-        for name in ("num_kv_blocks", "kv_cache_memory", "num_threads", "static_batch_size"):
+        for name in ("num_kv_blocks", "kv_cache_memory_bytes", "num_threads", "static_batch_size"):
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)
-        if self.kv_cache_memory is not None and self.num_kv_blocks is not None:
-            raise ConfigError("kv_cache_memory and num_kv_blocks both set the size of the pool: remove one of them")
+        if self.kv_cache_memory_bytes is not None and self.num_kv_blocks is not None:
+            raise ConfigError(
+                "kv_cache_memory_bytes and num_kv_blocks both set the size of the pool: remove one of them"
+            )
         self.scheduler_config(2 if self.max_model_len is None else self.max_model_len)
 
     def _check_kernels(self) -> None:

@@ -144,13 +144,13 @@ def test_chairlift_runs_its_job_in_a_process_of_its_own(
     flags = ["--model", str(tiny_model_dir("llama")), "--num-kv-blocks", "16", "--num-threads", "1"]
     setting = Setting("Chairlift", "chairlift_run", Path(sys.executable), {"flags": flags})
     job = SMALL.job(setting.options, 256, 0)
-    run = Stage(state=tmp_path).run(setting, job, beside="nobody")
+    run = Stage(state=tmp_path).run(setting, job, beside="peer")
     values = figures.figures_of(run)
     assert all(values[figure.key] > 0 for figure in figures.FIGURES)
     assert run.engine["enable_prefix_caching"] is False
-    assert Stage(prefix=["false"], state=tmp_path).run(setting, job, beside="nobody") == run, "kept, not repeated"
+    assert Stage(prefix=["false"], state=tmp_path).run(setting, job, beside="peer") == run, "kept, not repeated"
     with pytest.raises(RunFailedError, match="exit code 1"):
-        Stage(prefix=["false"], state=tmp_path).run(setting, job, beside="somebody")
+        Stage(prefix=["false"], state=tmp_path).run(setting, job, beside="other")
 
 
 def test_an_environment_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
     [
         (["bench", "throughput", "--input-len", "zipf:3"], "zipf"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
-        (["serve", "--kv-cache-memory", "lots"], "memory must be a positive amount"),
+        (["serve", "--kv-cache-memory-bytes", "lots"], "memory must be"),
         (
             ["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
             "max_num_batched_tokens=8 must be at least",
@@ -123,7 +123,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
         (["generate", "hi", "--device", "cuda"], "sees no CUDA device|device"),
         (["generate", "hi", "--temperature", "-1"], "temperature must be in"),
         (["generate", "hi", "--dtype", "int3"], "dtype must be one of"),
-        (["generate", "hi", "--num-threads", "1000"], "num_threads=1000 is more than the 256"),
+        (["generate", "hi", "--num-threads", "1000"], "num_threads=1000 exceeds the limit of 256"),
         (["generate", "hi", "--num-kv-blocks", "100000000"], "TiB, more than the .* this process may use: lower num"),
     ],
 )

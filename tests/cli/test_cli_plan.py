@@ -43,7 +43,7 @@ SHAREGPT = ["--input-len", "hist:sharegpt-input", "--output-len", "hist:sharegpt
 
 
 def test_a_shape_on_a_device_gives_tables_a_command_and_one_json_line() -> None:
-    result = run("opt-13b", "--device", "A100-40GB", "--kv-cache-memory", "12GiB", *SHAREGPT)
+    result = run("opt-13b", "--device", "A100-40GB", "--kv-cache-memory-bytes", "12GiB", *SHAREGPT)
     assert result.exit_code == 0, result.exception
     assert "982 blocks of 16 = 15,712 slots" in result.stdout
     assert "TTFT of one request alone, ms" in result.stdout
@@ -141,7 +141,10 @@ def test_the_default_memory_is_that_of_serve(tiny_model_dir: Callable[..., Path]
         (["--device", "TPU"], "no such device or file"),
         (["no-such-model"], "no such file or folder"),
         (["opt-13b", "--num-kv-blocks", "9", "--kv", "virtual"], "kv must be one of"),
-        (["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"], "give memory, kv_cache_memory or num_kv_blocks"),
+        (
+            ["opt-13b", "--num-kv-blocks", "9", "--memory", "1GiB"],
+            "give memory, kv_cache_memory_bytes or num_kv",
+        ),
         (["opt-13b", "--num-kv-blocks", "9", "--input-len", "zipf:3"], "zipf"),
         (["opt-13b", "--num-kv-blocks", "9", "--max-tokens", "many"], "many"),
         (["opt-13b", "--memory", "20GiB"], "leaves nothing for K and V"),

@@ -221,9 +221,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         events = self.events.events
         arrived = [e.request_id for e in events if isinstance(e, RequestArrived)]
         finished = [e.request_id for e in events if isinstance(e, RequestFinished)]
-        refused = [e.request_id for e in events if isinstance(e, RequestRejected)]
+        rejected = [e.request_id for e in events if isinstance(e, RequestRejected)]
         assert sorted(arrived) == sorted(finished) == sorted(self.expected)
-        assert len(arrived) + len(refused) == self.count
+        assert len(arrived) + len(rejected) == self.count
         assert {e.request_id: e.steps_waited for e in events if isinstance(e, RequestFinished)} == self.waited
         log = [e for e in events if isinstance(e, Step)]
         counted = sum(e.num_preemptions for e in events if isinstance(e, RequestFinished))

@@ -1,4 +1,4 @@
-"""One loaded default model for all engine tests."""
+"""A fixture with one loaded default model for all engine tests."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def answer(llm: AsyncLLM, prompt: list[int], params: SamplingParams) -> Re
 
 
 def slow_down(llm: AsyncLLM, seconds: float = 0.005) -> None:
-    """Make every step take longer, so that requests are still running when a test gets to them."""
+    """Make every step take longer, so that a test can act while requests are running."""
     submit = llm.engine.core._executor.submit
 
     def slow(output: Any) -> Any:
@@ -58,7 +58,7 @@ async def until_idle(llm: AsyncLLM) -> None:
     raise AssertionError("the engine did not become idle")
 
 
-def test_special_tokens_in_messages_are_text_unless_they_are_allowed(tmp_path: Path) -> None:
+def test_special_tokens_in_messages_are_text_unless_allowed(tmp_path: Path) -> None:
     llm = AsyncLLM(**tiny_options(tmp_path, num_kv_blocks=20))
     begin = llm.engine.tokenizer.token_to_id("<s>")
 
@@ -75,7 +75,7 @@ def test_special_tokens_in_messages_are_text_unless_they_are_allowed(tmp_path: P
     asyncio.run(main())
 
 
-def test_many_streams_give_what_each_gives_alone(make_llm: Make) -> None:
+def test_concurrent_streams_return_the_same_answers_as_single_ones(make_llm: Make) -> None:
     rng = random.Random(3)
     work = [([rng.randrange(3, 256) for _ in range(rng.randint(1, 30))], rng.randint(1, 20)) for _ in range(12)]
 
@@ -90,7 +90,7 @@ def test_many_streams_give_what_each_gives_alone(make_llm: Make) -> None:
     assert asyncio.run(run(together=True)) == asyncio.run(run(together=False))
 
 
-def test_leaving_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None:
+def test_closing_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         stream = llm.generate([5, 6, 7], forced(150))
@@ -104,7 +104,7 @@ def test_leaving_a_stream_aborts_it_and_frees_its_blocks(make_llm: Make) -> None
     asyncio.run(run())
 
 
-def test_a_cancelled_waiter_is_taken_off_the_queue(make_llm: Make) -> None:
+def test_a_cancelled_waiting_request_is_removed_from_the_queue(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm(max_num_seqs=1)
         slow_down(llm)
@@ -120,7 +120,7 @@ def test_a_cancelled_waiter_is_taken_off_the_queue(make_llm: Make) -> None:
     asyncio.run(run())
 
 
-def test_a_slow_reader_finds_everything_merged_and_delays_nobody(make_llm: Make) -> None:
+def test_a_slow_reader_gets_merged_deltas_and_delays_no_other_stream(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         slow = llm.start(None, [5, 6], forced(40))
@@ -141,7 +141,7 @@ def test_a_slow_reader_finds_everything_merged_and_delays_nobody(make_llm: Make)
     asyncio.run(run())
 
 
-def test_a_bad_request_disturbs_nobody(make_llm: Make) -> None:
+def test_an_invalid_request_does_not_affect_other_streams(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         good = asyncio.create_task(answer(llm, [5, 6], forced(30)))
@@ -160,8 +160,8 @@ def test_a_bad_request_disturbs_nobody(make_llm: Make) -> None:
     asyncio.run(run())
 
 
-def test_numbers_that_no_record_can_hold_are_refused(make_llm: Make) -> None:
-    """Sent to an engine in another process, such a request would never end."""
+def test_numbers_outside_the_range_of_the_records_are_rejected(make_llm: Make) -> None:
+    """A request with such a number could not be sent to an engine in another process, and would never end."""
 
     async def run() -> None:
         llm = make_llm(scheduling_policy="priority")
@@ -177,7 +177,7 @@ def test_numbers_that_no_record_can_hold_are_refused(make_llm: Make) -> None:
             SamplingParams(**{name: 1 << 63})
 
 
-def test_when_the_engine_dies_every_stream_ends_with_an_error_and_later_ones_too(make_llm: Make) -> None:
+def test_after_the_engine_dies_all_streams_end_with_an_error(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         slow_down(llm)
@@ -199,7 +199,7 @@ def test_when_the_engine_dies_every_stream_ends_with_an_error_and_later_ones_too
     asyncio.run(run())
 
 
-def test_a_listener_that_fails_ends_every_stream_even_one_that_just_finished(make_llm: Make) -> None:
+def test_a_failing_listener_ends_every_stream(make_llm: Make) -> None:
     class Failing:
         def emit(self, event: Event) -> None:
             if isinstance(event, Step) and event.finished:
@@ -216,7 +216,7 @@ def test_a_listener_that_fails_ends_every_stream_even_one_that_just_finished(mak
     asyncio.run(run())
 
 
-def test_an_id_may_be_used_again_at_once_and_gets_its_own_tokens(make_llm: Make) -> None:
+def test_a_request_id_can_be_reused_at_once(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         expected = (await answer(llm, [9, 8], forced(6))).outputs[0].token_ids
@@ -233,7 +233,7 @@ def test_an_id_may_be_used_again_at_once_and_gets_its_own_tokens(make_llm: Make)
     asyncio.run(run())
 
 
-def test_ids_that_look_like_each_others_siblings_do_not_meet(make_llm: Make) -> None:
+def test_request_ids_that_look_like_siblings_do_not_collide(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         group = llm.start(None, [5, 6], forced(8, n=2), request_id="x")
@@ -245,7 +245,7 @@ def test_ids_that_look_like_each_others_siblings_do_not_meet(make_llm: Make) -> 
     asyncio.run(run())
 
 
-def test_after_closing_nothing_hangs(make_llm: Make) -> None:
+def test_calls_after_close_return_at_once(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         await answer(llm, [5], forced(2))
@@ -257,7 +257,7 @@ def test_after_closing_nothing_hangs(make_llm: Make) -> None:
     asyncio.run(run())
 
 
-def test_the_arrival_is_when_the_request_came_not_when_the_engine_looked(make_llm: Make) -> None:
+def test_the_arrival_time_is_that_of_the_call(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         slow_down(llm, 0.15)
@@ -275,7 +275,7 @@ def test_the_arrival_is_when_the_request_came_not_when_the_engine_looked(make_ll
     asyncio.run(run())
 
 
-def test_closing_ends_streams_in_flight(make_llm: Make) -> None:
+def test_close_ends_running_streams(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         slow_down(llm)
@@ -288,7 +288,7 @@ def test_closing_ends_streams_in_flight(make_llm: Make) -> None:
     asyncio.run(run())
 
 
-def test_a_static_batch_answers_when_it_is_over_even_if_a_member_leaves(make_llm: Make) -> None:
+def test_a_static_batch_returns_its_answers_at_its_end_even_if_a_request_is_aborted(make_llm: Make) -> None:
     async def run(**options: Any) -> list[RequestOutput]:
         llm = make_llm(**options)
         slow_down(llm)
@@ -313,7 +313,7 @@ def test_a_static_batch_answers_when_it_is_over_even_if_a_member_leaves(make_llm
         assert output.times.queue_time is not None
 
 
-def test_what_a_request_waited_for_and_held_is_told_with_its_answer(make_llm: Make) -> None:
+def test_an_answer_has_the_stats_of_its_request(make_llm: Make) -> None:
     async def run() -> list[RequestOutput]:
         llm = make_llm(max_num_seqs=1)
         outputs = await asyncio.gather(answer(llm, [5, 6, 7], forced(8)), answer(llm, [8, 9], forced(4, n=2)))
@@ -329,13 +329,13 @@ def test_what_a_request_waited_for_and_held_is_told_with_its_answer(make_llm: Ma
     assert 0 < first.stats.kv_slot_seconds_used < first.stats.kv_slot_seconds_held
 
 
-def test_a_stall_is_timed_whether_anybody_asks_or_not(make_llm: Make) -> None:
+def test_the_stalled_time_does_not_depend_on_status_calls(make_llm: Make) -> None:
     async def run() -> None:
         llm = make_llm()
         unread = llm.start(None, [5], forced(2))
         while llm.engine.core.has_work or llm.status().seconds_stalled:
             await asyncio.sleep(0.01)
-        assert llm.num_unfinished == 1, "an answer that nobody reads is no stall of the engine"
+        assert llm.num_unfinished == 1, "an unread answer does not stall the engine"
         slow_down(llm, 0.4)
         before = time.monotonic()
         llm.start(None, [6], forced(1))

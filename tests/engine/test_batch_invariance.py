@@ -1,7 +1,7 @@
-"""Native kernels: what a request gets does not depend on its company, to the last bit of the logits.
+"""With native kernels the logits of a request do not depend on other requests, to the last bit.
 
 Crowds of any kind, under every batching mode and KV policy, in any chunks, blocks, pools, numbers of threads, orders of
-work and instruction sets, against each of their requests alone.
+work and instruction sets, compared with each request alone.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from hypothesis import strategies as st
 from chairlift.config import KV_POLICIES, EngineConfig
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.kernels.cpu import load
-from crowds import SAMPLING, Ask, Crowd
-from native import needs_native, why_not
+from native import needs_native, unavailable_reason
+from request_runner import SAMPLING, RequestRunner, RequestSpec
 
 pytestmark = needs_native
 
-ISAS = [] if why_not() else load().available_isas()
+ISAS = [] if unavailable_reason() else load().available_isas()
 MAX_EXAMPLES = 24
 SPARE_BLOCKS = 40
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tiny model, and how it is kept."""
+    """A tiny model with its formats of weights and KV memory."""
 
     arch: str
     quantization: str | None = None
     kv_cache_dtype: str = "bfloat16"
     overrides: dict[str, Any] = field(default_factory=dict)
-    random_weights: bool = False
+    load_format: str = "auto"
 
 
 LONG = {"max_position_embeddings": 2048}
@@ -66,7 +66,7 @@ LONG_CASES = {
 
 
 @pytest.fixture(autouse=True)
-def kernels_as_they_were() -> Iterator[None]:
+def restore_kernels() -> Iterator[None]:
     native = load()
     isa, num_threads = native.isa(), native.num_threads()
     yield
@@ -76,8 +76,8 @@ def kernels_as_they_were() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Squeeze:
-    """How a crowd is served; `spare_blocks` are what the pool has beyond the largest request."""
+class Limits:
+    """The options of an engine; `spare_blocks` is the number of blocks beyond those of the largest request."""
 
     batching: str = "continuous"
     kv: str = "paged"
@@ -90,9 +90,9 @@ class Squeeze:
     tile_order: int = 0
     isa: str = ""
 
-    def options(self, asks: list[Ask]) -> dict[str, Any]:
-        """Of the engine. A pool of a power of two has a buddy for everybody."""
-        longest = max(ask.num_slots for ask in asks)
+    def options(self, requests: list[RequestSpec]) -> dict[str, Any]:
+        """The options of the engine. A pool whose size is a power of two has a buddy for every request."""
+        longest = max(request.num_slots for request in requests)
         num_blocks = 1 << (-(-longest // self.block_size) - 1).bit_length()
         return {
             "batching": self.batching,
@@ -111,8 +111,8 @@ class Squeeze:
         load().set_tile_order(self.tile_order)
 
 
-squeezes = st.builds(
-    Squeeze,
+limits_strategy = st.builds(
+    Limits,
     batching=st.sampled_from(["continuous", "static"]),
     kv=st.sampled_from(KV_POLICIES),
     enable_prefix_caching=st.booleans(),
@@ -126,9 +126,9 @@ squeezes = st.builds(
 )
 
 
-def asks(low: int, high: int) -> st.SearchStrategy[Ask]:
+def request_specs(low: int, high: int) -> st.SearchStrategy[RequestSpec]:
     return st.builds(
-        Ask,
+        RequestSpec,
         prompt_len=st.integers(low, high),
         max_tokens=st.integers(1, 20),
         stream=st.integers(0, 1),
@@ -139,11 +139,13 @@ def asks(low: int, high: int) -> st.SearchStrategy[Ask]:
     )
 
 
-CROWD = [Ask(20 + 3 * i, 20, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)]
-SQUEEZES = {"preemptions": Squeeze(), "padding": Squeeze("static", "exact", spare_blocks=SPARE_BLOCKS)}
+REQUESTS = [
+    RequestSpec(20 + 3 * i, 20, stream=i % 2, own=2, sampling=name, arrival=i) for i, name in enumerate([*SAMPLING] * 2)
+]
+LIMITS = {"preemptions": Limits(), "padding": Limits("static", "exact", spare_blocks=SPARE_BLOCKS)}
 
 
-def crowd(case: Case, tiny_model_dir: Callable[..., Path]) -> Crowd:
+def make_runner(case: Case, tiny_model_dir: Callable[..., Path]) -> RequestRunner:
     config = EngineConfig(
         model=str(tiny_model_dir(case.arch, **case.overrides)),
         kernels="native",
@@ -153,49 +155,55 @@ def crowd(case: Case, tiny_model_dir: Callable[..., Path]) -> Crowd:
         num_kv_blocks=64,
         num_threads=1,
     )
-    return Crowd(load_model(config))
+    return RequestRunner(load_model(config))
 
 
-def check(crowd: Crowd, squeeze: Squeeze, requests: list[Ask]) -> None:
-    squeeze.apply()
-    together = crowd.together(requests, **squeeze.options(requests))
-    for index, (ask, answer) in enumerate(zip(requests, together, strict=True)):
-        assert (len(answer.tokens) == ask.max_tokens) or ask.abort_after is not None
-        assert (difference := answer.first_difference(crowd.alone(ask))) is None, f"request {index}, {difference}"
+def check(runner: RequestRunner, limits: Limits, requests: list[RequestSpec]) -> None:
+    limits.apply()
+    together = runner.run_together(requests, **limits.options(requests))
+    for index, (request, answer) in enumerate(zip(requests, together, strict=True)):
+        assert (len(answer.tokens) == request.max_tokens) or request.abort_after is not None
+        assert (difference := answer.first_difference(runner.run_alone(request))) is None, (
+            f"request {index}, {difference}"
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nobody_notices_the_crowd(name: str, tiny_model_dir: Callable[..., Path]) -> None:
-    model = crowd(CASES[name], tiny_model_dir)
+def test_logits_do_not_depend_on_other_requests(name: str, tiny_model_dir: Callable[..., Path]) -> None:
+    runner = make_runner(CASES[name], tiny_model_dir)
 
     @settings(max_examples=MAX_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @example(SQUEEZES["preemptions"], CROWD)
-    @example(SQUEEZES["padding"], CROWD)
-    @given(squeezes, st.lists(asks(1, 90), min_size=1, max_size=9))
-    def in_any_crowd(squeeze: Squeeze, requests: list[Ask]) -> None:
-        check(model, squeeze, requests)
+    @example(LIMITS["preemptions"], REQUESTS)
+    @example(LIMITS["padding"], REQUESTS)
+    @given(limits_strategy, st.lists(request_specs(1, 90), min_size=1, max_size=9))
+    def check_runs(limits: Limits, requests: list[RequestSpec]) -> None:
+        check(runner, limits, requests)
 
-    in_any_crowd()
-    happened = model.happened
-    assert all(happened[kind] for kind in ("preemptions", "padding", "chunks", "prefix hits")), happened
+    check_runs()
+    counts = runner.counts
+    assert all(counts[kind] for kind in ("preemptions", "padding", "chunks", "prefix hits")), counts
 
 
 @pytest.mark.parametrize("name", LONG_CASES)
-def test_nobody_notices_the_crowd_in_long_contexts(name: str, tiny_model_dir: Callable[..., Path]) -> None:
-    model = crowd(LONG_CASES[name], tiny_model_dir)
+def test_logits_in_long_contexts_do_not_depend_on_other_requests(
+    name: str, tiny_model_dir: Callable[..., Path]
+) -> None:
+    runner = make_runner(LONG_CASES[name], tiny_model_dir)
 
     @settings(max_examples=MAX_EXAMPLES // 2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(squeezes, st.lists(asks(500, 1300), min_size=1, max_size=3))
-    def in_any_crowd(squeeze: Squeeze, requests: list[Ask]) -> None:
-        check(model, squeeze, requests)
+    @given(limits_strategy, st.lists(request_specs(500, 1300), min_size=1, max_size=3))
+    def check_runs(limits: Limits, requests: list[RequestSpec]) -> None:
+        check(runner, limits, requests)
 
-    in_any_crowd()
+    check_runs()
 
 
-def test_nobody_notices_the_crowd_around_the_default_model(smollm2_gguf: Path) -> None:
-    """Its activations have outliers, which take a way of their own through the products."""
+def test_logits_of_the_default_model_do_not_depend_on_other_requests(smollm2_gguf: Path) -> None:
+    """The activations of this model have outliers, which the products compute separately."""
     config = EngineConfig(model=str(smollm2_gguf), kernels="native", skip_tokenizer_init=True, num_threads=2)
-    model = Crowd(load_model(config))
-    requests = [Ask(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)]
+    runner = RequestRunner(load_model(config))
+    requests = [
+        RequestSpec(40 * i + 7, 8, stream=i % 2, own=5, sampling=name, arrival=i) for i, name in enumerate(SAMPLING)
+    ]
     for isa in dict.fromkeys((ISAS[0], "avx2")) if "avx2" in ISAS else ISAS[:1]:
-        check(model, Squeeze(budget_per_seq=15, block_size=16, isa=isa, tile_order=99), requests)
+        check(runner, Limits(budget_per_seq=15, block_size=16, isa=isa, tile_order=99), requests)

@@ -54,7 +54,7 @@ def one_by_one(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
 
 
 def continuation(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
-    """What decoding everything at once gives after the prompt."""
+    """The text after the prompt when all tokens are decoded at once."""
     known, text = tokenizer.decode(prompt), tokenizer.decode(prompt + ids)
     assert text.startswith(known)
     return text[len(known) :]
@@ -81,7 +81,7 @@ def test_pieces_add_up_to_the_text(either: Tokenizer, text: str, before: str, cu
 
 @given(ids=st.lists(st.integers(0, 49151), max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_any_tokens_at_all_add_up(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_the_texts_of_random_tokens_add_up_to_the_text(tokenizer: Tokenizer, ids: list[int]) -> None:
     assert one_by_one(tokenizer, tokenizer.encode("x"), ids) == tokenizer.decode(ids)
 
 
@@ -90,7 +90,7 @@ PIECE_IDS = st.integers(FIRST_PIECE, FIRST_PIECE + len(PIECES) - 1) | st.integer
 
 @given(prompt=st.lists(PIECE_IDS, max_size=4), ids=st.lists(PIECE_IDS, max_size=20))
 @settings(max_examples=300, deadline=None)
-def test_the_first_space_is_dropped_as_in_the_whole(
+def test_a_leading_space_is_dropped_as_in_the_whole_text(
     sentencepiece: Tokenizer, prompt: list[int], ids: list[int]
 ) -> None:
     assert one_by_one(sentencepiece, prompt, ids) == continuation(sentencepiece, prompt, ids)
@@ -98,7 +98,7 @@ def test_the_first_space_is_dropped_as_in_the_whole(
 
 @given(text=st.text("ab é😀😃🦙𠮷漢\n\ufffd", min_size=1, max_size=20), data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_a_character_that_the_prompt_leaves_unfinished_is_emitted(
+def test_a_character_that_the_prompt_leaves_incomplete_is_emitted(
     either: Tokenizer, text: str, data: st.DataObject
 ) -> None:
     ids = either.encode(text, add_special_tokens=False)
@@ -111,7 +111,7 @@ def test_a_character_that_the_prompt_leaves_unfinished_is_emitted(
 
 @given(parts=st.lists(st.sampled_from(["😀", "😃", "é", "the", "漢字", None]), min_size=1, max_size=8))
 @settings(deadline=None)
-def test_stray_bytes_spoil_no_character(sentencepiece: Tokenizer, parts: list[str | None]) -> None:
+def test_stray_bytes_do_not_change_characters(sentencepiece: Tokenizer, parts: list[str | None]) -> None:
     stray = FIRST_BYTE + 0xF0
     ids, expected = [], ""
     for part in parts:
@@ -122,20 +122,20 @@ def test_stray_bytes_spoil_no_character(sentencepiece: Tokenizer, parts: list[st
 
 @pytest.mark.parametrize("prompt", ["x", "say 😃", "😃😄😁", "野家", ""])
 @pytest.mark.parametrize("text", [EMOJI + " the", CJK, "Hello", "é\x00é"])
-def test_characters_of_several_bytes(sentencepiece: Tokenizer, prompt: str, text: str) -> None:
+def test_characters_of_several_byte_tokens_are_emitted_whole(sentencepiece: Tokenizer, prompt: str, text: str) -> None:
     ids = sentencepiece.encode(text, add_special_tokens=False)
     space = " " if prompt else ""
     assert one_by_one(sentencepiece, sentencepiece.encode(prompt), ids) == space + text
 
 
-def test_characters_come_out_although_tokens_come_out_of_step_with_them(sentencepiece: Tokenizer) -> None:
+def test_characters_are_emitted_when_tokens_split_them(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("e" + "😃" * 40, add_special_tokens=False)
     pieces = stream(sentencepiece, [], [ids[start : start + 4] for start in range(0, len(ids), 4)])
     assert pieces == ["e", *["😃"] * 40, ""]
 
 
 class CountingDecoder:
-    """Notes how many tokens each call decodes."""
+    """Records how many tokens each call decodes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -155,7 +155,7 @@ class CountingDecoder:
     [([2], 4), ([FIRST_PIECE, 2, 2], 4), ([1 << 20], 4), ([FIRST_PIECE + 5], 4), ([FIRST_BYTE + 0xF0], 2 * MAX_HELD)],
     ids=["special", "spaces and special", "unknown", "text", "half characters"],
 )
-def test_the_cost_of_a_token_does_not_grow(
+def test_the_number_of_decoded_tokens_does_not_grow(
     sentencepiece: Tokenizer, prompt: list[int], endless: list[int], window: int
 ) -> None:
     decoder = CountingDecoder(sentencepiece)
@@ -168,7 +168,7 @@ def test_the_cost_of_a_token_does_not_grow(
     assert max(decoder.sizes) <= window
 
 
-def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_is_held_back(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a🦙b", add_special_tokens=False)
     assert len(ids) > 3
     pieces = stream(tokenizer, [], [[token] for token in ids])
@@ -176,12 +176,12 @@ def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
     assert [piece for piece in pieces if piece] == ["a", "🦙", "b"]
 
 
-def test_half_a_character_at_the_end_is_not_lost(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_at_the_end_is_emitted(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("ok🦙", add_special_tokens=False)[:-1]
     assert "".join(stream(tokenizer, [], [[token] for token in ids])) == tokenizer.decode(ids)
 
 
-def test_special_tokens_are_left_out_or_kept(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_skipped_or_kept(tokenizer: Tokenizer) -> None:
     end = tokenizer.token_to_id("<|im_end|>")
     assert end is not None
     ids = [*tokenizer.encode("done", add_special_tokens=False), end]
@@ -195,7 +195,7 @@ def test_special_tokens_are_left_out_or_kept(tokenizer: Tokenizer) -> None:
     include=st.booleans(),
 )
 @settings(max_examples=400, deadline=None)
-def test_stop_strings_cut_where_a_search_in_the_whole_text_would(
+def test_stop_strings_cut_at_the_same_position_as_a_search_in_the_whole_text(
     pieces: list[str], stop: list[str], include: bool
 ) -> None:
     watcher = StopStrings(stop, include)

@@ -1,4 +1,4 @@
-"""The whole engine on tiny random models gives transformers' greedy tokens, token for token, however it is squeezed.
+"""The engine on tiny random models generates the greedy tokens of transformers, under any limits.
 
 Everything is kept in float32. In other types the tokens are others, but the same in every squeeze, to the last bit.
 """
@@ -35,7 +35,7 @@ SQUEEZES: dict[str, dict[str, Any]] = {
 
 
 def make_prompts() -> list[list[int]]:
-    """Prompts of many lengths, some with a common beginning."""
+    """Prompts of many lengths, some of them with a common prefix."""
     rng = random.Random(7)
     common = [rng.randrange(3, 256) for _ in range(40)]
     fresh = [[rng.randrange(3, 256) for _ in range(length)] for length in (1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 70)]
@@ -44,7 +44,7 @@ def make_prompts() -> list[list[int]]:
 
 @cache
 def reference_tokens(folder: Path) -> list[list[int]]:
-    """transformers' own answers, one prompt at a time."""
+    """The answers of transformers, computed one prompt at a time."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     settings = transformers.GenerationConfig(
         max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0, bos_token_id=1
@@ -111,10 +111,10 @@ def answers_with_logprobs(folder: Path, **options: Any) -> list[list[tuple[int, 
 @needs_native
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("arch", ["mistral", "qwen3", "opt"])
-def test_answers_do_not_depend_on_company_to_the_last_bit(
+def test_logits_do_not_depend_on_batch_chunks_blocks_or_threads(
     arch: str, formats: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
-    """Whatever is rounded, it is rounded alike in every batch, chunk, block size and number of threads."""
+    """Rounding does not depend on the batch, the chunks, the block size or the number of threads."""
     folder = tiny_model_dir(arch)
     alone = answers_with_logprobs(folder, num_threads=1, max_num_seqs=1, **FORMATS[formats])
     for squeeze in ("chunked", "small blocks", "preempted"):
@@ -152,7 +152,7 @@ POOLS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("run_to", ["batch", "global"])
 @pytest.mark.parametrize("kv", POOLS)
-def test_static_batches_give_the_same_answers_with_their_padding_computed(
+def test_static_batches_with_padding_give_the_same_answers(
     kv: str, run_to: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     folder = tiny_model_dir("llama" if kv != "paged" else "mistral")
@@ -181,7 +181,7 @@ def test_the_reference_kernels_give_the_same_answers(tiny_model_dir: Callable[..
     assert answers == reference_tokens(folder)
 
 
-def test_a_running_request_is_cached_for_the_next_one(tiny_model_dir: Callable[..., Path]) -> None:
+def test_the_prefix_of_a_running_request_is_reused(tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(
         model=str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=100, num_threads=1
     )

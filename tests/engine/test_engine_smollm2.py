@@ -1,4 +1,4 @@
-"""The real model through the real GGUF: transformers' own loading of the same file gives the same tokens."""
+"""The default model in its GGUF file generates the tokens of transformers, which loads the same file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEW_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> LLM:
-    """transformers has the weights in float32, and nothing quantizes activations."""
+    """An LLM with float32 weights and without quantized activations, as in transformers."""
     return LLM(str(smollm2_gguf), kernels="torch", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
 
 
@@ -48,10 +48,10 @@ def test_greedy_tokens_and_logprobs_are_those_of_transformers(
 
 
 @needs_native
-def test_native_kernels_take_the_quantized_file_as_it_is(
+def test_native_kernels_compute_with_the_quantized_file(
     smollm2_gguf: Path, smollm2_oracle: transformers.PreTrainedModel
 ) -> None:
-    """Activations are rounded to 8 bits on the way: logprobs are close, and not shifted."""
+    """Activations are quantized to 8 bits, so logprobs differ slightly but are not biased."""
     native = LLM(str(smollm2_gguf), kernels="native", num_kv_blocks=100, num_threads=1, max_num_seqs=16)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     ours, expected = [], []

@@ -1,4 +1,4 @@
-"""Events reach every listener in order; a slow one loses some, and holds up nobody."""
+"""Every listener gets the events in order; a slow listener loses events and does not delay others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_events_of_another_thread_arrive_in_order_on_the_loop() -> None:
     asyncio.run(run())
 
 
-def test_a_subscription_keeps_the_latest_and_counts_what_it_lost() -> None:
+def test_a_subscription_keeps_the_latest_events_and_counts_dropped_ones() -> None:
     async def run() -> None:
         hub = EventHub()
         subscription = hub.subscribe(maxsize=3)
@@ -82,7 +82,7 @@ def test_a_reader_waits_for_the_next_event() -> None:
     asyncio.run(run())
 
 
-def test_a_loop_that_takes_nothing_costs_steps_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_loop_drops_step_events_and_no_request_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_hub, "PENDING_EVENTS", 4)
 
     async def run() -> None:
@@ -101,7 +101,7 @@ def test_a_loop_that_takes_nothing_costs_steps_and_no_request(monkeypatch: pytes
     asyncio.run(run())
 
 
-def test_a_listener_that_fails_is_dropped_and_the_others_go_on() -> None:
+def test_a_failing_listener_is_removed_and_others_continue() -> None:
     class Failing:
         def emit(self, event: Event) -> None:
             raise OSError("no space")
@@ -113,7 +113,7 @@ def test_a_listener_that_fails_is_dropped_and_the_others_go_on() -> None:
     assert numbers(heard.events) == [1, 2]
 
 
-def test_an_engine_tells_its_listeners_everything(tiny_model_dir: Callable[..., Path]) -> None:
+def test_listeners_get_every_event_of_an_engine(tiny_model_dir: Callable[..., Path]) -> None:
     async def run() -> None:
         llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
         heard = EventList()

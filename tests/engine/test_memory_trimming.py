@@ -1,4 +1,4 @@
-"""A process that has settled holds less, and computes on."""
+"""trim_memory returns memory to the system, and the process continues to work."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(started - resident_mib(), (before @ before.T).tolist())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
-def test_a_process_that_has_settled_holds_less_and_computes_on() -> None:
+def test_trim_memory_returns_memory_of_a_working_process() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     saved, product = done.stdout.split(maxsplit=1)
     assert int(saved) > 10

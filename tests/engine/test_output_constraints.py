@@ -27,7 +27,7 @@ def answer(llm: LLM, prompt: Any = "Hello", **fields: Any) -> CompletionOutput:
     return llm.generate(prompt, params, progress=False)[0].outputs[0]
 
 
-def test_bad_words_are_not_said_in_their_own_tokens(llm: LLM) -> None:
+def test_answers_do_not_contain_the_tokens_of_bad_words(llm: LLM) -> None:
     tokenizer = llm.engine.tokenizer
     said = answer(llm).token_ids
     words = [tokenizer.decode([token]) for token in said if tokenizer.token_bytes(token).strip().isalpha()][:6]
@@ -48,7 +48,7 @@ def test_bad_words_may_be_token_ids(llm: LLM) -> None:
     assert without[:4] == answer(llm, temperature=0).token_ids[:4]
 
 
-def test_only_allowed_tokens_come_and_eos_only_if_it_is_one(llm: LLM) -> None:
+def test_only_allowed_tokens_are_sampled_and_eos_only_if_allowed(llm: LLM) -> None:
     assert set(answer(llm, allowed_token_ids=[50, 51, 52]).token_ids) == {50, 51, 52}
     ended = answer(llm, allowed_token_ids=[50, EOS], ignore_eos=False, min_tokens=3)
     assert (ended.finish_reason, ended.token_ids[-1], set(ended.token_ids[:-1])) == ("stop", EOS, {50})
@@ -66,14 +66,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_leaves_nothing_to_say_is_refused(name: str, llm: LLM) -> None:
+def test_constraints_that_mask_every_token_are_rejected(name: str, llm: LLM) -> None:
     fields, param, reason = REFUSED[name]
     with pytest.raises(RequestError, match=reason) as caught:
         answer(llm, **fields)
     assert caught.value.param == param
 
 
-def test_bad_words_as_text_need_a_tokenizer(llm: LLM, tiny_model_dir: Callable[..., Path]) -> None:
+def test_bad_words_as_text_require_a_tokenizer(llm: LLM, tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama", vocab_size=VOCAB_SIZE)
     no_text = LLM(str(folder), num_kv_blocks=50, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2)
     with pytest.raises(RequestError, match="lists of token ids"):
@@ -89,7 +89,7 @@ def test_a_prompt_is_truncated_from_its_beginning(llm: LLM, kept: int, max_token
     assert output.prompt_token_ids == ids[-expected:]
 
 
-def test_a_text_is_truncated_if_it_is_not_endless(llm: LLM) -> None:
+def test_a_text_is_truncated_unless_it_is_far_too_long(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, truncate_prompt_tokens=20)
     (output,) = llm.generate("the quick fox " * 300, params, progress=False)
     assert len(output.prompt_token_ids) == 20

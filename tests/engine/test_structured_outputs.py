@@ -1,4 +1,4 @@
-"""Answers that have to look like something, from a random model at a high temperature, which says anything it may."""
+"""Structured outputs of a random model at a high temperature, which samples every token that the mask allows."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_regex_choice_grammar_and_json_object(llm: LLM) -> None:
 
 
 def _normal(sums: list[str]) -> list[str]:
-    """Without the zeros that Python does not read."""
+    """Remove leading zeros, which Python does not accept in numbers."""
     return [re.sub(r"\b0+(?=\d)", "", text) for text in sums]
 
 
-def test_an_answer_ends_with_its_structure_and_the_token_that_says_so(llm: LLM) -> None:
+def test_an_answer_ends_with_its_structure_and_eos(llm: LLM) -> None:
     (output,) = answers(llm, [hot(choice=["yes"], logprobs=2)])
     (answer,) = output.outputs
     assert (answer.text, answer.finish_reason, answer.stop_reason) == ("yes", "stop", EOS)
@@ -105,7 +105,7 @@ def test_an_answer_ends_with_its_structure_and_the_token_that_says_so(llm: LLM) 
     assert answer.cumulative_logprob < -1  # of the model's own distribution, which does not know of the structure
 
 
-def test_with_several_answers_stop_strings_min_tokens_and_greedy(llm: LLM) -> None:
+def test_structures_with_n_stop_strings_min_tokens_and_greedy_sampling(llm: LLM) -> None:
     params = hot(1, regex="[ab]{4,60}", n=6, min_tokens=12)
     (output,) = answers(llm, [params])
     assert len({answer.text for answer in output.outputs}) > 3
@@ -117,7 +117,7 @@ def test_with_several_answers_stop_strings_min_tokens_and_greedy(llm: LLM) -> No
     assert set(texts(answers(llm, greedy))) <= {"no", "yes"}
 
 
-def test_beside_penalties_bias_filters_and_prompt_logprobs(llm: LLM) -> None:
+def test_structures_with_penalties_bias_filters_and_prompt_logprobs(llm: LLM) -> None:
     params = [
         hot(i, regex="[0-9]{5}", top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.3, frequency_penalty=1.0)
         for i in range(8)
@@ -127,7 +127,7 @@ def test_beside_penalties_bias_filters_and_prompt_logprobs(llm: LLM) -> None:
 
 
 def write_sentencepiece(folder: Path) -> None:
-    """Llama 2's kind of tokenizer: a space is part of a token, and what has no token is written in bytes."""
+    """A tokenizer like that of Llama 2: a space is part of a token, and unknown characters are byte tokens."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     pieces += [f"{space}{letter}" for space in ("", "▁") for letter in 'abcdefgxyz"{}[]:,0123456789']
     vocab = {piece: index for index, piece in enumerate(pieces)}
@@ -139,7 +139,7 @@ def write_sentencepiece(folder: Path) -> None:
     backend.save(str(folder / "tokenizer.json"))
 
 
-def test_with_a_sentencepiece_tokenizer(folder: Path, tmp_path: Path) -> None:
+def test_structures_with_a_sentencepiece_tokenizer(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     write_sentencepiece(tmp_path)
     spaced = LLM(str(tmp_path), num_kv_blocks=500, **OPTIONS)
@@ -178,14 +178,14 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_same_answer_in_any_company(way: str, folder: Path, alone: list[tuple[str, list[int]]]) -> None:
+def test_structures_do_not_depend_on_the_batch(way: str, folder: Path, alone: list[tuple[str, list[int]]]) -> None:
     together = LLM(str(folder), **{**OPTIONS, **WAYS[way]})
     outputs = answers(together, crowd())
     assert [(output.outputs[0].text, output.outputs[0].token_ids) for output in outputs] == alone
     assert bool(sum(output.num_preemptions for output in outputs)) == way.startswith("preempted")
 
 
-def test_policies_that_need_to_know_the_length_refuse_them(folder: Path) -> None:
+def test_policies_that_require_the_output_length_reject_structures(folder: Path) -> None:
     oracle = LLM(str(folder), num_kv_blocks=200, kv="oracle", **OPTIONS)
     with pytest.raises((RequestError, ConfigError), match="oracle"):
         answers(oracle, [hot(choice=["yes"])])
@@ -194,17 +194,17 @@ def test_policies_that_need_to_know_the_length_refuse_them(folder: Path) -> None
 # -- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_honoured_is_refused_before_anything_runs(llm: LLM, folder: Path) -> None:
+def test_invalid_structures_are_rejected_before_the_run(llm: LLM, folder: Path) -> None:
     with pytest.raises(RequestError, match=r"prompt 1: .*uniqueItems") as caught:
         answers(llm, [hot(regex="a"), hot(json={"type": "array", "uniqueItems": True})])
     assert caught.value.param == "structured_outputs.json"
     assert not llm.engine.core.has_work
     no_text = LLM(str(folder), num_kv_blocks=50, skip_tokenizer_init=True, **OPTIONS)
-    with pytest.raises(RequestError, match="needs a tokenizer"):
+    with pytest.raises(RequestError, match="requires a tokenizer"):
         no_text.generate([[5, 6]], hot(regex="a"), progress=False)
 
 
-def test_a_model_without_eos_has_no_structure(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_model_without_eos_does_not_support_structures(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     endless = with_byte_tokenizer(
         tiny_model_dir("llama", vocab_size=VOCAB_SIZE, eos_token_id=None), tmp_path / "endless"
     )
@@ -213,7 +213,7 @@ def test_a_model_without_eos_has_no_structure(tiny_model_dir: Callable[..., Path
 
 
 def breaking(after: int) -> Any:
-    """A matcher that fails after so many tokens of any answer."""
+    """A matcher that fails after a given number of tokens."""
 
     class Breaking(GrammarMatcher):
         num_seen = 0
@@ -228,7 +228,7 @@ def breaking(after: int) -> Any:
 
 
 @pytest.mark.parametrize("batching", ["continuous", "static"])
-def test_a_grammar_that_turns_out_too_complex_ends_its_request_alone(
+def test_a_grammar_that_fails_during_generation_ends_only_its_request(
     batching: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> tuple[list[Any], bool]:
@@ -249,22 +249,22 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_request_alone(
     assert idle
 
 
-# -- nobody waits for a grammar ------------------------------------------------------------------------------------
+# -- waiting for grammars ------------------------------------------------------------------------------------
 
 
 class FakeCore:
-    """Notes who is added and aborted; has work while somebody is in."""
+    """Records which requests are added and aborted; has work while a request is unfinished."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.has_work = False
 
     def add(self, request: Any) -> None:
-        self.told.append(request.request_id)
+        self.calls.append(request.request_id)
         self.has_work = True
 
     def abort(self, request_id: str, reason: Any) -> None:
-        self.told.append(f"abort {request_id}")
+        self.calls.append(f"abort {request_id}")
 
     def step(self) -> list[EngineCoreOutput]:
         return []
@@ -278,7 +278,7 @@ class SlowCompiler:
         return self.outcomes.setdefault(constraint, Future())
 
 
-def test_requests_wait_for_their_grammar_and_for_no_other(llm: LLM) -> None:
+def test_requests_wait_only_for_their_own_grammar(llm: LLM) -> None:
     make = llm.engine.input_processor.make
 
     def add(name: str, params: SamplingParams) -> Add:
@@ -307,11 +307,11 @@ def test_requests_wait_for_their_grammar_and_for_no_other(llm: LLM) -> None:
             return step
 
     run_core(core, Inbox(), lambda outputs: None, GrammarGate(compiler))  # type: ignore[arg-type]
-    assert core.told == ["free0", "abort slow1", "slow0", "late0", "slower0", "last0"]
+    assert core.calls == ["free0", "abort slow1", "slow0", "late0", "slower0", "last0"]
 
 
-def test_other_streams_go_on_while_a_grammar_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an engine's own process, over the real socket, with the front end's compiler held up as well."""
+def test_other_streams_continue_while_a_grammar_is_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine runs in its own process, and the compiler of the front end is delayed as well."""
     held = threading.Event()
     compiled = GrammarCompiler._compile_grammar
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from chairlift.kernels.cpu import load
-from native import why_not
+from native import unavailable_reason
 
-ISAS = [] if why_not() else load().available_isas()
+ISAS = [] if unavailable_reason() else load().available_isas()
 
 
 @pytest.fixture(params=ISAS, scope="module")

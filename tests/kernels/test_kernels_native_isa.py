@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from chairlift.kernels.cpu import load
-from native import needs_native, why_not
+from native import needs_native, unavailable_reason
 
-ISAS: list[str] = [] if why_not() else load().available_isas()
+ISAS: list[str] = [] if unavailable_reason() else load().available_isas()
 
 
 def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import SamplingParameters
-from chairlift.worker import sampling_ops
 from chairlift.worker.random_stream import stream_key, uniform
-from chairlift.worker.torch_sampling import TorchSampling
+from chairlift.worker.torch_sampling import TorchSampling, filter_, weights_
 
 try:
     NATIVE = load()
@@ -53,8 +52,8 @@ def sample(sampling: Any, logits: torch.Tensor, given: SamplingParameters) -> li
 
 def kept_weights(logits: torch.Tensor, given: SamplingParameters) -> npt.NDArray[np.float64]:
     """The probabilities from which torch draws."""
-    weights = sampling_ops.weights_(logits.clone(), torch.from_numpy(given.temperature))
-    sampling_ops.filter_(
+    weights = weights_(logits.clone(), torch.from_numpy(given.temperature))
+    filter_(
         weights,
         torch.from_numpy(given.top_k),
         torch.from_numpy(given.top_p),

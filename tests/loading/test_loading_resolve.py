@@ -76,7 +76,7 @@ def test_config_json_without_weights(tiny_model_dir: Callable[..., Path], tmp_pa
     assert (files.kind, files.name) == ("hf", "opt-13b")
     config = load_config(files)
     assert config.name == "opt"
-    with pytest.raises(ModelLoadError, match=r"opt-13b\.json: .*--random-weights"):
+    with pytest.raises(ModelLoadError, match=r"opt-13b\.json: .*--load-format dummy"):
         open_weights(files, config, torch.float32, CPU)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: is missing"):
         load_tokenizer(files)

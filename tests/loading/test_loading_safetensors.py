@@ -167,5 +167,5 @@ def test_pickles_are_never_opened(copy: Callable[..., Path]) -> None:
 def test_folder_without_weights_is_an_error(copy: Callable[..., Path]) -> None:
     folder = copy()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"contains neither model\.safetensors nor .*--random-weights"):
+    with pytest.raises(ModelLoadError, match=r"contains neither model\.safetensors nor .*--load-format dummy"):
         open_folder(folder)

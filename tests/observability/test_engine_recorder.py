@@ -1,4 +1,4 @@
-"""What an engine served comes back as a workload."""
+"""A served session is recorded and read back as a workload."""
 
 from __future__ import annotations
 

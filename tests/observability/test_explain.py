@@ -1,4 +1,4 @@
-"""Explanations against the scheduler itself: what is said to have let a request in does, and nothing less."""
+"""Runs the scheduler with each change of an explanation, and compares whether the request is admitted."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
 from chairlift.request import WaitReason
-from tracked_crowds import Crowd
+from tracked_engine import TrackedEngine
 
 Prompts = list[tuple[int, int]]
 """(prompt tokens, max_tokens) of requests that come at once."""
 
 
-def first_step(requests: Prompts, **options: Any) -> Crowd:
-    crowd = Crowd(**options)
+def first_step(requests: Prompts, **options: Any) -> TrackedEngine:
+    crowd = TrackedEngine(**options)
     for length, max_tokens in requests:
         crowd.add([crowd.count] * length, max_tokens)
     crowd.steps(1)
     return crowd
 
 
-def admitted(crowd: Crowd) -> list[str]:
+def admitted(crowd: TrackedEngine) -> list[str]:
     step = next(event for event in crowd.log.events if isinstance(event, Step))
     return step.admitted
 
 
-def explain(crowd: Crowd, request_id: str, viewer: Viewer | None = None) -> Explanation:
+def explain(crowd: TrackedEngine, request_id: str, viewer: Viewer | None = None) -> Explanation:
     request = crowd.tracker.get(request_id)
     assert request is not None
     return Explainer(crowd.tracker).explain(request, viewer or Viewer(), crowd.clock.now())
@@ -122,7 +122,7 @@ def test_the_expected_wait_is_close_to_the_real_wait() -> None:
 
 
 def test_contention_costs_the_time_of_other_tokens() -> None:
-    """Steps take 0.1 s and 0.01 s a token (see `TimedExecutor`), and 3 ms to be read."""
+    """Steps take 0.1 s and 0.01 s per token (see `TimedExecutor`), and their results 3 ms."""
     crowd = first_step([(10, 30), (20, 8), (5, 4)])
     crowd.to_end()
     cost = explain(crowd, "r1").contention
@@ -147,7 +147,7 @@ def test_preemptions_are_costed() -> None:
 
 
 def test_other_tenants_are_shown_as_opaque_id_and_size() -> None:
-    crowd = Crowd(max_num_seqs=1)
+    crowd = TrackedEngine(max_num_seqs=1)
     crowd.add([1, 2, 3], 9, tenant="rich")
     crowd.add([4, 5], 2, tenant="poor")
     crowd.to_end()
@@ -160,7 +160,7 @@ def test_other_tenants_are_shown_as_opaque_id_and_size() -> None:
 
 
 def test_the_text_of_a_span_has_its_numbers() -> None:
-    crowd = Crowd(num_blocks=8, block_size=2, enable_prefix_caching=False)
+    crowd = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False)
     crowd.add([1] * 11, 5)
     crowd.add([2] * 5, 3)
     crowd.to_end()

@@ -1,4 +1,4 @@
-"""Metrics against what the events say, in the text that Prometheus reads."""
+"""Compares metrics in Prometheus's text format with the events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from chairlift.events import EventList, RequestFinished, Step
 from chairlift.lab.metrics.requests import request_metrics
 from chairlift.observability.prometheus import COUNTERS, HISTOGRAMS, PrometheusMetrics
 from chairlift.observability.tracker import SLOT_KINDS, RequestTracker
-from tracked_crowds import Crowd
+from tracked_engine import TrackedEngine
 
 
-def busy_crowd(**options: object) -> Crowd:
-    crowd = Crowd(**{"num_blocks": 8, "block_size": 2, "max_num_seqs": 3, **options})
+def busy_crowd(**options: object) -> TrackedEngine:
+    crowd = TrackedEngine(**{"num_blocks": 8, "block_size": 2, "max_num_seqs": 3, **options})
     for index in range(6):
         crowd.add([1, 2, 3, index % 2, *range(index % 3)], 6, late=0.01)
         crowd.steps(1)
@@ -25,7 +25,7 @@ def busy_crowd(**options: object) -> Crowd:
     return crowd
 
 
-def exposed(events: EventList, crowd: Crowd) -> dict[tuple[str, str], float]:
+def exposed(events: EventList, crowd: TrackedEngine) -> dict[tuple[str, str], float]:
     """(sample, its last label's value if that is its own) -> value."""
     tracker = RequestTracker()
     metrics = PrometheusMetrics(tracker, {"chairlift:engine_up": ("Whether it runs.", lambda: 1.0)})
@@ -90,7 +90,7 @@ def test_waits_in_seconds_are_the_queue_times_and_those_after_preemptions() -> N
 
 
 def test_gauges_show_the_current_state() -> None:
-    crowd = Crowd(max_num_seqs=2, num_blocks=10)
+    crowd = TrackedEngine(max_num_seqs=2, num_blocks=10)
     for start in range(4):
         crowd.add([start, 5, 6], 9)
     crowd.steps(2)
@@ -115,7 +115,7 @@ def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
 
 
 def test_every_metric_is_exported_before_the_first_event() -> None:
-    crowd = Crowd()
+    crowd = TrackedEngine()
     names = {name for name, _ in exposed(EventList(), crowd)}
     assert {f"{name}_sum" for name in HISTOGRAMS} <= names
     assert {f"{name}_total" for name, (_, labels) in COUNTERS.items() if not labels} <= names

@@ -1,4 +1,4 @@
-"""The terminal view, driven by textual's pilot."""
+"""Tests of the terminal application with textual's pilot."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sequence(name: str, state: str, wait_reason: str | None = None) -> dict[str,
 
 
 class FakeSource:
-    """Says what it was given, in turn; the last thing again and again."""
+    """Returns the given snapshots and errors in order, and then repeats the last one."""
 
     def __init__(self, *answers: Snapshot | SourceError) -> None:
         self._answers = list(answers)
@@ -103,10 +103,10 @@ def test_enter_explains_a_request_and_escape_closes_it() -> None:
 
 def test_a_disconnected_server_is_shown_and_reconnected() -> None:
     async def look() -> None:
-        app = TopApp(FakeSource(SourceError("nobody answers"), BUSY), 60)
+        app = TopApp(FakeSource(SourceError("connection refused"), BUSY), 60)
         async with app.run_test() as pilot:
             await pilot.pause()
-            assert shown(app, "status") == "nobody answers"
+            assert shown(app, "status") == "connection refused"
             await app.refresh_view()
             assert "tiny: running" in shown(app, "status")
 
@@ -171,7 +171,7 @@ def test_without_a_terminal_there_is_an_error() -> None:
         [sys.executable, "-m", "chairlift", "top"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
-    assert "there is none: read /metrics or /v1/engine" in done.stderr
+    assert "needs a terminal: read /metrics or /v1/engine" in done.stderr
 
 
 def test_the_expected_wait_is_shown_or_unknown() -> None:

@@ -1,4 +1,4 @@
-"""The recorder writes what can be replayed, and nothing that can be read."""
+"""Recorded traces can be replayed and contain no texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chairlift.observability.trace_recorder import TraceRecorder
 
 
 def common_blocks(a: list[int], b: list[int]) -> int:
-    """Equal full blocks of 16 at the beginning."""
+    """The number of equal full blocks of 16 tokens at the beginning."""
     count = 0
     while (end := 16 * (count + 1)) <= min(len(a), len(b)) and a[:end] == b[:end]:
         count += 1
@@ -26,7 +26,7 @@ def common_blocks(a: list[int], b: list[int]) -> int:
 
 @st.composite
 def prompts(draw: st.DrawFn) -> list[list[int]]:
-    """Prompts that often begin as another one does."""
+    """Prompts with common prefixes."""
     made: list[list[int]] = []
     for _ in range(draw(st.integers(1, 6))):
         stem = draw(st.sampled_from(made)) if made and draw(st.booleans()) else []
@@ -38,7 +38,7 @@ def prompts(draw: st.DrawFn) -> list[list[int]]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompts())
 def test_a_recorded_trace_has_equal_lengths_times_and_prefixes(tmp_path: Path, session: list[list[int]]) -> None:
-    """Whatever was shared in whole blocks is shared again, and nothing else; lengths and times are the same."""
+    """Replayed prompts share exactly the same full blocks, and have the same lengths and times."""
     path = tmp_path / "session"
     with TraceRecorder(path) as recorder:
         for i, prompt in enumerate(session):
@@ -56,7 +56,7 @@ def test_a_recorded_trace_has_equal_lengths_times_and_prefixes(tmp_path: Path, s
 
 
 def test_the_file_has_no_texts_or_ids_and_no_comparable_hashes(tmp_path: Path) -> None:
-    """No field for tokens, no id of a request; and the hashes of two sessions cannot be compared."""
+    """There are no fields for tokens and ids, and the hashes of two sessions differ."""
     tokens = [123_456 + i for i in range(32)]
     lines: list[str] = []
     for name in ("one", "two"):

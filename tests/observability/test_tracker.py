@@ -1,4 +1,4 @@
-"""Every way of waiting, followed through events alone: the spans add up to the queue time, exactly."""
+"""For each wait reason, the spans that are derived from events add up exactly to the queue time."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ from chairlift.events import RequestArrived, Step
 from chairlift.observability import tracker as tracker_module
 from chairlift.observability.tracker import RequestTracker
 from chairlift.request import WaitReason
-from tracked_crowds import Crowd, check_waits
+from tracked_engine import TrackedEngine, check_waits
 
 LONG = [*range(1, 13)]
 
 
-def seats() -> Crowd:
-    crowd = Crowd(max_num_seqs=1)
+def seats() -> TrackedEngine:
+    crowd = TrackedEngine(max_num_seqs=1)
     for start in (1, 2, 3):
         crowd.add([start, 5, 6], late=0.02)
     return crowd
 
 
-def memory() -> Crowd:
-    crowd = Crowd(num_blocks=8, block_size=2, enable_prefix_caching=False, kv="exact", arena="first-fit")
+def memory() -> TrackedEngine:
+    crowd = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False, kv="exact", arena="first-fit")
     for start in (1, 2, 3):
         crowd.add([start, *LONG[:5]], 6)
     return crowd
 
 
-def sibling_prefill() -> Crowd:
-    crowd = Crowd(max_num_batched_tokens=8, max_num_seqs=4)
+def sibling_prefill() -> TrackedEngine:
+    crowd = TrackedEngine(max_num_batched_tokens=8, max_num_seqs=4)
     leader = crowd.add([*LONG, *LONG], 3)
     crowd.add([*LONG, *LONG], 3, leader_id=leader)
     crowd.add([*LONG, *LONG], 3, leader_id=leader)
     return crowd
 
 
-def preemption() -> Crowd:
-    crowd = Crowd(num_blocks=5, block_size=2, max_num_seqs=3, enable_prefix_caching=False)
+def preemption() -> TrackedEngine:
+    crowd = TrackedEngine(num_blocks=5, block_size=2, max_num_seqs=3, enable_prefix_caching=False)
     for start in (1, 2, 3):
         crowd.add([start, 4], 7)
     return crowd
 
 
-def pending_token() -> Crowd:
-    crowd = Crowd(num_blocks=4, block_size=2, max_num_seqs=3, enable_prefix_caching=False, steps_ahead=2)
+def pending_token() -> TrackedEngine:
+    crowd = TrackedEngine(num_blocks=4, block_size=2, max_num_seqs=3, enable_prefix_caching=False, steps_ahead=2)
     for start in (1, 2, 3):
         crowd.add([start], 5)
     return crowd
 
 
-def batch() -> Crowd:
-    crowd = Crowd(batching="static", static_batch_size=2)
+def batch() -> TrackedEngine:
+    crowd = TrackedEngine(batching="static", static_batch_size=2)
     crowd.add([1, 2], 5)
     crowd.steps(2)
     crowd.add([3, 4], 2)
     return crowd
 
 
-def fairness() -> Crowd:
-    crowd = Crowd(max_num_seqs=1, scheduling_policy="fair")
+def fairness() -> TrackedEngine:
+    crowd = TrackedEngine(max_num_seqs=1, scheduling_policy="fair")
     for start in range(4):
         crowd.add([start, 7], 5, tenant="greedy")
     crowd.steps(1)
@@ -73,7 +73,7 @@ def fairness() -> Crowd:
     return crowd
 
 
-WAYS: dict[WaitReason, Callable[[], Crowd]] = {
+WAYS: dict[WaitReason, Callable[[], TrackedEngine]] = {
     WaitReason.SEATS: seats,
     WaitReason.MEMORY: memory,
     WaitReason.SIBLING_PREFILL: sibling_prefill,
@@ -99,7 +99,7 @@ def test_the_spans_of_a_wait_are_its_queue_time(reason: WaitReason) -> None:
 @settings(max_examples=100, deadline=None)
 def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
     options = data.draw(ENGINES)
-    crowd = Crowd(**options)
+    crowd = TrackedEngine(**options)
     for _ in range(data.draw(st.integers(3, 30))):
         act(crowd, data, forced=options["kv"] in ("pow2", "oracle"), priority=options["scheduling_policy"] != "fcfs")
     crowd.to_end()
@@ -126,8 +126,8 @@ ENGINES = st.fixed_dictionaries(
 )
 
 
-def act(crowd: Crowd, data: st.DataObject, forced: bool, priority: bool) -> None:
-    """One thing that can happen to an engine."""
+def act(crowd: TrackedEngine, data: st.DataObject, forced: bool, priority: bool) -> None:
+    """Apply one random action to an engine."""
     what = data.draw(st.sampled_from(["arrive", "arrive", "siblings", "step", "step", "steps", "abort"]))
     unfinished = list(crowd.core.scheduler.unfinished)
     if what == "abort" and unfinished:
@@ -215,7 +215,7 @@ def step_of(request_id: str, number: int, time: float) -> Step:
 
 def test_ended_requests_are_removed_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_module, "PRUNE_INTERVAL_STEPS", 256)
-    crowd = Crowd(max_num_seqs=2)
+    crowd = TrackedEngine(max_num_seqs=2)
     tracker = RequestTracker(max_finished=5)
     assert crowd.tracker.started is not None
     tracker.emit(crowd.tracker.started)
@@ -233,7 +233,9 @@ def test_ended_requests_are_removed_after_a_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
     for kv in ("paged", "exact"):
-        crowd = Crowd(num_blocks=9, block_size=2, enable_prefix_caching=False, kv=kv, arena="first-fit", max_num_seqs=3)
+        crowd = TrackedEngine(
+            num_blocks=9, block_size=2, enable_prefix_caching=False, kv=kv, arena="first-fit", max_num_seqs=3
+        )
         for start in range(5):
             crowd.add([start, 1, 2], 6)
         checked = 0
@@ -243,8 +245,8 @@ def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
         assert checked > 5
 
 
-def check_blocks(crowd: Crowd) -> bool:
-    """Those who ended in the last step held theirs when it was planned, and have given them back since."""
+def check_blocks(crowd: TrackedEngine) -> bool:
+    """Check the blocks of the batch. Requests that ended in the last step held theirs when it was scheduled."""
     last = crowd.tracker.last_step
     assert last is not None
     if last.finished:

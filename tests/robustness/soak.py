@@ -24,14 +24,14 @@ from rich.table import Table
 from served import Served, serve
 from soak_load import SERVER_OPTIONS, Tally, check_pool, make_requests, run_load, wait_until_idle
 
-from native import why_not
+from native import unavailable_reason
 from tiny_engine import tiny_options
 
 ROUNDS = 10
 WARM_ROUNDS = 2
 """The rounds in which caches fill. Memory and descriptors are compared with those at their end."""
 
-MAX_GROWTH_BYTES = (16 if why_not() is None else 128) << 20
+MAX_GROWTH_BYTES = (16 if unavailable_reason() is None else 128) << 20
 """torch's kernels cache data for each shape of a step. Most shapes occur within 500 requests."""
 
 MAX_HELPERS = 3

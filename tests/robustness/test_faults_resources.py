@@ -108,7 +108,7 @@ def test_server_continues_after_running_out_of_descriptors(tmp_path: Path) -> No
             for _ in range(2 * DESCRIPTORS):
                 crowd.enter_context(contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=5)))
             assert stream.status_code == 200
-            assert list(stream.iter_lines())[-2] == "data: [DONE]", "who was being answered is answered"
+            assert list(stream.iter_lines())[-2] == "data: [DONE]", "the request in progress is answered"
         deadline = time.monotonic() + 20
         while not _is_answered(served):
             assert time.monotonic() < deadline, "".join(served.stderr_lines)

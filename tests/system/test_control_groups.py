@@ -1,4 +1,4 @@
-"""Limits of control groups, from files as both versions of the interface have them."""
+"""Reads limits of control groups from files of both versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chairlift.system.control_groups import ControlGroups
 
 
 def write(folder: Path, **files: int | str) -> None:
-    """Files of a control group; two underscores stand for a dot."""
+    """Write the files of a control group; two underscores in a name mean a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
         (folder / name.replace("__", ".")).write_text(f"{value}\n")

@@ -1,4 +1,4 @@
-"""Too little memory ends commands and engine processes with one sentence, wherever it shows."""
+"""Commands and engine processes that run out of memory end with a message of one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_limited(num_mebibytes: int, arguments: Sequence[str]) -> subprocess.Comp
 @pytest.mark.parametrize("num_mebibytes", [36, 300, 1000])
 @pytest.mark.parametrize("arguments", [["serve", "--port", "0"], ["generate", "hi"]])
 def test_serve_under_a_small_address_space_prints_one_line(num_mebibytes: int, arguments: list[str]) -> None:
-    """The smaller limits are hit while modules are imported, where in them depends on the machine."""
+    """The smaller limits are reached during imports, at a point that depends on the machine."""
     done = run_limited(num_mebibytes, arguments)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Files that will be written are tried before a model is loaded, and nothing is left of the trial."""
+"""Output files are checked before a model is loaded, and the check leaves no files."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_the_check_leaves_files_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
-    """It would wait for a reader."""
+    """Opening a pipe would block until it has a reader."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     check_writable("event_log", pipe)
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("no/log", "event_log={folder}/no/log: No such file or directory; create the folder {folder}/no, or use"),
         ("", "event_log={folder}: Is a directory; use a file in this folder"),
@@ -38,11 +38,11 @@ def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
         ("x" * 300, "File name too long; use a file that can be written"),
     ],
 )
-def test_errors_have_the_reason_and_the_advice(tmp_path: Path, path: str, told: str) -> None:
+def test_errors_have_the_reason_and_the_advice(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as caught:
         check_writable("event_log", tmp_path / path)
-    assert told.format(folder=tmp_path) in str(caught.value)
+    assert message.format(folder=tmp_path) in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")

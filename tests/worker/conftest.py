@@ -7,14 +7,14 @@ import pytest
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.worker.torch_sampling import TorchSampling
-from native import why_not
+from native import unavailable_reason
 
 
 @pytest.fixture(params=["torch", "native"], scope="module")
 def sampling(request: pytest.FixtureRequest) -> SamplingKernels:
-    """Every way to choose a token."""
+    """Every implementation of the sampling kernels."""
     if request.param == "torch":
         return TorchSampling()
-    if reason := why_not():
+    if reason := unavailable_reason():
         pytest.skip(reason)
     return NativeSampling()

@@ -1,4 +1,4 @@
-"""What is packed for a step of a static batch: its padding is there, is computed, and is written nowhere."""
+"""The inputs of a step of a static batch: padding is computed and not written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK_SIZE = 4
 
 
 def pack(scheduled: dict[str, int], padding: dict[str, int]) -> InputBatch:
-    """Of a request that begins, one that has 3 of its 5 tokens in memory, and one that is done after 6."""
+    """Pack a step for a new request, one with 3 of 5 tokens in memory, and one that has finished with 6 tokens."""
     rows = RequestRows(3, 16, BLOCK_SIZE, torch.device("cpu"))
     rows.add(new_request("begins", [10, 11, 12, 13], blocks=[5]))
     rows.add(new_request("goes on", [20, 21, 22, 23, 24], num_computed=3, blocks=[7, 2]))
@@ -21,7 +21,7 @@ def pack(scheduled: dict[str, int], padding: dict[str, int]) -> InputBatch:
     return gather_input_batch(rows, scheduled, padding)
 
 
-def test_padding_stands_before_the_tokens_and_has_no_slot() -> None:
+def test_padding_is_packed_before_the_tokens_and_has_no_slot() -> None:
     batch = pack({"begins": 2, "goes on": 1}, {"begins": 1, "goes on": 2})
     assert batch.token_ids.tolist() == [10, 10, 11, 20, 20, 23]
     assert batch.positions.tolist() == [0, 0, 1, 0, 0, 3]
@@ -30,14 +30,14 @@ def test_padding_stands_before_the_tokens_and_has_no_slot() -> None:
     assert batch.num_scheduled.tolist() == [2, 1]
 
 
-def test_padding_before_tokens_is_a_sequence_that_sees_nothing() -> None:
+def test_padding_before_tokens_is_a_sequence_that_attends_to_nothing() -> None:
     attention = pack({"begins": 2, "goes on": 1}, {"begins": 1, "goes on": 2}).attention
     assert attention.query_start_loc_host == [0, 1, 3, 5, 6]
     assert attention.seq_lens_host == [0, 2, 0, 4]
     assert attention.block_tables[:, 0].tolist() == [5, 5, 7, 7]
 
 
-def test_a_row_of_padding_alone_sees_what_it_holds_and_samples_nothing() -> None:
+def test_a_row_with_padding_only_attends_to_its_computed_tokens_and_samples_nothing() -> None:
     batch = pack({"goes on": 2, "done": 0, "begins": 0}, {"done": 2, "begins": 2})
     assert batch.attention.query_start_loc_host == [0, 2, 4, 6]
     assert batch.attention.seq_lens_host == [5, 6, 0]
@@ -45,7 +45,7 @@ def test_a_row_of_padding_alone_sees_what_it_holds_and_samples_nothing() -> None
     assert batch.samples.tolist() == [True, False, False]
 
 
-def test_without_padding_nothing_is_packed_besides() -> None:
+def test_without_padding_only_scheduled_tokens_are_packed() -> None:
     plain, empty = pack({"begins": 4}, {}), pack({"begins": 4, "goes on": 2}, {"goes on": 1})
     assert plain.token_ids.tolist() == [10, 11, 12, 13]
     assert plain.attention.query_start_loc_host == [0, 4]
@@ -53,7 +53,7 @@ def test_without_padding_nothing_is_packed_besides() -> None:
     assert np.array_equal(plain.samples, [True])
 
 
-def test_a_step_of_last_known_tokens_is_a_decode() -> None:
+def test_a_step_that_computes_the_last_known_tokens_is_a_decode() -> None:
     batch = pack({"done": 1}, {})
     assert batch.is_decode
     assert batch.samples.tolist() == [True]
@@ -65,7 +65,7 @@ def test_a_step_of_last_known_tokens_is_a_decode() -> None:
     assert not pack({"done": 1, "goes on": 0}, {"goes on": 1}).is_decode
 
 
-def test_rows_are_looked_up_again_once_they_may_have_moved() -> None:
+def test_cached_rows_are_invalidated_when_requests_are_added() -> None:
     rows = RequestRows(3, 16, BLOCK_SIZE, torch.device("cpu"))
     for name in ("a", "b", "c"):
         rows.add(new_request(name, [1, 2]))

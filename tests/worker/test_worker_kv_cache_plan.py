@@ -34,18 +34,18 @@ def _plan(
     )
 
 
-def test_as_many_blocks_as_the_budget_holds() -> None:
+def test_the_pool_has_as_many_blocks_as_fit_in_the_budget() -> None:
     plan = _plan(11 * BLOCK_BYTES + 5)
     assert plan == KVCachePlan(10, 16, BLOCK_BYTES, "memory")
     assert (plan.num_slots, plan.num_bytes) == (160, 11 * BLOCK_BYTES)
 
 
-def test_no_more_than_can_be_used() -> None:
+def test_the_pool_has_no_more_blocks_than_can_be_used() -> None:
     assert _plan(1 << 40) == KVCachePlan(8 * 32, 16, BLOCK_BYTES, "demand")
     assert _plan(1 << 40, max_num_seqs=3, max_model_len=17) == KVCachePlan(6, 16, BLOCK_BYTES, "demand")
 
 
-def test_half_the_bytes_twice_the_blocks() -> None:
+def test_half_the_bytes_per_slot_give_twice_the_blocks() -> None:
     plan = plan_kv_cache(
         slot_bytes=SLOT_BYTES // 2, context=CONTEXT, block_size=16, memory_bytes=10 * BLOCK_BYTES, max_num_seqs=8
     )
@@ -53,7 +53,7 @@ def test_half_the_bytes_twice_the_blocks() -> None:
 
 
 @given(st.integers(2, 500), st.integers(1, 40), st.integers(1, 512))
-def test_never_over_budget(blocks: int, max_num_seqs: int, max_model_len: int) -> None:
+def test_the_pool_never_exceeds_the_budget(blocks: int, max_num_seqs: int, max_model_len: int) -> None:
     memory_bytes = blocks * BLOCK_BYTES + 100
     try:
         plan = _plan(memory_bytes, max_num_seqs, max_model_len)
@@ -64,19 +64,19 @@ def test_never_over_budget(blocks: int, max_num_seqs: int, max_model_len: int) -
         assert max_model_len <= plan.num_slots <= max_num_seqs * (max_model_len + 15)
 
 
-def test_too_small_for_one_block() -> None:
+def test_a_budget_below_one_block_raises_an_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"holds 0 blocks.*6 KiB a block of 16 slots.*take 12 KiB: give kv_cache_memory that much"
+        ConfigError, match=r"holds 0 blocks.*each of 16 slots and 6 KiB.*set kv_cache_memory_bytes to at least 12 KiB"
     ):
         _plan(BLOCK_BYTES)
 
 
-def test_too_small_for_one_sequence() -> None:
+def test_a_budget_below_one_sequence_raises_an_error() -> None:
     with pytest.raises(ConfigError, match=r"holds 4 blocks.*64 tokens.*max_model_len=65 needs 5 blocks.*at most 64"):
         _plan(5 * BLOCK_BYTES, max_model_len=65)
 
 
-def test_blocks_that_an_allocator_rounds_up_are_planned_as_it_takes_them() -> None:
+def test_the_plan_includes_the_rounding_of_the_allocator() -> None:
     plan = _plan(1 << 40, max_num_seqs=3, max_model_len=100, rounded=power_of_two_above)
     assert plan.num_blocks == 3 * 8, "7 blocks would have 4 as their largest piece"
     assert BuddyArena(plan.num_blocks).largest_piece >= 8
@@ -84,7 +84,7 @@ def test_blocks_that_an_allocator_rounds_up_are_planned_as_it_takes_them() -> No
         _plan(8 * BLOCK_BYTES, max_model_len=100, rounded=power_of_two_above)
 
 
-def test_default_budget_is_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_budget_is_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache_plan, "available_memory", lambda device: 1000)
     assert kv_cache_plan.default_memory_bytes(torch.device("cpu")) == 250
     assert kv_cache_plan.default_memory_bytes(torch.device("cuda")) == 900

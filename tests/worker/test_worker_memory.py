@@ -32,7 +32,7 @@ def test_parse_memory(text: str | int, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "4 GiBs", "-1GiB", "4,5GB", "0", "0.1B", "1e9", "inf", 0, -5, True, "4G"])
-def test_parse_memory_refuses(text: str | int) -> None:
+def test_parse_memory_rejects_invalid_amounts(text: str | int) -> None:
     with pytest.raises(ConfigError, match=r"memory must be .* such as 4GiB") as error:
         parse_memory(text)
     assert repr(text) in str(error.value)
@@ -59,6 +59,6 @@ def test_memory_is_bounded_by_control_groups(monkeypatch: pytest.MonkeyPatch) ->
     assert total_memory(torch.device("cpu")) == 23456
 
 
-def test_control_groups_wider_than_the_machine_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_group_limits_above_the_system_memory_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlGroups, "memory_limit", lambda _self: 1 << 55)
     assert total_memory(torch.device("cpu")) == psutil.virtual_memory().total

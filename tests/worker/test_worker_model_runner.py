@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worker_fakes import FakeModel, new_request, twin_sample
+from worker_fakes import FakeModel, new_request, reference_sample
 
 from chairlift.outputs import ModelRunnerOutput, NewRequest, SchedulerOutput, TokenLogprobs
 from chairlift.sampling_params import SamplingParams
@@ -37,16 +37,16 @@ def _runner(model: FakeModel, block_size: int) -> ModelRunner:
 
 
 def _naive_tokens(model: FakeModel, request: NewRequest, num_tokens: int) -> list[int]:
-    """The request's sequence, `num_tokens` long, recomputed from scratch at every token."""
+    """The sequence of a request with `num_tokens` tokens, recomputed for every token."""
     tokens = list(request.token_ids)
     while len(tokens) < num_tokens:
-        tokens.append(twin_sample(replace(request, token_ids=tokens), model.logits_of(tokens)[-1].numpy()))
+        tokens.append(reference_sample(replace(request, token_ids=tokens), model.logits_of(tokens)[-1].numpy()))
     return tokens
 
 
 @dataclass
 class _Live:
-    """A request as the random driver knows it: `num_tokens` counts those whose value is on its way."""
+    """A request of the random driver; `num_tokens` includes sampled tokens whose value is not read yet."""
 
     request: NewRequest
     num_tokens: int
@@ -62,7 +62,7 @@ class _Live:
 
 
 class _RandomDriver:
-    """Schedules at random: who runs, chunk sizes, preemption, batch order; reads results `lag` steps late."""
+    """Schedules random requests, chunks, preemptions and batch orders, and reads results `lag` steps late."""
 
     def __init__(self, model: FakeModel, requests: list[_Live], block_size: int, lag: int, rng: random.Random) -> None:
         self.requests = {live.request.request_id: live for live in requests}
@@ -180,7 +180,7 @@ def _random_requests(rng: random.Random) -> list[_Live]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([0, 1]), st.sampled_from([1, 4, 16]))
-def test_any_schedule_gives_the_same_tokens(seed: int, lag: int, block_size: int) -> None:
+def test_the_tokens_do_not_depend_on_the_schedule(seed: int, lag: int, block_size: int) -> None:
     rng = random.Random(seed)
     model = _model()
     model.memory.fill_(-1)
@@ -210,7 +210,7 @@ def _check_logprobs(model: FakeModel, live: _Live) -> None:
             assert [top.token_id for top in entry.top] == order[:wanted]
 
 
-def test_prompt_logprobs_hold_few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_keep_few_rows_of_logits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "PROMPT_LOGPROB_ROWS", 5)
     sizes: list[int] = []
 
@@ -243,13 +243,13 @@ def test_prompt_logprobs_hold_few_logits_at_a_time(monkeypatch: pytest.MonkeyPat
 def test_a_chunk_that_does_not_sample_skips_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     runner = _runner(model, 4)
-    monkeypatch.setattr(model, "logits", lambda hidden: pytest.fail("nobody samples"))
+    monkeypatch.setattr(model, "logits", lambda hidden: pytest.fail("no request samples"))
     request = new_request("a", range(8), blocks=[0, 1])
     result = runner.result(runner.submit(SchedulerOutput(0, {"a": 7}, new_requests=[request])))
     assert result == ModelRunnerOutput(0, {})
 
 
-def test_the_logits_of_a_padded_row_are_computed_and_nobody_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logits_of_a_padded_row_are_computed_and_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     runner = _runner(model, 4)
     rows: list[int] = []
@@ -264,7 +264,7 @@ def test_the_logits_of_a_padded_row_are_computed_and_nobody_gets_them(monkeypatc
     assert rows == [2, 2, 2]
 
 
-def test_a_step_that_only_removes() -> None:
+def test_a_step_without_tokens_removes_requests() -> None:
     runner = _runner(_model(), 4)
     for step in range(2 * MAX_SEQS):
         request = new_request(f"r{step}", [1, 2], blocks=[step])
@@ -275,7 +275,7 @@ def test_a_step_that_only_removes() -> None:
         assert runner.result(runner.submit(removal)) == ModelRunnerOutput(2 * step + 1, {})
 
 
-def test_a_prefix_hit_is_read_and_not_recomputed() -> None:
+def test_a_cached_prefix_is_read_and_not_recomputed() -> None:
     model = _model()
     runner = _runner(model, 4)
     params = SamplingParams(temperature=0)

@@ -26,7 +26,7 @@ class _Naive:
 
 
 class RowsMachine(RuleBasedStateMachine):
-    """Rows and gathered batches against lists of Python integers."""
+    """Compares rows and gathered batches with lists of Python integers."""
 
     @initialize(block_size=st.sampled_from([1, 3, 4, 16, 32]), in_torch=st.booleans())
     def start(self, block_size: int, in_torch: bool) -> None:
@@ -150,7 +150,7 @@ test_rows_and_batches = RowsMachine.TestCase
 
 
 @pytest.mark.parametrize("is_on_host", [True, False])
-def test_tokens_from_a_position_on(is_on_host: bool) -> None:
+def test_tokens_from_returns_the_tokens_from_a_position_on(is_on_host: bool) -> None:
     rows = RequestRows(3, 10, 4, torch.device("cpu"))
     of = {name: rows.add(new_request(name, tokens)) for name, tokens in {"a": [1, 2, 3], "b": [4, 5, 6, 7]}.items()}
     if not is_on_host:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from worker_fakes import SamplerBench, new_request, twin_logits, twin_sample, twin_weights
+from worker_fakes import SamplerBench, new_request, reference_logits, reference_sample, reference_weights
 
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.outputs import NewRequest
@@ -39,7 +39,7 @@ def test_draws_follow_the_distribution(sampling: SamplingKernels, params: Sampli
     ]
     bench = SamplerBench(requests, len(LOGITS), sampling)
     draws = bench.sample(LOGITS.repeat(NUM_DRAWS, 1), [request.request_id for request in requests])
-    weights = twin_weights(params, twin_logits(requests[0], LOGITS.numpy()))
+    weights = reference_weights(params, reference_logits(requests[0], LOGITS.numpy()))
     observed = np.bincount(draws, minlength=len(LOGITS))
     assert not observed[weights == 0].any()
     kept = weights > 0
@@ -47,8 +47,8 @@ def test_draws_follow_the_distribution(sampling: SamplingKernels, params: Sampli
     assert stats.chisquare(observed[kept], expected).pvalue > 1e-3
 
 
-def test_closed_forms() -> None:
-    """The twin that the other tests compare with, against sets worked out by hand."""
+def test_the_reference_sampler_matches_sets_computed_by_hand() -> None:
+    """The reference sampler, which the other tests compare with, keeps the sets that were computed by hand."""
     logits = np.log(np.array([0.5, 0.25, 0.125, 0.125], dtype=np.float32))
     kept = {
         "top_k": (SamplingParams(top_k=2), [0, 1]),
@@ -58,7 +58,7 @@ def test_closed_forms() -> None:
         "min_p": (SamplingParams(min_p=0.4), [0, 1]),
     }
     for params, expected in kept.values():
-        assert np.flatnonzero(twin_weights(params, logits)).tolist() == expected
+        assert np.flatnonzero(reference_weights(params, logits)).tolist() == expected
 
 
 VOCAB = 40
@@ -106,15 +106,15 @@ def _random_logits(seed: int, num_rows: int, vocab_size: int = VOCAB) -> torch.T
 
 @settings(max_examples=300, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32))
-def test_equals_the_slow_twin(sampling: SamplingKernels, requests: list[NewRequest], seed: int) -> None:
+def test_the_sampler_equals_the_reference(sampling: SamplingKernels, requests: list[NewRequest], seed: int) -> None:
     logits = _random_logits(seed, len(requests))
     sampled = SamplerBench(requests, VOCAB, sampling).sample(logits, [request.request_id for request in requests])
-    assert sampled == [twin_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
+    assert sampled == [reference_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(_requests(), st.integers(0, 1 << 32), st.randoms(use_true_random=False))
-def test_alone_or_in_a_crowd(
+def test_the_sampled_token_does_not_depend_on_the_batch(
     sampling: SamplingKernels, requests: list[NewRequest], seed: int, shuffler: random.Random
 ) -> None:
     logits = _random_logits(seed, len(requests))
@@ -131,18 +131,18 @@ def test_alone_or_in_a_crowd(
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
 @pytest.mark.parametrize("top_k", [0, 300])
-def test_large_vocabulary_in_mixed_company(sampling: SamplingKernels, spread: float, top_k: int) -> None:
-    """A flat nucleus outgrows the sorted head, a steep one does not; neither notices the other."""
+def test_flat_and_steep_rows_do_not_affect_each_other(sampling: SamplingKernels, spread: float, top_k: int) -> None:
+    """The nucleus of a flat row exceeds the sorted tokens, that of a steep row does not."""
     vocab_size = 5003
     params = [SamplingParams(temperature=t, top_p=p, top_k=top_k) for t in (0.5, 1.0, 3.0) for p in (0.1, 0.9, 0.999)]
     params += [SamplingParams(top_k=50), SamplingParams(), SamplingParams(temperature=0), SamplingParams(min_p=0.2)]
     requests = [new_request(str(i), [1, 2, 3], p, seed=i) for i, p in enumerate(params)]
     logits = _random_logits(3, len(requests), vocab_size) * spread
     sampled = SamplerBench(requests, vocab_size, sampling).sample(logits, [request.request_id for request in requests])
-    assert sampled == [twin_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
+    assert sampled == [reference_sample(request, logits[i].numpy()) for i, request in enumerate(requests)]
 
 
-def test_tiny_temperature_is_greedy_and_fair_to_ties(sampling: SamplingKernels) -> None:
+def test_a_tiny_temperature_is_greedy_and_draws_ties_uniformly(sampling: SamplingKernels) -> None:
     logits = torch.tensor([300.0, -1e30, 300.0, 299.0])
     requests = [new_request(str(i), params=SamplingParams(temperature=5e-324), seed=i) for i in range(200)]
     draws = SamplerBench(requests, 4, sampling).sample(
@@ -152,7 +152,7 @@ def test_tiny_temperature_is_greedy_and_fair_to_ties(sampling: SamplingKernels) 
     assert 60 < draws.count(0) < 140
 
 
-def test_equal_tokens_stay_or_go_together(sampling: SamplingKernels) -> None:
+def test_equally_likely_tokens_are_kept_or_dropped_together(sampling: SamplingKernels) -> None:
     logits = torch.tensor([0.0, 1.0, 1.0, 1.0, -2.0])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.3), SamplingParams(min_p=1.0)):
         requests = [new_request(str(i), params=params, seed=i) for i in range(100)]
@@ -163,13 +163,13 @@ def test_equal_tokens_stay_or_go_together(sampling: SamplingKernels) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-20, 1.0, 100.0])
-def test_all_masked_but_one(sampling: SamplingKernels, temperature: float) -> None:
+def test_the_only_unmasked_token_is_sampled(sampling: SamplingKernels, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=0.5, min_tokens=2, repetition_penalty=1.7)
     request = new_request("a", [0], params, stop=[token for token in range(VOCAB) if token != 23])
     assert SamplerBench([request], VOCAB, sampling).sample(_random_logits(0, 1), ["a"]) == [23]
 
 
-def test_rows_forget_their_last_request(sampling: SamplingKernels) -> None:
+def test_a_reused_row_keeps_no_state_of_its_last_request(sampling: SamplingKernels) -> None:
     params = SamplingParams(temperature=0, logit_bias={7: 100.0}, min_tokens=5, repetition_penalty=50.0, logprobs=2)
     bench = SamplerBench([new_request("old", [9], params, stop=[9])], VOCAB, sampling)
     logits = torch.zeros(1, VOCAB)
@@ -213,7 +213,7 @@ def _with_logprobs(request: NewRequest, wanted: int | None) -> NewRequest:
     return replace(request, sampling_params=replace(request.sampling_params, logprobs=wanted))
 
 
-def test_equals_share_a_rank(sampling: SamplingKernels) -> None:
+def test_equally_likely_tokens_share_a_rank(sampling: SamplingKernels) -> None:
     request = new_request("a", params=SamplingParams(temperature=0, logprobs=4, logit_bias={3: 100}))
     bench = SamplerBench([request], 4, sampling)
     sampled = bench.sampler.sample(torch.tensor([[1.0, 2.0, 2.0, 1.0]]), np.array([0]))

@@ -16,9 +16,9 @@ from chairlift import SamplingParams, StructuredOutputs
 from chairlift.grammar.compiler import GrammarCompiler, num_words
 from chairlift.kernels.sampling import SamplingKernels
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
-from chairlift.worker.bad_words import BadWords
 from chairlift.worker.request_rows import RequestRows
-from chairlift.worker.token_masks import TokenMasks, bits_of
+from chairlift.worker.sampling_state import BadWords
+from chairlift.worker.token_masks import TokenMasks, bit_mask
 
 EOS = 2
 VOCAB = 40
@@ -33,13 +33,13 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
 
 @given(st.integers(1, 130), st.integers(1, 5), st.randoms())
 @settings(max_examples=60, deadline=None)
-def test_the_logits_of_bits_that_are_0_are_gone_and_no_others(
+def test_exactly_the_logits_of_zero_bits_are_masked(
     sampling: SamplingKernels, vocab_size: int, num_rows: int, rng: random.Random
 ) -> None:
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(rng.randrange(1000)))
     index = np.array(sorted(rng.sample(range(num_rows), rng.randint(1, num_rows))), dtype=np.int64)
     left = [sorted(rng.sample(range(vocab_size), rng.choice([0, vocab_size, vocab_size // 2]))) for _ in index]
-    masks = np.stack([bits_of(np.array(ids, dtype=np.int64), vocab_size) for ids in left])
+    masks = np.stack([bit_mask(np.array(ids, dtype=np.int64), vocab_size) for ids in left])
     assert masks.shape == (len(index), num_words(vocab_size))
     expected = logits.clone()
     for row, ids in zip(index.tolist(), left, strict=True):
@@ -49,7 +49,7 @@ def test_the_logits_of_bits_that_are_0_are_gone_and_no_others(
     assert torch.equal(logits, expected)
 
 
-def test_only_allowed_tokens_are_sampled_and_others_rows_are_as_before(sampling: SamplingKernels) -> None:
+def test_only_allowed_tokens_are_sampled_and_other_rows_are_unchanged(sampling: SamplingKernels) -> None:
     params = [SamplingParams(allowed_token_ids=[7, 31, 32, 39], temperature=5.0), SamplingParams(temperature=5.0)] * 20
     requests = [new_request(str(i), [3, 4], p, seed=i) for i, p in enumerate(params)]
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1)).repeat(len(requests), 1)
@@ -65,16 +65,16 @@ WORDS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1
 
 @given(WORDS, st.lists(st.integers(0, 3), max_size=8))
 @settings(max_examples=200, deadline=None)
-def test_the_tokens_that_would_complete_a_word(words: list[list[int]], answer: list[int]) -> None:
+def test_completing_tokens_are_those_that_complete_a_word(words: list[list[int]], answer: list[int]) -> None:
     bad = BadWords(words)
-    found = bad.completing(answer[len(answer) - min(bad.max_before, len(answer)) :])
+    found = bad.completing_tokens(answer[len(answer) - min(bad.max_before, len(answer)) :])
     assert set(found.tolist()) == {
         token for token in range(4) if any([*answer, token][-len(word) :] == word for word in words)
     }
 
 
-def test_bad_words_are_not_completed_but_their_tokens_stay(sampling: SamplingKernels) -> None:
-    """The prompt does not count: a word is what the answer says."""
+def test_bad_words_are_not_completed_but_their_tokens_are_allowed(sampling: SamplingKernels) -> None:
+    """Words in the prompt are ignored: a bad word is completed by output tokens only."""
     logits = torch.zeros(1, VOCAB)
     logits[0, 9], logits[0, 8] = 5.0, 4.0
     words = SamplingParams(temperature=0, bad_words=[[1, 2, 9], [9, 9], [30]])
@@ -86,7 +86,7 @@ def test_bad_words_are_not_completed_but_their_tokens_stay(sampling: SamplingKer
 
 
 class Answers:
-    """Rows with grammars, sampled from the masks alone."""
+    """Rows with grammars whose tokens are sampled from the masks."""
 
     def __init__(self, grammars: GrammarCompiler, num_rows: int = 4) -> None:
         self.rows = RequestRows(num_rows, 256, 16, torch.device("cpu"))
@@ -113,7 +113,7 @@ def structured(min_tokens: int = 0, **fields: object) -> SamplingParams:
     return SamplingParams(structured_outputs=StructuredOutputs(**fields), min_tokens=min_tokens, max_tokens=200)  # type: ignore[arg-type]
 
 
-def test_a_request_that_was_preempted_goes_on_where_it_was(grammars: GrammarCompiler) -> None:
+def test_a_preempted_request_resumes_in_its_grammar(grammars: GrammarCompiler) -> None:
     rng = random.Random(5)
     answers = Answers(grammars)
     prompt, tokens = [9, 10, 11], [9, 10, 11]
@@ -133,7 +133,7 @@ def test_a_request_that_was_preempted_goes_on_where_it_was(grammars: GrammarComp
     assert answers.masks.error(row) is None
 
 
-def test_min_tokens_masks_the_end_unless_nothing_else_is_left(grammars: GrammarCompiler) -> None:
+def test_min_tokens_masks_eos_unless_no_other_token_is_allowed(grammars: GrammarCompiler) -> None:
     answers = Answers(grammars)
     row = answers.add("a", [9], structured(5, regex="a*"), 1)
     ((first,), _) = [sorted(set(ids) - {EOS})[:1] for ids in answers.allowed(row) * 2]
@@ -147,7 +147,7 @@ def test_min_tokens_masks_the_end_unless_nothing_else_is_left(grammars: GrammarC
     assert answers.allowed(short) == [[EOS]]
 
 
-def test_a_grammar_that_cannot_go_on_says_so_and_leaves_the_end(grammars: GrammarCompiler) -> None:
+def test_a_grammar_that_fails_reports_an_error_and_allows_eos(grammars: GrammarCompiler) -> None:
     answers = Answers(grammars)
     good = answers.add("a", [9], structured(choice=["yes"]), 1)
     bad = answers.add("b", [9], structured(choice=["yes"]), 1)
@@ -161,7 +161,7 @@ def test_a_grammar_that_cannot_go_on_says_so_and_leaves_the_end(grammars: Gramma
     assert "unclosed group" in str(answers.masks.error(wrong))
 
 
-def test_rows_are_forgotten_when_their_requests_leave(grammars: GrammarCompiler) -> None:
+def test_the_masks_of_removed_requests_are_deleted(grammars: GrammarCompiler) -> None:
     answers = Answers(grammars, num_rows=1)
     answers.add("a", [9], structured(choice=["yes"]), 1)
     answers.remove("a")
@@ -169,7 +169,7 @@ def test_rows_are_forgotten_when_their_requests_leave(grammars: GrammarCompiler)
     assert answers.allowed(row) == [[5, 6]]
 
 
-def test_write_byte_tokenizer_knows_what_the_masks_need(tmp_path: Path) -> None:
+def test_the_byte_tokenizer_has_the_tokens_that_the_masks_require(tmp_path: Path) -> None:
     tokenizer = folder_tokenizer(write_byte_tokenizer(tmp_path))
     assert tokenizer.vocab_size <= VOCAB_SIZE
     assert tokenizer.token_to_id("<eos>") == EOS

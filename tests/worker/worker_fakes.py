@@ -1,4 +1,4 @@
-"""A model with known answers, slow twins of the sampler, and makers of requests."""
+"""A model with known outputs, reference implementations of the sampler, and helpers that create requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def new_request(
 
 
 class SamplerBench:
-    """Requests in rows, and a sampler over them."""
+    """Request rows with a sampler."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class SamplerBench:
 
 
 class FakeModel:
-    """A deterministic language: the next token hangs on every token before it, on its position, and on what stands
-    in its slot. What a step writes at a wrong slot, or reads from one, changes all later tokens."""
+    """A deterministic model: the next token depends on all tokens before it, on their positions and on the content of
+    their slots. A step that writes or reads a wrong slot changes all later tokens."""
 
     def __init__(self, vocab_size: int, num_slots: int) -> None:
         self.vocab_size = vocab_size
@@ -103,12 +103,12 @@ class FakeModel:
         return self.table[hidden[:, 0]]
 
     def logits_of(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """float32 [len(token_ids), V], without any memory."""
+        """Logits float32 [len(token_ids), V], computed without KV memory."""
         return self.table[digests([(token + 1) * 7919 + position for position, token in enumerate(token_ids)])]
 
 
 def digests(values: Sequence[int]) -> list[int]:
-    """A running hash of the values, after each of them."""
+    """A hash of each prefix of the values."""
     digest, out = 1, []
     for value in values:
         digest = (digest * 31 + value) % MODULUS
@@ -116,7 +116,7 @@ def digests(values: Sequence[int]) -> list[int]:
     return out
 
 
-def twin_uniform(seed: int, position: int) -> float:
+def reference_uniform(seed: int, position: int) -> float:
     mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
     def mix(x: int) -> int:
@@ -128,8 +128,8 @@ def twin_uniform(seed: int, position: int) -> float:
     return (mix((key + (position + 1) * gamma) & mask) >> 12) / 2**52
 
 
-def twin_logits(request: NewRequest, logits: FloatArray) -> FloatArray:
-    """Masks, bias and penalties, a token at a time in float32."""
+def reference_logits(request: NewRequest, logits: FloatArray) -> FloatArray:
+    """The logits after masks, bias and penalties, computed one token at a time in float32."""
     params, f32 = request.sampling_params, np.float32
     out = logits.copy()
     output = request.token_ids[request.num_prompt_tokens :]
@@ -146,9 +146,9 @@ def twin_logits(request: NewRequest, logits: FloatArray) -> FloatArray:
     return out
 
 
-def twin_weights(params: SamplingParams, logits: FloatArray) -> npt.NDArray[np.float64]:
-    """Unnormalised probabilities after temperature, min_p, top_k and top_p; tokens that tie with the last one kept
-    are kept too."""
+def reference_weights(params: SamplingParams, logits: FloatArray) -> npt.NDArray[np.float64]:
+    """Unnormalised probabilities after temperature, min_p, top_k and top_p. Tokens that are as likely as the last kept
+    one are kept."""
     scaled = (logits - logits.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
     weights: npt.NDArray[np.float64] = np.exp(scaled).astype(np.float64)
     weights[weights < np.float32(params.min_p)] = 0.0
@@ -164,13 +164,13 @@ def twin_weights(params: SamplingParams, logits: FloatArray) -> npt.NDArray[np.f
     return weights
 
 
-def twin_sample(request: NewRequest, logits: FloatArray) -> int:
-    """The next token of one request, the slow way."""
-    adjusted = twin_logits(request, logits)
+def reference_sample(request: NewRequest, logits: FloatArray) -> int:
+    """Sample the next token of one request with the reference implementation."""
+    adjusted = reference_logits(request, logits)
     if request.sampling_params.temperature == 0:
         return int(adjusted.argmax())
-    weights = twin_weights(request.sampling_params, adjusted)
-    target = twin_uniform(request.seed, len(request.token_ids)) * math.fsum(weights)
+    weights = reference_weights(request.sampling_params, adjusted)
+    target = reference_uniform(request.seed, len(request.token_ids)) * math.fsum(weights)
     mass = 0.0
     for token, weight in enumerate(weights):
         mass += weight

@@ -18,7 +18,7 @@ from chairlift.lab.workload.request import WorkloadRequest
 
 
 def engine_config(flags: list[str]) -> EngineConfig:
-    """As the command line says, but without a prefix cache and without texts."""
+    """The configuration of the command line without prefix cache and tokenizer."""
     config = parse_engine_options(flags)
     return replace(config, enable_prefix_caching=False, skip_tokenizer_init=True)
 

@@ -53,9 +53,9 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def ask(port: int, request: Request, start: threading.Event) -> Timing:
-    """One request, streamed. A chunk says how many tokens there are by now: one may be held back until its character
-    is whole, and then counts when it is told."""
+def send_request(port: int, request: Request, start: threading.Event) -> Timing:
+    """Send one streamed request. A chunk has the number of tokens so far, which includes tokens that the server held
+    back until their character was complete."""
     body = {
         "prompt": request.prompt_token_ids,
         "n_predict": request.output_len,
@@ -88,7 +88,7 @@ def drive(port: int, requests: list[Request]) -> Timings:
     """A thread a request: all are connected before the first one is sent."""
     start = threading.Event()
     with ThreadPoolExecutor(len(requests)) as pool:
-        futures = {request.request_id: pool.submit(ask, port, request, start) for request in requests}
+        futures = {request.request_id: pool.submit(send_request, port, request, start) for request in requests}
         start.set()
         return {request_id: future.result() for request_id, future in futures.items()}
 

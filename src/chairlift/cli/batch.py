@@ -34,6 +34,6 @@ def batch(
     from chairlift.server.batch.batch_runner import run_batch
 
     summary = run_batch(config, input_file, output, served_model_name, api)
-    typer.echo(summary.sentence(), err=True)
-    if summary.left:
+    typer.echo(summary.text(), err=True)
+    if summary.remaining:
         raise typer.Exit(1)

@@ -178,7 +178,7 @@ def perplexity(
     print_perplexity(run_perplexity(config, options))
 
 
-KERNEL_OPTIONS = ("kv_cache_dtype", "block_size", "random_weights", "num_threads")
+KERNEL_OPTIONS = ("kv_cache_dtype", "block_size", "load_format", "num_threads")
 """Options of the engine that affect its kernels."""
 
 

@@ -44,12 +44,12 @@ HELP = {
     "static_batch_size": "Maximum size of a static batch.",
     "static_run_to": f"Scope of the longest output that a static batch is decoded to: {', '.join(STATIC_RUN_TO)}.",
     "block_size": "Number of slots (tokens) in a block of KV memory.",
-    "kv_cache_memory": "Memory for K and V, such as 2GiB. Default: a share of the free memory.",
-    "num_kv_blocks": "Number of blocks of KV memory, instead of --kv-cache-memory.",
+    "kv_cache_memory_bytes": "Memory for K and V, such as 2GiB. Default: a share of the free memory.",
+    "num_kv_blocks": "Number of blocks of KV memory, instead of --kv-cache-memory-bytes.",
     "kv": f"KV memory policy: {', '.join(KV_POLICIES)}.",
     "kv_arena": f"Allocator of reservations: {', '.join(KV_ARENAS)}.",
     "enable_prefix_caching": "Share the KV blocks of equal prefixes. Default: on with --kv paged.",
-    "random_weights": "Create MODEL with random weights from its config.json.",
+    "load_format": "auto reads the weights of MODEL; dummy creates random weights from its config.json alone.",
     "skip_tokenizer_init": "Load no tokenizer: prompts are token ids, and answers have no text.",
     "seed": "Seed of the requests without a seed.",
     "num_threads": "Number of CPU threads. Default: all cores.",
@@ -59,7 +59,8 @@ HELP = {
 
 
 ENGINE_OPTIONS = {
-    option.name: option for option in options_from_fields(EngineConfig, HELP, "Engine", {"kv_cache_memory": str | None})
+    option.name: option
+    for option in options_from_fields(EngineConfig, HELP, "Engine", {"kv_cache_memory_bytes": str | None})
 }
 
 
@@ -72,10 +73,10 @@ def add_options(names: Iterable[str]) -> Callable[[Command], Command]:
 
     def make(given: OptionValues) -> OptionValues:
         chosen = pop_options(given, options)
-        if chosen.get("kv_cache_memory") is not None:
+        if chosen.get("kv_cache_memory_bytes") is not None:
             from chairlift.worker.memory import parse_memory
 
-            chosen["kv_cache_memory"] = parse_memory(chosen["kv_cache_memory"], "kv_cache_memory")
+            chosen["kv_cache_memory_bytes"] = parse_memory(chosen["kv_cache_memory_bytes"], "kv_cache_memory_bytes")
         return {"config": EngineConfig(model=given.pop("model"), **chosen)}
 
     return lambda command: with_options(command, options, make, "config")

@@ -34,7 +34,7 @@ PLAN_OPTIONS = (
     "kv",
     "kv_arena",
     "block_size",
-    "kv_cache_memory",
+    "kv_cache_memory_bytes",
     "num_kv_blocks",
 )
 """The options of the engine that affect a plan."""
@@ -115,15 +115,15 @@ def _memory(text: str | None, config: EngineConfig, hardware: Device | None) -> 
 
     if text is not None:
         return parse_memory(text), 1.0
-    if config.num_kv_blocks is not None or config.kv_cache_memory is not None:
+    if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         return None, 1.0
     if hardware is not None:
         return hardware.memory_bytes, FREE_MEMORY_SHARE[config.device]
     if config.device == CPU:
         return available_host_memory(), FREE_MEMORY_SHARE[CPU]
     raise ConfigError(
-        "device=cuda has no known size of memory: give --memory, --kv-cache-memory or --num-kv-blocks, or name the "
-        "device (A100-40GB, ...)"
+        "device=cuda has no known size of memory: give --memory, --kv-cache-memory-bytes or --num-kv-blocks, or "
+        "name the device (A100-40GB, ...)"
     )
 
 

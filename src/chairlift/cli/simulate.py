@@ -22,7 +22,7 @@ SIMULATION_OPTIONS = (
     "static_batch_size",
     "static_run_to",
     "block_size",
-    "kv_cache_memory",
+    "kv_cache_memory_bytes",
     "num_kv_blocks",
     "kv",
     "kv_arena",

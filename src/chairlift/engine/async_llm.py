@@ -1,4 +1,4 @@
-"""AsyncLLM: many streams over one engine, for servers."""
+"""AsyncLLM: an asynchronous interface to one engine that serves many streams."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from chairlift.sampling_params import SamplingParams
 
 
 class Generation:
-    """Answers on their way: iterate for what is new since the last look. A slow reader finds it added up.
+    """The answers to one prompt as they are generated: an asynchronous iterator over deltas.
 
-    Whoever stops iterating early calls `abort`, once or more often. Raises RequestError if the engine refuses the
-    request and EngineDeadError if it dies.
+    A slow reader gets the deltas since the previous one as one sum. A caller that stops iterating early must call
+    `abort`; further calls have no effect. The iteration raises RequestError if the engine rejects the request, and
+    EngineDeadError if it dies.
     """
 
     def __init__(
@@ -45,18 +46,18 @@ class Generation:
         self._changed = asyncio.Event()
         self._ended = False
 
-    def put(self, told: EngineUpdate) -> None:
-        """Add a delta, on the event loop."""
-        if isinstance(told, RequestFailure):
-            self.fail(told.error)
+    def put(self, update: EngineUpdate) -> None:
+        """Add a delta or an error. Call it on the event loop."""
+        if isinstance(update, RequestFailure):
+            self.fail(update.error)
         else:
             if self._on_output is not None:
-                self._on_output(told)
-            self._add(told)
+                self._on_output(update)
+            self._add(update)
             self._changed.set()
 
     def _add(self, delta: RequestOutput) -> None:
-        """Most readers come for each delta, so the first one is kept as it is."""
+        """Keep the first delta unchanged, because most readers read every delta, and add up later ones."""
         if self._first is None:
             self._first = delta
             return
@@ -72,12 +73,12 @@ class Generation:
         return first if total is None else total.build()
 
     def fail(self, error: Exception) -> None:
-        """End with an error, on the event loop."""
+        """End the iteration with an error. Call it on the event loop."""
         self._error = error
         self._changed.set()
 
     def abort(self) -> None:
-        """End it here, and in the engine if it goes on there."""
+        """End the iteration, and abort the requests in the engine that are unfinished."""
         self._ended = True
         self._changed.set()
         self._on_abort(self)
@@ -92,13 +93,13 @@ class Generation:
         if self._error is not None:
             raise self._error
         self._changed.clear()
-        news = self._take()
-        if news.finished:
+        delta = self._take()
+        if delta.finished:
             self.abort()
-        return news
+        return delta
 
     async def collect(self) -> RequestOutput:
-        """The whole answer; cancelling this aborts the request."""
+        """Wait for the end and return the sum of all deltas. Cancelling this call aborts the request."""
         answer = AnswerBuilder()
         try:
             async for delta in self:
@@ -109,15 +110,16 @@ class Generation:
 
 
 class AsyncLLM:
-    """An engine whose steps run off the event loop, in a thread or a process of their own.
+    """An engine whose steps run outside the event loop, in a thread or a process of their own.
 
     Args:
-        config: of an engine in a thread, see EngineConfig; or give its fields as keywords.
-        client: an engine that runs already, instead.
+        config: the configuration of an engine in a thread.
+        client: a client of a running engine, in place of `config`.
+        options: fields of EngineConfig, in place of `config`.
 
     Attributes:
-        engine: its model's name, limits, tokenizer and input processor.
-        events: what happens in it; see EventHub.
+        engine: the engine's model, limits, tokenizer and input processor.
+        events: the engine's events.
     """
 
     def __init__(
@@ -127,11 +129,11 @@ class AsyncLLM:
         client: EngineClient | None = None,
         **options: Any,
     ) -> None:
-        self._client = client or _in_thread(config or EngineConfig(**options))
+        self._client = client or _make_thread_client(config or EngineConfig(**options))
         self.events = self._client.events
         self._processor = OutputProcessor(self._client.engine.tokenizer)
-        self._generations: dict[str, Generation] = {}  # by the core's id of the leader
-        self._ids_in_use: set[tuple[str, str]] = set()  # of whom, which
+        self._generations: dict[str, Generation] = {}  # by the leader's request id in the core
+        self._ids_in_use: set[tuple[str, str]] = set()  # tenant and request id
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: EngineDeadError | None = None
         self._busy_since = 0.0
@@ -143,16 +145,16 @@ class AsyncLLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine can answer, now or once it has been started again."""
+        """Whether the engine serves requests, now or after a restart for which requests wait."""
         return self._dead is None and self._client.unavailable is None
 
     @property
     def num_unfinished(self) -> int:
-        """Prompts that are being answered."""
+        """Number of prompts in progress."""
         return len(self._generations)
 
     def status(self) -> EngineStatus:
-        """How the engine fares."""
+        """The current state of the engine."""
         client = self._client
         since_step = client.seconds_since_step
         stalled = min(since_step, client.now() - self._busy_since) if self._processor.num_unfinished else 0.0
@@ -160,18 +162,18 @@ class AsyncLLM:
         return EngineStatus(state, client.restarts, since_step, self.num_unfinished, stalled, client.last_failure)
 
     def open(self) -> None:
-        """Serve the running event loop from now on; the first `start` does it too.
+        """Connect the engine to the running event loop. The first call of `start` does this as well.
 
         Raises:
-            EngineDeadError: the engine is gone, or serves another loop.
+            EngineDeadError: the engine is dead, or is connected to another loop.
         """
         if self._dead is not None:
             raise self._dead
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._client.open(self._deliver, self._lose)
+            self._client.open(self._deliver, self._fail_requests)
         elif self._loop is not asyncio.get_running_loop():
-            raise EngineDeadError("an AsyncLLM serves one event loop; make another one for this loop")
+            raise EngineDeadError("an AsyncLLM serves one event loop: create another AsyncLLM for this loop")
 
     def start(
         self,
@@ -189,14 +191,14 @@ class AsyncLLM:
         """Queue a prompt that the input processor has encoded.
 
         Args:
-            request_id: told apart from those of other tenants.
+            request_id: must be unique among the unfinished requests of the tenant; None generates one.
             tenant, cache_salt, deadline: see `Request`.
-            on_output: called on the event loop with every delta, as it comes and before it is read.
+            on_output: called on the event loop with every delta when it arrives.
 
         Raises:
-            RequestError: something does not fit or would have no effect, or the request id is in use.
-            EngineDeadError: the engine is gone.
-            EngineUnavailableError: it cannot be started again for now.
+            RequestError: a limit is exceeded, a parameter would have no effect, or the request id is in use.
+            EngineDeadError: the engine is dead.
+            EngineUnavailableError: the engine is dead, and requests do not wait for its restart.
         """
         self.open()
         if (unavailable := self._client.unavailable) is not None:
@@ -216,27 +218,27 @@ class AsyncLLM:
             deadline=deadline,
         )
         core_ids = [request.request_id for request in requests]
-        generation = Generation(request_id, core_ids, self._forget, on_output, tenant)
+        generation = Generation(request_id, core_ids, self._remove, on_output, tenant)
         self._generations[core_ids[0]] = generation
         self._ids_in_use.add((tenant, request_id))
         if not self._processor.num_unfinished:
             self._busy_since = now
         self._processor.add(request_id, prompt, requests)
-        self._client.send(Add.of(requests))
+        self._client.send(Add.from_siblings(requests))
         return generation
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answers to a prompt, as deltas. Leaving the iteration early aborts the request.
+        """Stream the answers to a prompt as deltas. Leaving the iteration early aborts the request.
 
         Raises:
-            RequestError: the request cannot be honoured; before anything is yielded.
-            EngineDeadError: the engine is gone.
+            RequestError: the request is invalid; raised before the first delta.
+            EngineDeadError: the engine is dead.
         """
         await self._prepare(params)
         text, token_ids = self.engine.input_processor.encode(prompt, params)
-        async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
+        async for output in _stream(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
     async def chat(
@@ -249,40 +251,42 @@ class AsyncLLM:
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answers to a conversation; the rest as `generate`.
+        """Stream the answers to a conversation as deltas; see `generate`.
 
         Args:
-            allow_special_tokens_in_content: special tokens that a message spells become these tokens; otherwise they
-                are plain text.
-            template_options: further variables of the chat template.
+            allow_special_tokens_in_content: text in messages that spells a special token becomes this token; otherwise
+                it remains plain text.
+            template_options: additional variables of the chat template.
         """
         await self._prepare(params)
         text, token_ids = self.engine.input_processor.encode_chat(
             messages, params, allow_special_tokens_in_content=allow_special_tokens_in_content, **template_options
         )
-        async for output in _iterate(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
+        async for output in _stream(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
             yield output
 
-    def stop(self, why: str = "the engine was shut down") -> None:
-        """Have the engine stop after the step it is in, and wait for nothing; `close` or `aclose` comes later. Streams
-        in flight, and later ones, end with EngineDeadError, which says why."""
+    def stop(self, reason: str = "the engine was shut down") -> None:
+        """Stop the engine after its current step, without waiting; call `close` or `aclose` afterwards.
+
+        Streams in progress, and later ones, end with an EngineDeadError with this reason.
+        """
         self._client.stop()
-        self._lose(None, EngineDeadError(why))
+        self._fail_requests(None, EngineDeadError(reason))
 
     def close(self) -> None:
-        """Stop the engine and wait until it is gone, which blocks for up to some seconds. Otherwise as `stop`."""
+        """Stop the engine as `stop` does, and block until it has ended, which may take several seconds."""
         self.stop()
         self._client.close()
 
     async def aclose(self, seconds: float | None = None) -> None:
-        """As `close`, and the event loop goes on meanwhile.
+        """Stop the engine as `stop` does, and wait until it has ended without blocking the event loop.
 
         Args:
-            seconds: an engine in a process of its own is killed if it has not ended by then; see ProcessClient.
+            seconds: time after which an engine process is killed; None selects the default of ProcessClient.
         """
         self.stop()
         if self._closing is None:
-            # Threads of the loop's own executor may all be busy for a long time.
+            # All threads of the loop's default executor may be busy for a long time.
             executor = ThreadPoolExecutor(1, "chairlift-close")
             self._closing = asyncio.get_running_loop().run_in_executor(executor, self._client.close, seconds)
             executor.shutdown(wait=False)
@@ -293,14 +297,14 @@ class AsyncLLM:
             await asyncio.to_thread(self.engine.input_processor.prepare, params)
 
     def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
-        told, stopped = self._processor.process(outputs, self._client.now())
+        updates, stopped = self._processor.process(outputs, self._client.now())
         if stopped:
             self._client.send(Abort(stopped, FinishReason.STOP))
-        for leader_id, news in told:
-            self._generations[leader_id].put(news)
+        for leader_id, update in updates:
+            self._generations[leader_id].put(update)
 
-    def _lose(self, core_ids: list[str] | None, error: EngineDeadError) -> None:
-        """The engine has lost these requests; None: it is gone for good, and so are all of them."""
+    def _fail_requests(self, core_ids: list[str] | None, error: EngineDeadError) -> None:
+        """End requests with an error. None in place of the ids: all of them, because the engine will not run again."""
         if core_ids is None:
             self._dead = self._dead or error
             error = self._dead
@@ -310,21 +314,21 @@ class AsyncLLM:
                 self._processor.remove(generation.core_ids)
                 generation.fail(error)
 
-    def _forget(self, generation: Generation) -> None:
-        """A generation ended, perhaps early: then the core ends it too."""
+    def _remove(self, generation: Generation) -> None:
+        """Remove a generation that has ended, and abort its requests that are unfinished."""
         if self._generations.pop(generation.core_ids[0], None) is not None:
             self._ids_in_use.remove((generation.tenant, generation.request_id))
             if unfinished := self._processor.remove(generation.core_ids):
                 self._client.send(Abort(unfinished))
 
 
-def _in_thread(config: EngineConfig) -> EngineClient:
-    from chairlift.engine.process.thread_client import ThreadClient  # loads torch
+def _make_thread_client(config: EngineConfig) -> EngineClient:
+    from chairlift.engine.process.thread_client import ThreadClient  # imports torch
 
     return ThreadClient(config)
 
 
-async def _iterate(generation: Generation) -> AsyncIterator[RequestOutput]:
+async def _stream(generation: Generation) -> AsyncIterator[RequestOutput]:
     try:
         async for output in generation:
             yield output

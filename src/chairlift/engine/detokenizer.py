@@ -1,4 +1,4 @@
-"""Text from a stream of tokens: whole characters only, stop strings cut."""
+"""Incremental detokenization: the text of a growing sequence in whole characters, and the search for stop strings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 REPLACEMENT: Final = "\ufffd"
-LOOK_BACK: Final = 16  # prompt tokens, at most, in search of a left context
-MAX_HELD: Final = 64  # tokens; so many that end in no character are no text, and are shown as they are
+LOOK_BACK: Final = 16
+"""Maximum number of prompt tokens that are searched for a left context."""
+
+MAX_HELD: Final = 64
+"""Maximum number of tokens that are held back for an incomplete character; more than that are not valid text."""
 
 
 class TokenDecoder(Protocol):
@@ -18,18 +21,19 @@ class TokenDecoder(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Decodes a sequence as it grows; the concatenation is the text of the whole.
+    """Decodes a sequence as it grows. The concatenation of the returned texts is the text of the whole sequence.
 
         ids:  prompt, emitted ... | last emitted piece | not yet emitted |
                                    `----- _context ----' `---- _held ----'
 
-    A decoder may write a token differently after others (a leading space, half a character), so new text is the
-    difference of two decodings that share their left context: the last emitted piece, which begins and ends between
-    characters, or the end of the prompt. A tail that ends in half a character is held back. Tokens that decode to
-    nothing are neither text nor context and are dropped.
+    The text of a token may depend on the tokens before it (a leading space, half a character). New text is therefore
+    the difference of two decodings with the same left context: the last emitted piece, which begins and ends between
+    characters, or the end of the prompt. A tail that ends within a character is held back. Tokens that decode to
+    nothing are dropped, because they are neither text nor context.
 
-    It is not the text of the whole in two cases. Byte fallback replaces whole characters if stray bytes follow them;
-    here they are out by then. And a character that the prompt leaves unfinished is emitted as one.
+    The concatenation differs from the text of the whole sequence in two cases: byte fallback replaces whole characters
+    when stray bytes follow them, but those characters are already emitted; and a character that the prompt leaves
+    incomplete is emitted whole.
     """
 
     def __init__(
@@ -43,11 +47,11 @@ class IncrementalDetokenizer:
         self._known = self._decode(self._context) + self._decode(self._held).rstrip(REPLACEMENT)
 
     def add(self, token_ids: Iterable[int]) -> str:
-        """Take in tokens; returns the text that is certain now."""
+        """Add tokens; returns the new text that later tokens cannot change."""
         return "".join(map(self._add, token_ids))
 
     def flush(self) -> str:
-        """The text held back, as it is: no more tokens will come."""
+        """End the sequence; returns the text that was held back."""
         text = self._new_text()
         self._emit()
         return text
@@ -59,12 +63,12 @@ class IncrementalDetokenizer:
             return ""
         if text:
             self._emit()
-        elif not self._decode([token_id, token_id]):  # and no space either, which is dropped only where it comes first
+        elif not self._decode([token_id, token_id]):  # twice, because a leading space is dropped
             self._held.pop()
         return text
 
     def _num_unfinished(self, tail: list[int]) -> int:
-        """How many tokens at the end reach into a character (4 bytes at most) that is not complete."""
+        """The number of tokens at the end that belong to an incomplete character, which has at most 4 bytes."""
         entries = [self._decoder.token_bytes(token_id) for token_id in tail[-4:]]
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(b"".join(entries))
@@ -72,7 +76,7 @@ class IncrementalDetokenizer:
         return next(n for n in range(5) if sum(map(len, entries[len(entries) - n :])) >= unfinished)
 
     def _prompt_context(self, tail: list[int]) -> list[int]:
-        """The shortest end of the prompt that is text and begins between characters; all of `tail` if none is."""
+        """The shortest suffix of the prompt that is text and begins between characters; otherwise all of `tail`."""
         ends = (tail[start:] for start in range(len(tail) - 1, -1, -1))
         return next((end for end in ends if self._decode(end)[:1] not in ("", REPLACEMENT)), tail)
 
@@ -80,7 +84,7 @@ class IncrementalDetokenizer:
         text = self._decode(self._context + self._held)
         if text.startswith(self._known):
             return text[len(self._known) :]
-        return self._decode(self._held)  # stray bytes spoiled the end of the context with them
+        return self._decode(self._held)  # stray bytes have changed the end of the context
 
     def _emit(self) -> None:
         self._context, self._held = self._held, []
@@ -91,7 +95,7 @@ class IncrementalDetokenizer:
 
 
 class NoDetokenizer:
-    """For answers that nobody wants to read: they have no text."""
+    """Replaces the detokenizer of a request with `detokenize=False`: its output has no text."""
 
     def add(self, token_ids: Iterable[int]) -> str:
         return ""
@@ -101,7 +105,7 @@ class NoDetokenizer:
 
 
 class StopStrings:
-    """Watches a stream of text for stop strings, holding back what may be the beginning of one."""
+    """Searches a stream of text for stop strings, and holds back text that may be the beginning of one."""
 
     def __init__(self, stop: Sequence[str], include_in_output: bool = False) -> None:
         self._stop = tuple(stop)
@@ -109,7 +113,7 @@ class StopStrings:
         self._held = ""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Take in text; returns what may be shown now, and the stop string that ended it, if one did."""
+        """Add text; returns the text that can be emitted, and the stop string that was found, if any."""
         if not self._stop:
             return text, None
         self._held += text
@@ -128,11 +132,11 @@ class StopStrings:
         return shown, None
 
     def flush(self) -> str:
-        """The text held back: no more will come."""
+        """End the text; returns the part that was held back."""
         text, self._held = self._held, ""
         return text
 
     def _overlap(self, stop: str) -> int:
-        """The length of the longest end of the held text that begins `stop`."""
+        """The length of the longest suffix of the held text that is a prefix of `stop`."""
         longest = min(len(stop) - 1, len(self._held))
         return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)

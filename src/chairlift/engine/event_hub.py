@@ -1,4 +1,4 @@
-"""Events for whoever watches a serving engine: on the event loop, bounded, and never in the way of a step."""
+"""EventHub: delivers the events of a serving engine on the event loop, in bounded memory, without delaying a step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from chairlift.events import DroppableEvent, Event, EventSink
 logger = logging.getLogger("chairlift")
 
 PENDING_EVENTS = 16_384
-"""Events that wait for a busy event loop; beyond them, those that may be dropped are."""
+"""Maximum number of events that wait for a busy event loop. Beyond it, droppable events are dropped."""
 
 
 class Subscription:
-    """The events since it was made: `async for event in subscription`, until it is closed.
+    """An asynchronous iterator over the events since its creation, until it is closed.
 
-    Keeps the latest `maxsize` that were not read; `num_dropped` counts those that a slow reader has lost.
+    It keeps the latest `maxsize` unread events; `num_dropped` counts the events that a slow reader has lost.
     """
 
     def __init__(self, hub: EventHub, maxsize: int) -> None:
@@ -39,7 +39,7 @@ class Subscription:
         self._changed.set()
 
     def close(self) -> None:
-        """End the iteration, after what is still to be read."""
+        """End the iteration after the events that are still unread."""
         self._is_closed = True
         self._changed.set()
         self._hub.remove(self)
@@ -57,10 +57,10 @@ class Subscription:
 
 
 class EventHub:
-    """Takes events on any thread and hands them to listeners on the event loop, in order.
+    """Takes events on any thread and passes them to listeners on the event loop, in order.
 
-    What the loop is too busy to take in time is dropped, if it is a DroppableEvent, and counted in `num_dropped`.
-    Events from before `open` wait for it.
+    When the loop is too busy, events of type DroppableEvent are dropped and counted in `num_dropped`. Events from
+    before `open` are delivered by it.
     """
 
     def __init__(self) -> None:
@@ -68,55 +68,52 @@ class EventHub:
         self._listeners: list[EventSink] = []
         self._pending: deque[Event] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_woken = False
+        self._is_scheduled = False
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand out events on this loop from now on; on the loop."""
+        """Deliver events on this loop from now on. Call it on the loop."""
         self._loop = loop
         self._deliver()
 
     def add(self, listener: EventSink) -> None:
-        """Call `listener.emit` for every event, on the loop. One that raises is dropped, with a line in the log."""
+        """Call `listener.emit` on the loop for every event. A listener that raises is removed, with a log line."""
         self._listeners.append(listener)
 
     def remove(self, listener: EventSink) -> None:
-        """Call it no more; does nothing if it is not called."""
+        """Remove a listener; does nothing if it was not added."""
         with contextlib.suppress(ValueError):
             self._listeners.remove(listener)
 
     def subscribe(self, maxsize: int) -> Subscription:
-        """The events from now on, to be iterated; on the loop. Close it in the end."""
+        """Create an iterator over the events from now on. Call it on the loop; the caller must close the iterator."""
         subscription = Subscription(self, maxsize)
         self.add(subscription)
         return subscription
 
     def emit(self, event: Event) -> None:
-        """Take an event, on any one thread."""
+        """Take an event. Any thread may call it, but only one at a time."""
         if len(self._pending) >= PENDING_EVENTS and isinstance(event, DroppableEvent):
             self.num_dropped += 1
             return
         self._pending.append(event)
-        if self._loop is None or self._is_woken:
+        if self._loop is None or self._is_scheduled:
             return
-        # Set before the call and cleared before the queue is read: no event is left lying.
-        self._is_woken = True
-        with contextlib.suppress(RuntimeError):  # the loop was closed
+        # The flag is set before the call and cleared before the queue is read, so no event remains in the queue.
+        self._is_scheduled = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._deliver)
 
     def publish(self, events: Iterable[Event]) -> None:
-        """Hand events to the listeners at once; on the loop."""
+        """Pass events to the listeners at once. Call it on the loop."""
         for event in events:
             for listener in tuple(self._listeners):
-                self._tell(listener, event)
+                try:
+                    listener.emit(event)
+                except Exception:
+                    logger.exception("a listener to the engine's events failed and was removed")
+                    self.remove(listener)
 
     def _deliver(self) -> None:
-        self._is_woken = False
+        self._is_scheduled = False
         while self._pending:
             self.publish((self._pending.popleft(),))
-
-    def _tell(self, listener: EventSink, event: Event) -> None:
-        try:
-            listener.emit(event)
-        except Exception:
-            logger.exception("a listener to the engine's events failed and gets no more of them")
-            self.remove(listener)

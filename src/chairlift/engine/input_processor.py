@@ -1,4 +1,4 @@
-"""From what a user sends to requests the engine can run: tokenized, checked, with every limit resolved."""
+"""InputProcessor: tokenizes prompts, checks them against the limits, and creates engine requests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
 
-# Odd 64-bit constants: the streams of consecutive requests, and of their siblings, start far apart.
+# Odd 64-bit constants, so that the random streams of consecutive requests and of siblings start far apart.
 REQUEST_STRIDE = 0x9E3779B97F4A7C15
 SIBLING_STRIDE = 0xD1B54A32D192ED03
 
-
-TRUNCATED_TEXT: Final = 8
-"""How many times as long as the context a text may be that is truncated: it is tokenized as a whole."""
+TRUNCATED_TEXT_FACTOR: Final = 8
+"""Maximum length of a text that is truncated, in multiples of the context. The whole text is tokenized first."""
 
 
 class NoTokenizer:
-    """Stands in where no tokenizer was loaded: token ids go through, text is refused, answers have no text."""
+    """Replaces the tokenizer if none was loaded: prompts must be token ids, and answers have no text."""
 
     has_chat_template = False
     chat_template = None
@@ -38,10 +37,10 @@ class NoTokenizer:
     max_token_bytes = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        raise RequestError("this engine has no tokenizer (skip_tokenizer_init): send token ids", "prompt")
+        raise RequestError("a prompt must be a list of token ids: this engine has no tokenizer", "prompt")
 
     def render_chat(self, messages: list[Message], **options: Any) -> str:
-        raise RequestError("this engine has no tokenizer (skip_tokenizer_init): it cannot chat", "messages")
+        raise RequestError("messages cannot be rendered: this engine has no tokenizer", "messages")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return ""
@@ -55,8 +54,10 @@ class NoTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One sequence as it crosses to the engine core: see `Request` for the fields. `request_id` is the core's: unique
-    for good, whatever users call their requests."""
+    """One sequence as it is sent to the engine core; see `Request` for the fields.
+
+    `request_id` is unique among all requests of the engine, unlike the ids that users choose.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -92,24 +93,29 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request can have at most: the model's length, and the slots that the pool can give to it alone; and
-    whether priorities mean anything."""
+    """The limits of a single request.
+
+    Attributes:
+        max_model_len: maximum number of prompt and output tokens.
+        max_slots: maximum number of slots that the KV pool can allocate to one request.
+        supports_priority: the scheduling policy uses priorities.
+    """
 
     max_model_len: int
     max_slots: int
     supports_priority: bool = True
 
     def max_output_tokens(self, num_prompt_tokens: int) -> int:
-        """P prompt and n output tokens write P + n - 1 slots."""
+        """Maximum number of output tokens. P prompt tokens and n output tokens write P + n - 1 slots."""
         return min(self.max_model_len, self.max_slots + 1) - num_prompt_tokens
 
 
 class InputProcessor:
-    """Makes engine requests.
+    """Creates engine requests from prompts and sampling parameters.
 
     Args:
-        seed: if given, requests without a seed draw theirs from it, in order of arrival; else from the system.
-        grammars: shared with a model runner in the same process; one of its own if None.
+        seed: the source of seeds for requests without one, in order of arrival; None: the operating system.
+        grammars: the compiler of a model runner in the same process; None creates another one.
     """
 
     def __init__(
@@ -132,24 +138,24 @@ class InputProcessor:
         self._constraints = OutputConstraints(text_tokenizer, config.vocab_size, grammars)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Compile what the request's answer has to look like, so that `make` finds it done. May take a while, so it
-        is not for an event loop; safe on any thread.
+        """Compile the grammar of a request before `make`. This may take seconds, so do not call it on an event loop;
+        any thread may call it.
 
         Raises:
-            RequestError: it is wrong, not supported, or exceeds a limit.
+            RequestError: the grammar is invalid, is not supported, or exceeds a limit.
         """
         self._constraints.compile(params)
 
     def encode(
         self, prompt: Prompt, params: SamplingParams | None = None, *, add_special_tokens: bool = True
     ) -> tuple[str | None, list[int]]:
-        """The prompt's text, if it was one, and its tokens, checked.
+        """Tokenize and check a prompt; returns its text (None for token ids) and its tokens.
 
         Args:
-            params: truncate the prompt as they say.
+            params: their `truncate_prompt_tokens` is applied.
 
         Raises:
-            RequestError: empty, not a prompt, a token outside the vocabulary, or longer than the model allows.
+            RequestError: the prompt is empty, of a wrong type or too long, or a token is outside the vocabulary.
         """
         if isinstance(prompt, str):
             return prompt, self.encode_text(prompt, "prompt", params, add_special_tokens=add_special_tokens)
@@ -166,11 +172,11 @@ class InputProcessor:
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> tuple[str, list[int]]:
-        """The conversation as the model's chat template renders it, and its tokens, checked; errors as `encode`.
+        """Render a conversation with the chat template, and tokenize and check it; raises as `encode`.
 
         Args:
-            allow_special_tokens_in_content: added tokens that the content spells become these tokens; otherwise they
-                are plain text.
+            allow_special_tokens_in_content: text in messages that spells an added token becomes this token; otherwise
+                it remains plain text.
         """
         text = self.tokenizer.render_chat(messages, **template_options)
         if allow_special_tokens_in_content:
@@ -181,20 +187,19 @@ class InputProcessor:
     def encode_text(
         self, text: str, param: str, params: SamplingParams | None = None, *, add_special_tokens: bool
     ) -> list[int]:
-        """The tokens of a text that came in as `param`, checked; errors as `encode`."""
+        """Tokenize and check the text of the field `param`; raises as `encode`."""
         self._check_text(text, param, params)
         return self._checked(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), param, params)
 
     def _check_text(self, text: str, param: str, params: SamplingParams | None) -> None:
-        """Refuse what cannot be tokenized, or would take long for nothing: no token stands for more bytes than the
-        longest one."""
+        """Reject text that is not valid Unicode, or that is too long even if every token were the longest one."""
         try:
             num_bytes = len(text.encode())
         except UnicodeEncodeError as error:
             raise RequestError(f"{param} is not valid Unicode text: {error.reason}", param) from None
         fewest_tokens = num_bytes // self.tokenizer.max_token_bytes
         is_truncated = params is not None and params.truncate_prompt_tokens is not None
-        if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT if is_truncated else 1):
+        if fewest_tokens > self.limits.max_model_len * (TRUNCATED_TEXT_FACTOR if is_truncated else 1):
             raise RequestError(
                 f"{param} is {num_bytes} bytes long, at least {fewest_tokens} tokens, "
                 f"but max_model_len={self.limits.max_model_len}. Shorten it.",
@@ -213,23 +218,23 @@ class InputProcessor:
         cache_salt: str | None = None,
         deadline: float | None = None,
     ) -> list[EngineRequest]:
-        """One request for each of `params.n` answers; the first one leads, the others share its prompt.
+        """Create one request for each of `params.n` answers; the first one is the leader, the others its siblings.
 
         Args:
-            request_id: the user's; the core's ids begin with it and end with a number that is never used again.
-            arrival_time: seconds of the engine's clock, as is `deadline`.
+            request_id: the id that the user has chosen. The ids in the core are this id and a number that is unique.
+            arrival_time, deadline: in seconds of the engine's clock.
 
         Raises:
-            RequestError: something is asked for that does not fit or would have no effect.
+            RequestError: a limit is exceeded, or a parameter would have no effect.
         """
-        room = self.limits.max_output_tokens(len(token_ids))
-        self._check_lengths(params, len(token_ids), room)
+        max_output = self.limits.max_output_tokens(len(token_ids))
+        self._check_lengths(params, len(token_ids), max_output)
         self._check_effects(params, priority)
         self._check_token_ids(params)
         stop_token_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else self._eos_token_ids)
         self._constraints.compile(params)
-        params = self._constraints.resolved(params, stop_token_ids)
-        max_tokens = room if params.max_tokens is None else params.max_tokens
+        params = self._constraints.resolve(params, stop_token_ids)
+        max_tokens = max_output if params.max_tokens is None else params.max_tokens
         is_forced = params.ignore_eos and not params.stop and not params.stop_token_ids
         self._num_made += 1
         core_id = f"{request_id}~{self._num_made}"
@@ -263,31 +268,34 @@ class InputProcessor:
             return secrets.randbits(SEED_BITS)
         return (self._seed + self._num_made * REQUEST_STRIDE) % (1 << SEED_BITS)
 
-    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, room: int) -> None:
-        if params.max_tokens is not None and params.max_tokens > room:
+    def _check_lengths(self, params: SamplingParams, num_prompt_tokens: int, max_output: int) -> None:
+        if params.max_tokens is not None and params.max_tokens > max_output:
             raise RequestError(
-                f"max_tokens={params.max_tokens} is too large: with {num_prompt_tokens} prompt tokens at most {room} "
-                f"output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} "
-                f"slots). Lower max_tokens, leave it out, or shorten the prompt.",
+                f"max_tokens={params.max_tokens} is too large: with {num_prompt_tokens} prompt tokens at most "
+                f"{max_output} output tokens fit (max_model_len={self.limits.max_model_len}, KV pool of "
+                f"{self.limits.max_slots} slots). Lower max_tokens, leave it out, or shorten the prompt.",
                 "max_tokens",
             )
-        if params.min_tokens > room:
-            raise RequestError(f"min_tokens={params.min_tokens} is too large: at most {room} fit", "min_tokens")
+        if params.min_tokens > max_output:
+            raise RequestError(
+                f"min_tokens={params.min_tokens} is too large: at most {max_output} output tokens fit. Lower it.",
+                "min_tokens",
+            )
 
     def _check_effects(self, params: SamplingParams, priority: int) -> None:
         if priority and not self.limits.supports_priority:
             raise RequestError(
-                f"priority={priority} has no effect: this engine runs --scheduling-policy fcfs. Leave it out.",
+                f"priority={priority} has no effect: the engine runs with --scheduling-policy fcfs. Leave it out.",
                 "priority",
             )
         if abs(priority) > MAX_INTEGER:
             raise RequestError(f"priority must be between -{MAX_INTEGER} and {MAX_INTEGER}, got {priority}", "priority")
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
-            raise RequestError("stop needs text, and this engine has no tokenizer: use stop_token_ids", "stop")
+            raise RequestError("stop requires a tokenizer, which this engine lacks: use stop_token_ids", "stop")
 
     def _checked(self, token_ids: list[int], param: str = "prompt", params: SamplingParams | None = None) -> list[int]:
         if not token_ids:
-            raise RequestError(f"{param} is empty: give at least one token", param)
+            raise RequestError(f"{param} is empty: at least one token is required", param)
         longest = self.limits.max_output_tokens(0) - 1
         if params is not None and params.truncate_prompt_tokens is not None:
             beside_answer = max(1, self.limits.max_output_tokens(params.max_tokens or 1))
@@ -295,12 +303,12 @@ class InputProcessor:
             token_ids = token_ids[-kept:]
         if len(token_ids) > longest:
             raise RequestError(
-                f"{param} has {len(token_ids)} tokens, but at most {longest} fit beside one output token "
+                f"{param} has {len(token_ids)} tokens, but at most {longest} fit with one output token "
                 f"(max_model_len={self.limits.max_model_len}, KV pool of {self.limits.max_slots} slots). Shorten it.",
                 param,
             )
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            raise RequestError(f"{param} holds a token id outside 0..{self._vocab_size - 1}", param)
+            raise RequestError(f"{param} contains a token id outside 0..{self._vocab_size - 1}", param)
         return token_ids
 
     def _check_token_ids(self, params: SamplingParams) -> None:

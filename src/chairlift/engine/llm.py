@@ -1,4 +1,4 @@
-"""LLM: a list of prompts in, a list of answers out, in order, batched continuously."""
+"""LLM: the offline interface, which answers a list of prompts on the thread of the caller."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from chairlift.sampling_params import SamplingParams
 
 
 class LLM:
-    """A model for offline use, on the caller's thread.
+    """A model for offline use, whose steps run on the thread of the caller.
 
     Args:
         model: a folder, a .gguf file, a name on the hub, or None for the default model.
-        engine: an engine that was built before, instead.
+        engine: an existing engine, in place of the model and the options.
         options: the other fields of EngineConfig.
     """
 
@@ -39,7 +39,7 @@ class LLM:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> LLM:
-        """An LLM of a ready configuration."""
+        """Create an LLM from a configuration object."""
         return cls(engine=build_engine(config))
 
     def generate(
@@ -49,15 +49,16 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answer every prompt; a single one (a string or a list of token ids) is a list of one.
+        """Generate answers to all prompts, and return them in the order of the prompts.
 
         Args:
-            sampling_params: for all prompts, or one for each.
-            progress: show a bar on a terminal.
+            prompts: a list of prompts, or one prompt (a string or a list of token ids).
+            sampling_params: parameters for all prompts, or a list with one entry for each prompt.
+            progress: show a progress bar if standard error is a terminal.
 
         Raises:
-            RequestError: naming the prompt that cannot be honoured; then nothing is run. A grammar may also turn out
-                too complex on the way, and ends the run.
+            RequestError: a prompt or its parameters are invalid; the message names the prompt, and no prompt is run.
+                Also raised during the run if a grammar exceeds a limit.
         """
         return self._run(_prompts(prompts), self.engine.input_processor.encode, sampling_params, progress)
 
@@ -70,13 +71,14 @@ class LLM:
         allow_special_tokens_in_content: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer every conversation; a single one is a list of one. Without `sampling_params` an answer is as long as
-        fits.
+        """Generate answers to all conversations; see `generate`.
 
         Args:
-            allow_special_tokens_in_content: special tokens that a message spells become these tokens; otherwise they
-                are plain text.
-            template_options: further variables of the chat template.
+            messages: a list of conversations, or one conversation.
+            sampling_params: as for `generate`; if None, `max_tokens` is the largest number that fits.
+            allow_special_tokens_in_content: text in messages that spells a special token becomes this token; otherwise
+                it remains plain text.
+            template_options: additional variables of the chat template.
         """
 
         def encode(conversation: list[Message], params: SamplingParams) -> tuple[str | None, list[int]]:
@@ -93,7 +95,7 @@ class LLM:
         return self._run(conversations, encode, params, progress)
 
     def close(self) -> None:
-        """Write out the event log, if there is one."""
+        """Close the event log and the trace file, if there are any."""
         self.engine.close()
 
     def _run(
@@ -103,17 +105,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         progress: bool,
     ) -> list[RequestOutput]:
-        all_params = _one_each(sampling_params, len(prompts))
+        all_params = _params_per_prompt(sampling_params, len(prompts))
         ids = [next(self._ids) for _ in prompts]
         core_ids: list[str] = []
         try:
             for index, (prompt, params) in enumerate(zip(prompts, all_params, strict=True)):
-                with _naming(index):
+                with _name_prompt(index):
                     self.engine.input_processor.prepare(params)
                     self._add(ids[index], *encode(prompt, params), params, core_ids)
             answers = self._step_until_done(ids, progress)
         finally:
-            self._abort(self._processor.remove(core_ids))
+            for core_id in self._processor.remove(core_ids):
+                self.engine.core.abort(core_id)
         return [answers[request_id].build() for request_id in ids]
 
     def _add(
@@ -128,7 +131,7 @@ class LLM:
 
     def _step_until_done(self, ids: list[str], progress: bool) -> dict[str, AnswerBuilder]:
         answers = {request_id: AnswerBuilder() for request_id in ids}
-        with _interrupted_between_steps() as check_interrupt, _bar(progress) as bar:
+        with _defer_interrupts() as check_interrupt, _progress_bar(progress) as bar:
             task = bar.add_task("answers", total=len(ids), tokens=0)
             num_unfinished, num_tokens = len(ids), 0
             while num_unfinished:
@@ -144,33 +147,29 @@ class LLM:
         return answers
 
     def _process(self, outputs: list[EngineCoreOutput]) -> list[RequestOutput]:
-        told, stopped = self._processor.process(outputs, self.engine.core.now())
+        updates, stopped = self._processor.process(outputs, self.engine.core.now())
         for request_id in stopped:
             self.engine.core.abort(request_id, FinishReason.STOP)
         deltas = []
-        for _leader_id, news in told:
-            if isinstance(news, RequestFailure):
-                raise news.error
-            deltas.append(news)
+        for _leader_id, update in updates:
+            if isinstance(update, RequestFailure):
+                raise update.error
+            deltas.append(update)
         return deltas
-
-    def _abort(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self.engine.core.abort(request_id)
 
 
 @contextmanager
-def _interrupted_between_steps() -> Iterator[Callable[[], None]]:
-    """Ctrl-C in the middle of a step would leave policy and device in disagreement: it is raised after the step.
+def _defer_interrupts() -> Iterator[Callable[[], None]]:
+    """Defer KeyboardInterrupt to the end of a step, because scheduler and device would disagree in the middle of one.
 
-    A second one is raised at once.
+    The yielded function raises a deferred interrupt. A second interrupt is raised at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
     interrupts: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         interrupts.append(number)
         if len(interrupts) > 1:
             signal.default_int_handler(number, frame)
@@ -179,7 +178,7 @@ def _interrupted_between_steps() -> Iterator[Callable[[], None]]:
         if interrupts:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, handle)
     try:
         yield check
     finally:
@@ -187,8 +186,8 @@ def _interrupted_between_steps() -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def _naming(index: int) -> Iterator[None]:
-    """Says in a refusal which prompt of the list was refused."""
+def _name_prompt(index: int) -> Iterator[None]:
+    """Add the index of the prompt to the message of a RequestError."""
     try:
         yield
     except RequestError as error:
@@ -196,27 +195,29 @@ def _naming(index: int) -> Iterator[None]:
 
 
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A string or a list of token ids is one prompt; anything else is a list of them."""
+    """The list of prompts; a string or a list of token ids is a single prompt."""
     if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts must be a prompt or a list of them, got {prompts!r:.100}", "prompts")
+        raise RequestError(
+            f"prompts must be a string, a list of token ids, or a list of those; got {prompts!r:.100}", "prompts"
+        )
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return cast("Sequence[Prompt]", [prompts] if single else prompts)
 
 
-def _one_each(
+def _params_per_prompt(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * count
     if len(sampling_params) != count:
         raise RequestError(
-            f"sampling_params has {len(sampling_params)} entries for {count} prompts: give one, or one for each",
+            f"sampling_params has {len(sampling_params)} entries for {count} prompts: pass one, or one per prompt",
             "sampling_params",
         )
     return sampling_params
 
 
-def _bar(show: bool) -> Progress:
+def _progress_bar(show: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     tokens = TextColumn("{task.fields[tokens]} tokens")

@@ -1,4 +1,4 @@
-"""The memory of a process that has started and is going to serve for long."""
+"""Returns memory to the operating system after the start of a long-running process."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ MADV_DONTNEED: Final = 4
 
 
 def trim_memory() -> None:
-    """Give back what only the start has needed, and spare later collections what stays: they would look through every
-    imported module in the middle of a step."""
+    """Return the memory that only the start has used, and exclude the remaining objects from garbage collection.
+
+    A collection would otherwise visit every object of every imported module in the middle of a step.
+    """
     gc.collect()
     gc.freeze()
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):  # glibc has it
+        if hasattr(libc, "malloc_trim"):  # only glibc has it
             libc.malloc_trim(0)
-        _release_code(libc)
+        _release_code_pages(libc)
 
 
-def _release_code(libc: ctypes.CDLL) -> None:
-    """Unmap the pages of all code; what is called again comes back from the page cache, some 10 us for 64 KiB.
+def _release_code_pages(libc: ctypes.CDLL) -> None:
+    """Unmap the pages of all code. Pages that are executed again are mapped from the page cache (10 us per 64 KiB).
 
-    A library like torch runs most of its code once, to register it. Code is never written to, so nothing is lost.
+    A library such as torch executes most of its code once, to register it. Code is never written, so nothing is lost.
     """
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, _offset, _device, _inode, *path = line.split(maxsplit=5)

@@ -1,4 +1,4 @@
-"""What a request forbids its answer: checked against one model, and put into its tokens."""
+"""OutputConstraints: checks the constraints that requests put on their outputs, and resolves them to token ids."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chairlift.sampling_params import SamplingParams
 
 
 class OutputConstraints:
-    """Structured outputs, bad words and allowed tokens of requests to one model.
+    """Checks structured outputs, bad words and allowed tokens of requests to one model.
 
     Args:
-        tokenizer: None where there is none.
-        vocab_size: of the model's logits.
-        grammars: compiles structured outputs; None where there can be none.
+        tokenizer: None if the engine has no tokenizer.
+        vocab_size: number of logits of the model.
+        grammars: the compiler of structured outputs; None if the engine does not support them.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, grammars: GrammarCompiler | None) -> None:
@@ -26,26 +26,25 @@ class OutputConstraints:
         self._grammars = grammars
 
     def compile(self, params: SamplingParams) -> None:
-        """Wait until the request's grammar is known to be good; at once if there is none, or it has been seen before.
+        """Compile the grammar of a request and wait for it; returns at once if there is none or it is in the cache.
 
         Raises:
-            RequestError: naming the field, with what is wrong or which limit is exceeded.
+            RequestError: the grammar is invalid, is not supported, or exceeds a limit.
         """
         if params.structured_outputs is None:
             return
         if self._grammars is None:
             raise RequestError(
-                "structured_outputs needs a tokenizer, and a model that has an EOS token to end the answer with: "
-                "this engine lacks one of them",
+                "structured_outputs requires a tokenizer and a model with an EOS token; this engine lacks one of them",
                 "structured_outputs",
             )
         self._grammars.compile(params.structured_outputs)
 
-    def resolved(self, params: SamplingParams, stop_token_ids: Iterable[int]) -> SamplingParams:
-        """The parameters with bad words as token ids.
+    def resolve(self, params: SamplingParams, stop_token_ids: Iterable[int]) -> SamplingParams:
+        """Replace the bad words of the parameters by token ids.
 
         Raises:
-            RequestError: a word that cannot be tokenized, a token outside the vocabulary, no token left to sample.
+            RequestError: a word cannot be tokenized, a token is outside the vocabulary, or no token is left to sample.
         """
         self._check_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
         words = [ids for word in params.bad_words for ids in self._token_ids(word)]
@@ -60,19 +59,19 @@ class OutputConstraints:
             num_left = len(set(params.allowed_token_ids) - masked)
         if not num_left:
             raise RequestError(
-                "no token is left to sample: allowed_token_ids, less the last tokens of bad_words, less EOS and "
-                "stop_token_ids while min_tokens lasts. Allow more.",
+                "no token is left to sample: allowed_token_ids must contain a token that is neither the last token of "
+                "a bad word nor, if min_tokens is set, EOS or one of stop_token_ids",
                 "allowed_token_ids" if params.allowed_token_ids is not None else "bad_words",
             )
         return replace(params, bad_words=words) if words else params
 
     def _token_ids(self, word: str | Sequence[int]) -> Sequence[Sequence[int]]:
-        """The tokens of a word, at the beginning of a text and within one."""
+        """The tokens of a word at the beginning of a text and after a space."""
         if not isinstance(word, str):
             return [word]
         if self._tokenizer is None:
             raise RequestError(
-                "bad_words needs a tokenizer for text, and this engine has none: give lists of token ids", "bad_words"
+                "bad_words as text requires a tokenizer, which this engine lacks: use lists of token ids", "bad_words"
             )
         text = word.lstrip()
         spellings = [self._tokenizer.encode(form, add_special_tokens=False) for form in (text, " " + text)]

@@ -1,4 +1,4 @@
-"""From what the engine core gives to what a user gets: text, stop strings, answers put together."""
+"""OutputProcessor: turns the outputs of the engine core into deltas with text, and finds stop strings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from chairlift.outputs import (
     TokenLogprobs,
 )
 from chairlift.request import FinishReason
-from chairlift.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
-class _Group:
-    """All answers to one prompt. `leader_id` is the core's, `request_id` the user's. `next_prompt_logprob` is the
-    position up to which prompt logprobs were told, if any were asked for: a preempted request computes them again."""
+class _PromptGroup:
+    """All answers to one prompt.
+
+    Attributes:
+        leader_id: the leader's request id in the core; `request_id` is the id that the user has chosen.
+        next_prompt_logprob: the position after the last prompt logprob that was returned, because a preempted request
+            computes them again; None if no prompt logprobs were requested.
+    """
 
     leader_id: str
     request_id: str
@@ -35,7 +39,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Sequence:
-    group: _Group
+    group: _PromptGroup
     index: int
     detokenizer: IncrementalDetokenizer | NoDetokenizer
     stop: StopStrings
@@ -48,7 +52,7 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """A request that ended in an error instead of an answer."""
+    """The error that ended a request."""
 
     error: Exception
 
@@ -57,10 +61,10 @@ EngineUpdate = RequestOutput | RequestFailure
 
 
 class OutputProcessor:
-    """Keeps what is needed to turn token ids into text, by the core's request ids.
+    """Keeps the state of detokenization for each request id of the core.
 
-    `process` returns deltas: in each RequestOutput the text, tokens and logprobs that are new; cached tokens,
-    preemptions and times are told once. An AnswerBuilder adds them up.
+    `process` returns deltas: each RequestOutput has the new text, tokens and logprobs. Cached tokens, preemptions and
+    times are in one delta only. An AnswerBuilder adds the deltas up.
     """
 
     def __init__(self, decoder: TokenDecoder) -> None:
@@ -69,36 +73,39 @@ class OutputProcessor:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences whose end the engine has not told."""
+        """Number of sequences that have not finished."""
         return len(self._sequences)
 
     def add(self, request_id: str, prompt: str | None, requests: list[EngineRequest]) -> None:
-        """Expect outputs for these siblings, under the user's `request_id`."""
+        """Add siblings, whose outputs get the id `request_id` of the user."""
         first = requests[0]
         params = first.sampling_params
         next_prompt_logprob = None if params.prompt_logprobs is None else 0
-        group = _Group(first.request_id, request_id, prompt, first.prompt_token_ids, len(requests), next_prompt_logprob)
+        group = _PromptGroup(
+            first.request_id, request_id, prompt, first.prompt_token_ids, len(requests), next_prompt_logprob
+        )
         for index, request in enumerate(requests):
-            detokenizer = self._detokenizer(group, params)
-            stop = StopStrings(params.stop, params.include_stop_str_in_output)
-            shows_stop_token = params.include_stop_str_in_output
+            detokenizer: IncrementalDetokenizer | NoDetokenizer = NoDetokenizer()
+            if params.detokenize:
+                detokenizer = IncrementalDetokenizer(self._decoder, group.prompt_token_ids, params.skip_special_tokens)
+            shows_stop = params.include_stop_str_in_output
+            stop = StopStrings(params.stop, shows_stop)
             self._sequences[request.request_id] = _Sequence(
-                group, index, detokenizer, stop, params.min_tokens, shows_stop_token
+                group, index, detokenizer, stop, params.min_tokens, shows_stop
             )
 
-    def _detokenizer(self, group: _Group, params: SamplingParams) -> IncrementalDetokenizer | NoDetokenizer:
-        if not params.detokenize:
-            return NoDetokenizer()
-        return IncrementalDetokenizer(self._decoder, group.prompt_token_ids, params.skip_special_tokens)
-
     def remove(self, core_ids: Iterable[str]) -> list[str]:
-        """Forget sequences; returns those that were still expected."""
+        """Remove sequences; returns the ids of those that had not finished."""
         return [core_id for core_id in core_ids if self._sequences.pop(core_id, None) is not None]
 
     def process(self, outputs: list[EngineCoreOutput], now: float) -> tuple[list[tuple[str, EngineUpdate]], list[str]]:
-        """Returns what to tell users, each with the core's id of the leader, and the sequences that a stop string
-        ended: the core has to end them too."""
-        told: list[tuple[str, EngineUpdate]] = []
+        """Process the outputs of a step.
+
+        Returns:
+            The deltas and errors, each with the leader's request id in the core; and the request ids that a stop string
+            has ended, which the caller must abort in the core.
+        """
+        updates: list[tuple[str, EngineUpdate]] = []
         stopped: list[str] = []
         for output in outputs:
             sequence = self._sequences.get(output.request_id)
@@ -106,15 +113,15 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 del self._sequences[output.request_id]
-                told.append((sequence.group.leader_id, RequestFailure(_error(output))))
+                updates.append((sequence.group.leader_id, RequestFailure(_error(output))))
                 continue
             delta = self._delta(sequence, output, now)
             if delta.outputs[0].finish_reason is not None:
                 del self._sequences[output.request_id]
                 if output.finish_reason is None:
                     stopped.append(output.request_id)
-            told.append((sequence.group.leader_id, delta))
-        return told, stopped
+            updates.append((sequence.group.leader_id, delta))
+        return updates, stopped
 
     def _delta(self, sequence: _Sequence, output: EngineCoreOutput, now: float) -> RequestOutput:
         group = sequence.group
@@ -175,8 +182,8 @@ def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutp
     )
 
 
-def _prompt_logprobs(group: _Group, output: EngineCoreOutput) -> list[TokenLogprobs | None] | None:
-    """What was not told before. Position 0 has nothing before it, hence None. Only the leader's output has any."""
+def _prompt_logprobs(group: _PromptGroup, output: EngineCoreOutput) -> list[TokenLogprobs | None] | None:
+    """The prompt logprobs that were not returned before, with None for position 0. Only the leader has them."""
     start = group.next_prompt_logprob
     if start is None:
         return None
@@ -190,7 +197,7 @@ def _prompt_logprobs(group: _Group, output: EngineCoreOutput) -> list[TokenLogpr
 
 @dataclass(slots=True)
 class _Answer:
-    """One answer as it grows: every part is appended to, and joined once."""
+    """The parts of one answer, which are joined once at the end."""
 
     last: CompletionOutput
     texts: list[str] = field(default_factory=list)
@@ -207,7 +214,7 @@ class _Answer:
 
 
 class AnswerBuilder:
-    """Adds up the deltas of one request."""
+    """Adds up the deltas of a request."""
 
     def __init__(self) -> None:
         self._answers: dict[int, _Answer] = {}
@@ -219,7 +226,7 @@ class AnswerBuilder:
         self._stats: list[RequestStats] = []
 
     def add(self, delta: RequestOutput) -> None:
-        """Take in what is new."""
+        """Add a delta."""
         self._last = delta
         for new in delta.outputs:
             self._answers.setdefault(new.index, _Answer(new)).add(new)
@@ -233,7 +240,7 @@ class AnswerBuilder:
             self._stats.append(delta.stats)
 
     def build(self) -> RequestOutput:
-        """The sum, answers by index."""
+        """The sum of all deltas, with the answers in order of their index."""
         assert self._last is not None
         return replace(
             self._last,

@@ -230,7 +230,7 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():
-        raise ModelLoadError(f"{files.path}: a config.json contains no weights; use --random-weights")
+        raise ModelLoadError(f"{files.path}: a config.json contains no weights; use --load-format dummy")
     return SafetensorsWeights(files.path, config, dtype, device)
 
 

@@ -71,7 +71,7 @@ def _files(folder: Path) -> list[str]:
             f"{folder}: contains {pickles[0]} but no {SINGLE}. Pickled weights can run code and are never opened; "
             "convert them to safetensors with transformers' save_pretrained()"
         )
-    raise ModelLoadError(f"{folder}: contains neither {SINGLE} nor {INDEX}; --random-weights needs no weight files")
+    raise ModelLoadError(f"{folder}: contains neither {SINGLE} nor {INDEX}; --load-format dummy needs no weight files")
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The inputs of one step, gathered from request rows."""
+"""InputBatch: the inputs of one step, gathered from request rows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from chairlift.kernels.attention import AttentionMetadata
 from chairlift.worker.request_rows import IntArray, RequestRows
 from chairlift.worker.transfer import to_device
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
+NO_PADDING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """B requests and their T packed tokens, one request after the other, each behind its padding.
+    """The T packed tokens of B requests, one request after the other, with the padding of a request before its tokens.
 
         request 0          request 1
         [pad pad tok tok] [tok tok tok tok] ...
                 ^ token_start     ^ token_end
 
     Attributes:
-        request_ids: in batch order.
-        rows: int64 [B], on the host.
-        num_scheduled: int64 [B], on the host; without padding.
-        token_start, token_end: int64 [B], on the host: where the request's tokens are packed.
-        samples: bool [B], on the host: the request's last known token is among its scheduled ones.
-        is_padded: bool [B], on the host: the request computes padding only, in a row that holds something.
-        is_decode: every request computes one token, its last known one, and nothing else is packed.
-        token_ids, positions: int64 [T], on the device; padding repeats the row's first token at position 0.
-        attention: the shape of the step, for the attention backend.
+        request_ids: the requests in batch order.
+        rows: int64 [B], on the host: their rows.
+        num_scheduled: int64 [B], on the host: their numbers of tokens, without padding.
+        token_start, token_end: int64 [B], on the host: the range of their tokens among the packed tokens.
+        samples: bool [B], on the host: the step computes the request's last known token, so a token is sampled.
+        is_padded: bool [B], on the host: the step computes padding only, for a row with computed tokens.
+        is_decode: the step computes exactly the last known token of every request.
+        token_ids, positions: int64 [T], on the device. Padding repeats the row's first token at position 0.
+        attention: the metadata of the step for the attention backend.
     """
 
     request_ids: list[str]
@@ -52,12 +52,12 @@ class InputBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Sequences:
-    """Runs of packed tokens as attention sees them, S of them: the tokens of a request, and its padding.
+    """The S sequences of packed tokens for attention; tokens and padding of a request are separate sequences.
 
     Attributes:
-        rows, counts: int64 [S]: whose, and how many packed tokens.
-        first_positions: int64 [S], where they stand; -1 for padding.
-        seq_lens: int64 [S], how much they see.
+        rows, counts: int64 [S], the row and the number of packed tokens.
+        first_positions: int64 [S], the position of the first token; -1 for padding.
+        seq_lens: int64 [S], the number of tokens that the last token attends to.
     """
 
     rows: IntArray
@@ -67,9 +67,9 @@ class _Sequences:
 
 
 def gather_input_batch(
-    rows: RequestRows, num_scheduled_tokens: Mapping[str, int], num_padding_tokens: Mapping[str, int] = NOTHING
+    rows: RequestRows, num_scheduled_tokens: Mapping[str, int], num_padding_tokens: Mapping[str, int] = NO_PADDING
 ) -> InputBatch:
-    """Pack the next `n` tokens of each request, for a step with at least one token or padding; no loop over tokens."""
+    """Pack the next tokens of each request, without a loop over tokens. Each request has a token or padding."""
     request_ids = list(num_scheduled_tokens)
     batch_rows = rows.rows_of(request_ids)
     if not num_padding_tokens and max(num_scheduled_tokens.values()) == 1:
@@ -87,7 +87,7 @@ def gather_input_batch(
     assert totals.min() > 0, "a scheduled request has something to compute"
     assert (seq_lens <= known).all(), "a token is computed before it is known"
     token_end = np.cumsum(totals)
-    starts, token_rows, positions, slots = _places(rows, sequences)
+    starts, token_rows, positions, slots = _token_slots(rows, sequences)
     return InputBatch(
         request_ids=request_ids,
         rows=batch_rows,
@@ -104,14 +104,14 @@ def gather_input_batch(
 
 
 def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArray) -> InputBatch | None:
-    """The step that most steps are, without what only others need; None if a row has more than one token to compute."""
+    """Pack a decode step, the most frequent kind; None if a row has more than one token to compute."""
     num_rows = len(request_ids)
     positions = rows.num_computed_tokens[batch_rows]
     seq_lens = positions + 1
     if (seq_lens != rows.num_tokens[batch_rows]).any():
         return None
     starts: IntArray = np.arange(num_rows + 1)
-    nobody = np.zeros(num_rows, dtype=np.bool_)
+    no_rows = np.zeros(num_rows, dtype=np.bool_)
     tokens = _Sequences(batch_rows, np.ones_like(batch_rows), positions, seq_lens)
     return InputBatch(
         request_ids=request_ids,
@@ -119,8 +119,8 @@ def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArra
         num_scheduled=tokens.counts,
         token_start=starts[:-1],
         token_end=starts[1:],
-        samples=~nobody,
-        is_padded=nobody,
+        samples=~no_rows,
+        is_padded=no_rows,
         is_decode=True,
         token_ids=rows.tokens_at(batch_rows, positions),
         positions=to_device(positions, rows.device),
@@ -129,23 +129,24 @@ def _decode_batch(rows: RequestRows, request_ids: list[str], batch_rows: IntArra
 
 
 def _pad(tokens: _Sequences, padding: IntArray) -> _Sequences:
-    """Left padding sees nothing. A row that has padding only (its request is done, or its prompt begins in a later
-    column) attends to what it holds, as a row of a padded batch does."""
-    sees = np.where(tokens.counts == 0, tokens.first_positions, 0)
+    """Add the padding before each request's tokens. Padding before tokens attends to nothing. Padding of a row without
+    tokens (its request is finished, or its prompt begins in a later column) attends to the row's computed tokens, as in
+    a padded batch."""
+    seq_lens = np.where(tokens.counts == 0, tokens.first_positions, 0)
     pairs = (
         (tokens.rows, tokens.rows),
         (padding, tokens.counts),
         (np.full_like(padding, -1), tokens.first_positions),
-        (sees, tokens.seq_lens),
+        (seq_lens, tokens.seq_lens),
     )
     columns = [np.stack(pair, axis=1).ravel() for pair in pairs]
     kept = columns[1] > 0
     return _Sequences(*(column[kept] for column in columns))
 
 
-def _places(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Where tokens stand: int64 [S + 1], where each sequence begins in the pack, and T at the end; then int64 [T] each,
-    row, position and slot of each token, which are the row's, 0 and -1 for padding."""
+def _token_slots(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Locate the packed tokens: int64 [S + 1] with the start of each sequence, and T at the end; then int64 [T] with
+    the row, the position (0 for padding) and the slot (-1 for padding) of each token."""
     starts: IntArray = np.zeros(len(sequences.counts) + 1, dtype=np.int64)
     np.cumsum(sequences.counts, out=starts[1:])
     is_padding = np.repeat(sequences.first_positions < 0, sequences.counts)
@@ -158,7 +159,7 @@ def _places(rows: RequestRows, sequences: _Sequences) -> tuple[IntArray, IntArra
 
 
 def _slots(rows: RequestRows, token_rows: IntArray, positions: IntArray) -> IntArray:
-    """Where K and V go: int64 [T]."""
+    """The slots that K and V are written to: int64 [T]."""
     blocks, offsets = np.divmod(positions, rows.block_size)
     slots: IntArray = np.multiply(rows.block_tables[token_rows, blocks], rows.block_size, dtype=np.int64)
     slots += offsets

@@ -1,4 +1,4 @@
-"""How many KV blocks a pool gets."""
+"""KVCachePlan: the size of a KV pool; `plan_kv_cache` computes it from a memory budget."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     import torch
 
 FREE_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.9}
-"""Share of the free memory that KV takes by default. On a CPU the rest is for activations and everybody else on the
-machine; a GPU is the engine's own, and the rest is for activations."""
+"""The default share of the free memory for K and V. The rest is for activations, and on a CPU for other processes as
+well; a GPU is assumed to have none."""
 
 SPARE_BLOCKS = 1
-"""Allocated besides the pool: where masked writes go (see `chairlift.kernels.attention.KVCache`)."""
+"""Blocks that are allocated in addition to the pool, for masked writes (see `chairlift.kernels.attention.KVCache`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCachePlan:
-    """The size of the pool.
+    """The size of a KV pool.
 
     Attributes:
-        num_blocks: in the pool.
-        block_size: slots a block.
-        block_bytes: K and V of one block, over all layers.
-        limited_by: "memory", "demand" where more could never be used, or the option that sets the size.
+        num_blocks: number of blocks in the pool.
+        block_size: slots in each block.
+        block_bytes: bytes of K and V of one block in all layers.
+        limited_by: "memory"; "demand" if more blocks could never be used; or the option that sets the size.
     """
 
     num_blocks: int
@@ -42,12 +42,12 @@ class KVCachePlan:
 
     @property
     def num_bytes(self) -> int:
-        """Of the allocation, the spare block included."""
+        """Bytes of the allocation, including the spare block."""
         return (self.num_blocks + SPARE_BLOCKS) * self.block_bytes
 
 
 def default_memory_bytes(device: torch.device) -> int:
-    """The default budget: FREE_MEMORY_SHARE of what is free now, so ask once the weights are loaded."""
+    """The default budget: FREE_MEMORY_SHARE of the free memory. Call it after the weights are loaded."""
     return int(available_memory(device) * FREE_MEMORY_SHARE[device.type])
 
 
@@ -61,20 +61,20 @@ def plan_kv_cache(
     max_model_len: int | None = None,
     rounded: Callable[[int], int] = int,
 ) -> KVCachePlan:
-    """As many blocks as the budget holds, and no more than `max_num_seqs` sequences of full length can use.
+    """Plan as many blocks as fit in the budget, but no more than `max_num_seqs` sequences of full length can use.
 
     Args:
-        slot_bytes: K and V of one token, over all layers.
-        context: tokens that the model can reach at most.
-        block_size: slots a block.
+        slot_bytes: bytes of K and V of one token in all layers.
+        context: the model's maximum number of tokens.
+        block_size: slots in each block.
         memory_bytes: the budget.
-        max_num_seqs: sequences that may run at once.
-        max_model_len: tokens that one sequence must be able to reach. None: the model's context bounds a sequence,
-            and a smaller pool is all right (the caller then takes `num_slots` as the limit).
-        rounded: the blocks that an allocator takes for so many.
+        max_num_seqs: maximum number of concurrent sequences.
+        max_model_len: number of tokens of one sequence that must fit in the pool. None: a pool of one block suffices,
+            and the caller lowers the limit to `num_slots`.
+        rounded: maps a number of blocks to the number that the allocator uses for it.
 
     Raises:
-        ConfigError: the budget does not hold one block, or not one sequence of `max_model_len` tokens.
+        ConfigError: the budget does not hold one block, or one sequence of `max_model_len` tokens.
     """
     block_bytes = slot_bytes * block_size
     affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
@@ -98,16 +98,15 @@ def _too_small(
     max_model_len: int | None,
     reachable: int,
 ) -> ConfigError:
-    spare = f"besides {SPARE_BLOCKS} spare one, at {format_memory(block_bytes)} a block of {block_size} slots"
+    spare = f"and {SPARE_BLOCKS} spare block, each of {block_size} slots and {format_memory(block_bytes)}"
     budget = f"the KV memory budget of {format_memory(memory_bytes)} holds {affordable} blocks ({spare})"
-    wanted = format_memory((needed + SPARE_BLOCKS) * block_bytes)
+    required = format_memory((needed + SPARE_BLOCKS) * block_bytes)
     if max_model_len is None or not affordable:
         return ConfigError(
-            f"{budget}, but {needed} are needed, which take {wanted}: give kv_cache_memory that much, or "
-            f"lower block_size"
+            f"{budget}, but {needed} are needed: set kv_cache_memory_bytes to at least {required}, or lower block_size"
         )
     longest = reachable * block_size
     return ConfigError(
-        f"{budget}, {longest} tokens at most for one request, but max_model_len={max_model_len} needs {needed} blocks, "
-        f"which take {wanted}: give kv_cache_memory that much or set max_model_len to at most {longest}"
+        f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
+        f"set kv_cache_memory_bytes to at least {required}, or max_model_len to at most {longest}"
     )

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens and of the likeliest ones, from raw logits."""
+"""LogprobTensors: the log-probabilities of given tokens and of the most likely tokens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chairlift.outputs import Logprob, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """For N positions, the token that stands there in column 0, then the K likeliest in order.
+    """The logprobs at N positions: column 0 has the given token, the others the K most likely tokens in order.
 
     Attributes:
         token_ids: int64 [N, 1 + K].
         logprobs: float32 [N, 1 + K].
-        ranks: int64 [N, 1 + K]; 1 + the number of likelier tokens, so equals share a rank.
+        ranks: int64 [N, 1 + K]; 1 + the number of more likely tokens, so equally likely tokens share a rank.
     """
 
     token_ids: torch.Tensor
@@ -25,11 +25,11 @@ class LogprobTensors:
     ranks: torch.Tensor
 
     def to_host(self) -> LogprobTensors:
-        """A copy that is complete once the device has caught up; the host does not wait for it."""
+        """Start a copy to the host without waiting; it is complete when the device has finished its queued work."""
         return LogprobTensors(*(t.to("cpu", non_blocking=True) for t in (self.token_ids, self.logprobs, self.ranks)))
 
     def records(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """One record a position; position i shows its `num_top[i]` <= K likeliest tokens."""
+        """One record for each position; the record of position i has its `num_top[i]` <= K most likely tokens."""
         columns = zip(self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
         entries = [list(map(Logprob, *column)) for column in columns]
         return [TokenLogprobs(entry[0], entry[1 : 1 + k]) for entry, k in zip(entries, num_top, strict=True)]
@@ -41,18 +41,3 @@ class LogprobTensors:
             torch.cat([part.logprobs for part in parts]),
             torch.cat([part.ranks for part in parts]),
         )
-
-
-def gather_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `kernels.sampling.SamplingKernels.logprobs`."""
-    chosen = logits.gather(1, token_ids[:, None])
-    chosen_ranks = 1 + (logits > chosen).sum(dim=1, keepdim=True)
-    top = logits.topk(min(num_top, logits.shape[1]), dim=1)
-    top_ranks = 1 + (top.values[:, None, :] > top.values[:, :, None]).sum(dim=2)
-    return (
-        torch.cat((token_ids[:, None], top.indices), dim=1),
-        torch.cat((chosen, top.values), dim=1) - logits.logsumexp(dim=1, keepdim=True),
-        torch.cat((chosen_ranks, top_ranks), dim=1),
-    )

@@ -1,4 +1,4 @@
-"""How much memory there is, and how people write it."""
+"""Amounts of memory: parsing, formatting, and the memory of a device."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_memory(text: str | int, field: str = "memory") -> int:
-    """Bytes: "4GiB", "1.5 GB", "1048576", 1048576. Units are KB to TB (powers of 1000) and KiB to TiB (of 1024).
+    """Parse an amount such as "4GiB", "1.5 GB", "1048576" or 1048576 to bytes.
+
+    Units are KB to TB (powers of 1000) and KiB to TiB (powers of 1024).
 
     Args:
-        field: that the amount was given for, to be named in an error.
+        field: the name of the option, for the error message.
 
     Raises:
-        ConfigError: it is not such a text, or less than one byte.
+        ConfigError: the text has another form, or the amount is less than one byte.
     """
     match = None if isinstance(text, bool) else _MEMORY.fullmatch(str(text))
     unit = UNITS.get((match[2] or "B").upper()) if match else None
@@ -49,7 +51,7 @@ def parse_memory(text: str | int, field: str = "memory") -> int:
 
 
 def format_memory(num_bytes: int) -> str:
-    """The amount in the largest binary unit that it fills: 1536 -> "1.5 KiB"."""
+    """Format an amount in the largest binary unit that it reaches: 1536 -> "1.5 KiB"."""
     for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.4g} {unit}"
@@ -57,9 +59,9 @@ def format_memory(num_bytes: int) -> str:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that could be allocated on the device now without swapping.
+    """Bytes that can be allocated on the device now without swapping.
 
-    On the CPU the smaller of what the system has and of what is left in this process's control groups.
+    On the CPU this is the smaller of the system's available memory and the rest in this process's control groups.
     """
     if device.type == "cuda":
         import torch
@@ -70,7 +72,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that the device has; on the CPU those that the host has and this process's control groups allow."""
+    """Total bytes of the device; on the CPU at most the limit of this process's control groups."""
     if device.type == "cuda":
         import torch
 
@@ -82,7 +84,7 @@ def total_memory(device: torch.device) -> int:
 
 
 def available_host_memory() -> int:
-    """`available_memory` of the CPU, without torch."""
+    """Bytes that can be allocated on the CPU, as `available_memory`, without importing torch."""
     system = int(psutil.virtual_memory().available)
     left = ControlGroups().memory_available()
     return system if left is None else min(system, left)

@@ -1,4 +1,4 @@
-"""ModelRunner: an executor on one device. It turns scheduled token counts into sampled tokens and sees no policy."""
+"""ModelRunner: an executor on one device, which computes scheduled tokens and samples new ones."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from chairlift.worker.torch_sampling import TorchSampling
 from chairlift.worker.transfer import to_device
 
 PROMPT_LOGPROB_ROWS = 256
-"""Logits rows held at a time for prompt logprobs."""
+"""Maximum number of rows of logits in memory for prompt logprobs."""
 
 
 class RunnerModel(Protocol):
-    """What the runner needs of a model."""
+    """The methods of a model that the runner calls."""
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
-        """int64 [T], int64 [T] -> hidden states [T, hidden]; writes K and V as the plan says."""
+        """Compute int64 [T], int64 [T] -> hidden states [T, hidden], and write K and V to the slots of the plan."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, hidden] -> float32 [N, V], a tensor of the caller's own."""
+        """Compute [N, hidden] -> float32 [N, V] in a tensor that the caller may change."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Logprobs of prompt tokens in one step; a span is (request id, first position, entries, top tokens wanted)."""
+    """Logprobs of prompt tokens of one step; a span is (request id, first position, number of entries, top tokens)."""
 
     spans: list[tuple[str, int, int, int]]
     logprobs: LogprobTensors
@@ -49,7 +49,7 @@ class PromptLogprobs:
         return PromptLogprobs(self.spans, self.logprobs.to_host())
 
     def records(self) -> dict[str, tuple[int, list[TokenLogprobs]]]:
-        num_top = [wanted for _id, _first, count, wanted in self.spans for _ in range(count)]
+        num_top = [top for _id, _first, count, top in self.spans for _ in range(count)]
         entries = iter(self.logprobs.records(num_top))
         return {
             request_id: (first, [next(entries) for _ in range(count)]) for request_id, first, count, _ in self.spans
@@ -58,7 +58,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step whose results are on their way to the host; `ready` is None where they are there at once."""
+    """A step whose results are being copied to the host; `ready` is None if they are there already."""
 
     step: int
     request_ids: list[str]
@@ -70,19 +70,19 @@ class PendingStep:
 class ModelRunner:
     """Runs steps on one device. `submit` returns without waiting for the device; `result` waits.
 
-    Steps may overlap by one: the tokens that step k samples are written into the request rows on the device, where step
-    k + 1 reads them, whether or not `result` has been asked yet.
+    Two steps may overlap: the tokens that step k samples are written to the request rows on the device, where step k +
+    1 reads them, so it may be submitted before the `result` of step k.
 
     Args:
-        model: with its KV memory allocated.
-        plan: prepares the attention of one step; what it returns goes to `model.forward`.
-        vocab_size: V.
-        max_num_seqs: requests at once.
-        max_model_len: tokens a request, prompt and output.
-        block_size: slots a block.
-        device: of the model.
-        sampling: the kernels that choose tokens, for logits on that device; torch's if None.
-        grammars: compiles what structured outputs follow; None where there can be none.
+        model: a model with allocated KV memory.
+        plan: prepares the attention of one step, for `model.forward`.
+        vocab_size: the number of logits, V.
+        max_num_seqs: maximum number of concurrent requests.
+        max_model_len: maximum number of prompt and output tokens of a request.
+        block_size: slots in each block.
+        device: the device of the model; None selects the CPU.
+        sampling: the kernels that choose tokens; None selects those of torch.
+        grammars: the compiler of structured outputs; None if the engine does not support them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        """Start one step."""
+        """Start a step."""
         self._update_rows(output)
         if not output.num_scheduled_tokens:
             return PendingStep(output.step, [])
@@ -118,10 +118,10 @@ class ModelRunner:
         prompt_logprobs = self._prompt_logprobs(batch, hidden) if self._state.num_with_features else None
         self._rows.advance(batch.rows, batch.num_scheduled)
         request_ids, sampled = self._sample(batch, hidden)
-        return self._in_flight(PendingStep(output.step, request_ids, sampled, prompt_logprobs))
+        return self._copy_to_host(PendingStep(output.step, request_ids, sampled, prompt_logprobs))
 
     def result(self, pending: PendingStep) -> ModelRunnerOutput:
-        """Wait for a step and return what it gave."""
+        """Wait for the results of a step."""
         if pending.ready is not None:
             pending.ready.synchronize()
         sampled, prompt = pending.sampled, pending.prompt_logprobs
@@ -149,9 +149,9 @@ class ModelRunner:
             self._rows.append_blocks(self._rows.row_of(request_id), block_ids)
 
     def _sample(self, batch: InputBatch, hidden: torch.Tensor) -> tuple[list[str], SampledTokens | None]:
-        """Sample for the requests whose last known token was computed, and append to their rows.
+        """Sample for the requests whose last known token was computed, and append the tokens to their rows.
 
-        The logits of padded rows are computed as well, as a padded batch has to, and nobody looks at them.
+        The logits of padded rows are computed as well, as in a padded batch, and ignored.
         """
         if batch.is_decode:
             sampled = self._sampler.sample(self._model.logits(hidden), batch.rows)
@@ -173,12 +173,12 @@ class ModelRunner:
         return [batch.request_ids[i] for i in chosen.tolist()], sampled
 
     def _prompt_logprobs(self, batch: InputBatch, hidden: torch.Tensor) -> PromptLogprobs | None:
-        """The logits at a prompt token say how likely the next one was. A few hundred rows of them at a time."""
-        asking = np.flatnonzero(self._state.needs[batch.rows] & SamplingFeature.PROMPT_LOGPROBS)
+        """Compute the logprobs of prompt tokens from the logits at the token before, PROMPT_LOGPROB_ROWS at a time."""
+        with_logprobs = np.flatnonzero(self._state.features[batch.rows] & SamplingFeature.PROMPT_LOGPROBS)
         spans: list[tuple[str, int, int, int]] = []
         hidden_index: list[IntArray] = []
         target_index: list[IntArray] = []
-        for i in asking.tolist():
+        for i in with_logprobs.tolist():
             row = int(batch.rows[i])
             first = int(self._rows.num_computed_tokens[row]) + 1
             count = min(int(batch.num_scheduled[i]), int(self._rows.num_prompt_tokens[row]) - first)
@@ -190,7 +190,7 @@ class ModelRunner:
             return None
         hidden_rows = to_device(np.concatenate(hidden_index), self._device)
         targets = self._rows.token_ids.view(-1)[to_device(np.concatenate(target_index), self._device)].long()
-        num_top = max(wanted for *_, wanted in spans)
+        num_top = max(top for *_, top in spans)
         parts = []
         for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             piece = slice(start, start + PROMPT_LOGPROB_ROWS)
@@ -198,8 +198,8 @@ class ModelRunner:
             parts.append(LogprobTensors(*self._sampling.logprobs(logits, targets[piece], num_top)))
         return PromptLogprobs(spans, LogprobTensors.concatenate(parts))
 
-    def _in_flight(self, done: PendingStep) -> PendingStep:
-        """Start the copies to the host. On the CPU there is nothing to copy."""
+    def _copy_to_host(self, done: PendingStep) -> PendingStep:
+        """Start the copies to the host; on the CPU nothing is copied."""
         if self._device.type != "cuda":
             return done
         sampled = done.sampled and done.sampled.to_host()

@@ -1,4 +1,4 @@
-"""Request rows: what the worker knows of each running request, one row of preallocated arrays each."""
+"""RequestRows: the tokens, block tables and progress of running requests, in preallocated arrays."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ IntArray = npt.NDArray[np.int64]
 
 
 class RequestRows:
-    """Tokens, block table and progress of up to `max_num_seqs` requests.
+    """The tokens, block tables and progress of up to `max_num_seqs` requests, one row for each request.
 
         token_ids[row]     0 ........ num_computed ........ num_tokens ........ max_model_len
                            |-- K, V in memory --|-- to be computed --|-- undefined --|
         block_tables[row]  0 ........ num_blocks ........ max_blocks_per_seq
                            |-- held ----|-- stale, but valid block ids --|
 
-    A row is taken from a free list and keeps its number until the request is removed; preemption is remove and add.
-    The token ids live on the device and only there: a token is appended where it was sampled, so the step that needs
-    it as input never waits for the host. Everything else is numpy on the host, where it is decided. On the CPU numpy
-    handles the token ids too: a small operation costs it a fraction of what it costs torch.
+    A request keeps its row until it is removed; a preempted request is removed and added again. Token ids are stored on
+    the device only: a token is appended there when it is sampled, so the step that reads it does not wait for the host.
+    All other arrays are numpy arrays on the host. On the CPU numpy also handles the token ids, because its small
+    operations are several times faster than those of torch.
 
     Args:
-        max_num_seqs: rows.
-        max_model_len: tokens a row, prompt and output.
-        block_size: slots a block.
-        device: of the token ids.
+        max_num_seqs: number of rows.
+        max_model_len: maximum number of prompt and output tokens in a row.
+        block_size: slots in each block.
+        device: the device of the token ids.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device) -> None:
@@ -62,7 +62,7 @@ class RequestRows:
         return self._row_of[request_id]
 
     def rows_of(self, request_ids: list[str]) -> IntArray:
-        """int64 [B], in the order given; to read only, because whoever asks for the same ids gets the same array."""
+        """The rows of the requests, int64 [B], in the given order. The array is cached, so it must not be changed."""
         last_ids, rows = self._last_rows
         if request_ids != last_ids:
             rows = np.array([self._row_of[request_id] for request_id in request_ids], dtype=np.int64)
@@ -70,14 +70,14 @@ class RequestRows:
         return rows
 
     def tokens_at(self, rows: IntArray, positions: IntArray) -> torch.Tensor:
-        """The tokens that stand there; int64, on the device."""
+        """The tokens at these positions; int64, on the device."""
         index = rows * self.max_model_len + positions
         if self._host_token_ids is not None:
             return torch.from_numpy(self._host_token_ids[index].astype(np.int64))
         return self.token_ids.view(-1)[to_device(index, self.device)].long()
 
     def tokens_from(self, rows: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
-        """The known tokens of each row from a position on, on the host, which waits for them if need be."""
+        """The known tokens of each row from a position on, as lists; the host waits for the device."""
         begins = [row * self.max_model_len + start for row, start in zip(rows, starts, strict=True)]
         ends = [row * self.max_model_len + int(self.num_tokens[row]) for row in rows]
         spans = list(zip(begins, ends, strict=True))
@@ -89,9 +89,9 @@ class RequestRows:
         return [list(islice(found, len(piece))) for piece in pieces]
 
     def add(self, new: NewRequest) -> int:
-        """Take a free row for the request and fill it; returns the row."""
+        """Assign a free row to the request and fill it; returns the row."""
         num_tokens = len(new.token_ids)
-        assert new.request_id not in self._row_of, f"{new.request_id} has a row already"
+        assert new.request_id not in self._row_of, f"{new.request_id} already has a row"
         assert 0 <= new.num_computed_tokens < num_tokens <= self.max_model_len, "a new request has a token to compute"
         row = self._free_rows.pop()
         self._last_rows = ([], self._last_rows[1][:0])
@@ -105,25 +105,24 @@ class RequestRows:
         return row
 
     def remove(self, request_id: str) -> int:
-        """Forget the request; returns the row, which is free from now on."""
+        """Remove the request and free its row; returns the row."""
         row = self._row_of.pop(request_id)
         self._free_rows.append(row)
         return row
 
     def append_blocks(self, row: int, block_ids: Sequence[int]) -> None:
-        """Extend a block table. A reservation may be rounded up beyond `max_model_len`: no token ever stands there,
-        so those blocks are dropped."""
+        """Extend a block table. Blocks of a reservation beyond `max_model_len` are dropped, because they are unused."""
         start = int(self.num_blocks[row])
         end = min(start + len(block_ids), self.max_blocks_per_seq)
         self.block_tables[row, start:end] = block_ids[: end - start]
         self.num_blocks[row] = end
 
     def advance(self, rows: IntArray, num_computed: IntArray) -> None:
-        """`num_computed[i]` more tokens of row `rows[i]` have K and V."""
+        """Record that `num_computed[i]` more tokens of row `rows[i]` have K and V in memory."""
         self.num_computed_tokens[rows] += num_computed
 
     def append_sampled(self, rows: IntArray, token_ids: torch.Tensor) -> None:
-        """Append one token to each row, on the device. token_ids: int64 [len(rows)]."""
+        """Append one token to each row on the device; token_ids is int64 [len(rows)]."""
         positions = self.num_tokens[rows]
         assert int(positions.max()) < self.max_model_len, "a row has no room for another token"
         index = rows * self.max_model_len + positions

@@ -1,8 +1,9 @@
-"""Sampling parameters of the running requests, one row of preallocated arrays each."""
+"""The sampling parameters of running requests, in preallocated arrays with one row for each request."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,15 +11,16 @@ import numpy.typing as npt
 from chairlift.kernels.sampling import IntArray, SamplingParameters
 from chairlift.outputs import NewRequest
 from chairlift.sampling_params import SamplingParams
-from chairlift.worker.bad_words import BadWords
 from chairlift.worker.random_stream import stream_key
 
 MIN_TEMPERATURE = 1e-20
-"""Below this a float32 division of logits would give 0/0; the distribution is the limit already."""
+"""Smaller temperatures are replaced by this one, because a float32 division of logits would give 0/0."""
+
+ANY_TOKEN = -1
 
 
 class SamplingFeature(enum.IntFlag):
-    """What a request asks of the sampler beyond a token of its logits; a step does only what somebody in it needs."""
+    """The optional parts of sampling that a request needs. A step computes only those that a request in it needs."""
 
     NONE = 0
     PENALTIES = enum.auto()
@@ -30,23 +32,54 @@ class SamplingFeature(enum.IntFlag):
     BAD_WORDS = enum.auto()
 
 
+class BadWords:
+    """The words that the output of one request must not contain.
+
+        before[i]   ANY ANY a b     word a b c: after "... a b" the token c is masked
+        last[i]     c
+
+    Args:
+        words: token ids, at least one for each word.
+    """
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.max_before = max(len(word) for word in words) - 1
+        self._last: IntArray = np.array([word[-1] for word in words], dtype=np.int64)
+        self._before: IntArray = np.full((len(words), self.max_before), ANY_TOKEN, dtype=np.int64)
+        for line, word in zip(self._before, words, strict=True):
+            line[self.max_before - len(word) + 1 :] = word[:-1]
+
+    def completing_tokens(self, output: Sequence[int]) -> IntArray:
+        """The tokens that would complete a word.
+
+        Args:
+            output: the last `max_before` output tokens, or all if there are fewer.
+        """
+        if not self.max_before:
+            return self._last
+        tail = np.full(self.max_before, ANY_TOKEN - 1, dtype=np.int64)
+        tail[self.max_before - len(output) :] = output
+        is_next = ((self._before == tail) | (self._before == ANY_TOKEN)).all(axis=1)
+        return np.compress(is_next, self._last)
+
+
 class SamplingState:
-    """Parameters by row, in neutral form: top_k 0, top_p 1, min_p 0 and penalties 1, 0, 0 change nothing.
+    """The parameters by row. Parameters without effect have the values top_k 0, top_p 1, min_p 0, penalties 1, 0, 0.
 
     Attributes:
-        needs: uint8, `SamplingFeature`.
-        num_with_features: rows that need anything.
-        is_random: uint8, 0 where the likeliest token is wanted.
-        keys: uint64, of the request's random stream.
-        bias: row -> (token ids int64, amounts float32), for rows with SamplingFeature.LOGIT_BIAS.
-        stop_ids: row -> token ids int64 masked below min_tokens, for rows with SamplingFeature.MIN_TOKENS: those with
-            min_tokens, but for structured ones, where it is part of the mask.
-        bad_words: for rows with SamplingFeature.BAD_WORDS.
+        features: uint8, a `SamplingFeature`.
+        num_with_features: number of rows that need a feature.
+        is_random: uint8, 0 for greedy sampling.
+        keys: uint64, the key of the request's random stream.
+        bias: row -> (token ids int64, amounts float32), for rows with LOGIT_BIAS.
+        stop_ids: row -> int64 ids of the stop tokens that are masked until min_tokens, for rows with MIN_TOKENS. Rows
+            with a grammar are not among them, because their mask contains it.
+        bad_words: row -> words, for rows with BAD_WORDS.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.needs = np.zeros(max_num_seqs, dtype=np.uint8)
+        self.features = np.zeros(max_num_seqs, dtype=np.uint8)
         self.num_with_features = 0
         self.is_random = np.zeros(max_num_seqs, dtype=np.uint8)
         self.keys = np.zeros(max_num_seqs, dtype=np.uint64)
@@ -65,8 +98,8 @@ class SamplingState:
         self.bad_words: dict[int, BadWords] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Fill a row. All token ids lie in the vocabulary, and bad words are token ids: whoever took the request in has
-        seen to it."""
+        """Fill a row. The input processor has checked that all token ids are in the vocabulary, and has replaced bad
+        words by token ids."""
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
         self.is_random[row] = not params.is_greedy and params.top_k != 1
@@ -90,37 +123,37 @@ class SamplingState:
         if params.min_tokens and params.structured_outputs is None:
             stop_ids = np.array(new.stop_token_ids, dtype=np.int64)
             self.stop_ids[row] = stop_ids[stop_ids < self.vocab_size]
-        needs = self._needs(row, params)
-        self.needs[row] = needs
-        self.num_with_features += bool(needs)
+        features = self._features(row, params)
+        self.features[row] = features
+        self.num_with_features += bool(features)
 
     def parameters(self, positions: IntArray) -> SamplingParameters:
-        """These arrays, as the kernels read them. positions: of the next token, by row."""
+        """The arrays that the sampling kernels read; `positions` has the position of the next token by row."""
         return SamplingParameters(
             self.is_random, self.temperature, self.top_k, self.top_p, self.min_p, self.keys, positions
         )
 
     def remove(self, row: int) -> None:
-        self.num_with_features -= bool(self.needs[row])
-        self.needs[row] = 0
+        self.num_with_features -= bool(self.features[row])
+        self.features[row] = 0
         self.bias.pop(row, None)
         self.stop_ids.pop(row, None)
         self.bad_words.pop(row, None)
 
-    def _needs(self, row: int, params: SamplingParams) -> SamplingFeature:
-        needs = SamplingFeature.NONE
+    def _features(self, row: int, params: SamplingParams) -> SamplingFeature:
+        features = SamplingFeature.NONE
         if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            needs |= SamplingFeature.PENALTIES
+            features |= SamplingFeature.PENALTIES
         if params.logit_bias:
-            needs |= SamplingFeature.LOGIT_BIAS
+            features |= SamplingFeature.LOGIT_BIAS
         if row in self.stop_ids and len(self.stop_ids[row]):
-            needs |= SamplingFeature.MIN_TOKENS
+            features |= SamplingFeature.MIN_TOKENS
         if params.logprobs is not None:
-            needs |= SamplingFeature.LOGPROBS
+            features |= SamplingFeature.LOGPROBS
         if params.prompt_logprobs is not None:
-            needs |= SamplingFeature.PROMPT_LOGPROBS
+            features |= SamplingFeature.PROMPT_LOGPROBS
         if params.structured_outputs is not None or params.allowed_token_ids is not None:
-            needs |= SamplingFeature.MASK
+            features |= SamplingFeature.MASK
         if params.bad_words:
-            needs |= SamplingFeature.BAD_WORDS
-        return needs
+            features |= SamplingFeature.BAD_WORDS
+        return features

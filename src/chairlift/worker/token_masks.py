@@ -1,4 +1,4 @@
-"""Which tokens a constrained request may take next: by its grammar, or out of a list."""
+"""TokenMasks: the tokens that a constrained request may sample next, by its grammar or its list of allowed tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from chairlift.worker.request_rows import RequestRows
 BITS: Final = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32))
 
 
-def bits_of(token_ids: IntArray, vocab_size: int) -> Bits:
-    """A mask that allows these tokens."""
+def bit_mask(token_ids: IntArray, vocab_size: int) -> Bits:
+    """A mask with one bit for each token, set for these tokens."""
     bits: Bits = np.zeros(num_words(vocab_size), dtype=np.uint32)
     np.bitwise_or.at(bits, token_ids // 32, BITS[token_ids % 32])
     return bits
@@ -25,11 +25,12 @@ def bits_of(token_ids: IntArray, vocab_size: int) -> Bits:
 
 @dataclass(slots=True)
 class _Grammar:
-    """One answer in its grammar, which has seen the tokens before position `seen`.
+    """The state of one request in its grammar.
 
     Attributes:
-        matcher: None if the grammar cannot be compiled here; `error` says why.
-        early: below min_tokens these tokens are masked, unless nothing else is left.
+        matcher: None if the grammar could not be compiled, for the reason in `error`.
+        seen: the position of the first token that the matcher has not consumed.
+        early: the tokens that are masked until min_tokens, unless no other token is allowed.
     """
 
     matcher: GrammarMatcher | None
@@ -40,14 +41,14 @@ class _Grammar:
 
 
 class TokenMasks:
-    """The masks of the constrained rows; rows without a constraint are not known here.
+    """The masks of constrained rows.
 
-    A grammar looks at its row's tokens when the next mask is due. So it advances by what was sampled, replays the
-    answer after a preemption, and a device is waited for only by requests with a grammar.
+    A matcher reads the new tokens of its row when the next mask is needed. It therefore replays the output after a
+    preemption, and the host waits for a device only if a request has a grammar.
 
     Args:
-        rows: the requests; read for their tokens.
-        grammars: compiles; None where requests with a grammar are refused at the door.
+        rows: the tokens of the requests.
+        grammars: the compiler; None if requests with a grammar are rejected on arrival.
     """
 
     def __init__(self, rows: RequestRows, vocab_size: int, grammars: GrammarCompiler | None) -> None:
@@ -59,20 +60,20 @@ class TokenMasks:
         self._bits: Bits = np.zeros((0, num_words(vocab_size)), dtype=np.uint32)
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Whoever took the request in has compiled its grammar already; here it is looked up."""
+        """Add a row. Its grammar is in the cache of the compiler, because it was compiled when the request arrived."""
         params = new.sampling_params
         if params.allowed_token_ids is not None:
-            self._allowed[row] = bits_of(np.array(params.allowed_token_ids, dtype=np.int64), self._vocab_size)
+            self._allowed[row] = bit_mask(np.array(params.allowed_token_ids, dtype=np.int64), self._vocab_size)
         if params.structured_outputs is None:
             return
-        assert self._compiler is not None, "without a compiler no grammar is let in"
+        assert self._compiler is not None, "without a compiler requests with a grammar are rejected"
         stop = np.array([i for i in new.stop_token_ids if i < self._vocab_size], dtype=np.int64)
         matcher, error = None, None
         try:
             matcher = self._compiler.compile(params.structured_outputs).matcher()
-        except RequestError as refusal:
-            error = str(refusal)
-        early = bits_of(stop, self._vocab_size)
+        except RequestError as caught:
+            error = str(caught)
+        early = bit_mask(stop, self._vocab_size)
         self._grammars[row] = _Grammar(matcher, error, new.num_prompt_tokens, early, params.min_tokens)
 
     def remove(self, row: int) -> None:
@@ -80,7 +81,7 @@ class TokenMasks:
         self._allowed.pop(row, None)
 
     def fill(self, rows: IntArray) -> Bits:
-        """The masks of these constrained rows, [len(rows), words]; overwritten by the next call."""
+        """Compute the masks of these rows: uint32 [len(rows), words], which the next call overwrites."""
         if len(self._bits) < len(rows):
             self._bits = np.zeros((len(rows), self._bits.shape[1]), dtype=np.uint32)
         bits = self._bits[: len(rows)]
@@ -96,7 +97,7 @@ class TokenMasks:
         return bits
 
     def error(self, row: int) -> str | None:
-        """Why a row's grammar cannot go on, if it cannot."""
+        """The error of a row whose grammar cannot continue; otherwise None."""
         grammar = self._grammars.get(row)
         if grammar is None:
             return None

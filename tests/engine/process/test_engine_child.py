@@ -1,4 +1,4 @@
-"""How the end of an engine process is described."""
+"""The description of the exit of an engine process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
     [
         (None, 0, "SIGKILL: out of memory?"),
         (300 << 20, 0, "SIGKILL: out of memory, where its control group allows 300 MiB?"),
-        (None, 1, "SIGKILL: out of memory; lower kv_cache_memory"),
+        (None, 1, "SIGKILL: out of memory; lower kv_cache_memory_bytes"),
         (
             300 << 20,
             1,
-            "SIGKILL: out of memory, where its control group allows 300 MiB; lower kv_cache_memory or raise that limit",
+            "SIGKILL: out of memory, where its control group allows 300 MiB; "
+            "lower kv_cache_memory_bytes or raise that limit",
         ),
     ],
 )
-def test_a_kill_is_described_with_the_limit_of_the_control_group(
+def test_a_kill_is_described_with_the_memory_limit_of_the_control_group(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, num_oom_kills: int, reason: str
 ) -> None:
     counts = iter((7, 7 + num_oom_kills))

@@ -1,4 +1,4 @@
-"""Whatever comes and goes: what is kept was asked for, did not end, and no sibling of it had begun."""
+"""InFlightRequests agrees with a simple model after any sequence of operations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def siblings(name: int, count: int) -> list[EngineRequest]:
 
 
 class Requests(RuleBasedStateMachine):
-    """A model of it: request id -> whether its group has begun, by group."""
+    """Applies random operations to InFlightRequests and to a model: the request ids of each group of siblings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.in_flight = InFlightRequests()
         self.groups: dict[int, list[str]] = {}
-        self.begun: set[int] = set()
+        self.started: set[int] = set()
         self.runs: dict[int, int] = {}
         self.num_made = 0
 
@@ -41,42 +41,46 @@ class Requests(RuleBasedStateMachine):
         self.runs[self.num_made] = int(is_sent)
         self.num_made += 1
 
-    @rule(data=st.data(), ends=st.booleans())
-    def leave(self, data: st.DataObject, ends: bool) -> None:
+    @rule(data=st.data(), are_finished=st.booleans())
+    def end(self, data: st.DataObject, are_finished: bool) -> None:
         gone = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
-        if ends:
-            self.in_flight.note([EngineCoreOutput(request_id, [], finish_reason="stop") for request_id in gone])
+        if are_finished:
+            self.in_flight.remove_finished(
+                [EngineCoreOutput(request_id, [], finish_reason="stop") for request_id in gone]
+            )
         else:
             self.in_flight.remove(gone)
         self.groups = {name: [i for i in group if i not in gone] for name, group in self.groups.items()}
         self.groups = {name: group for name, group in self.groups.items() if group}
 
     @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        begun = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
-        self.in_flight.begin(begun)
-        self.in_flight.note([EngineCoreOutput(request_id, [3]) for request_id in begun])
-        self.begun |= {name for name, group in self.groups.items() if set(group) & set(begun)}
+    def start(self, data: st.DataObject) -> None:
+        started = data.draw(st.lists(st.sampled_from([*self.ids(), "unknown"]), unique=True))
+        self.in_flight.mark_started(started)
+        self.in_flight.remove_finished([EngineCoreOutput(request_id, [3]) for request_id in started])
+        self.started |= {name for name, group in self.groups.items() if set(group) & set(started)}
 
-    @rule(comes_back=st.booleans())
-    def die(self, comes_back: bool) -> None:
-        lost = {name for name in self.groups if name in self.begun or self.runs[name] == MAX_RUNS}
-        assert self.in_flight.lose_begun() == [i for name, group in self.groups.items() if name in lost for i in group]
+    @rule(restarts=st.booleans())
+    def die(self, restarts: bool) -> None:
+        lost = {name for name in self.groups if name in self.started or self.runs[name] == MAX_RUNS}
+        assert self.in_flight.remove_lost() == [i for name, group in self.groups.items() if name in lost for i in group]
         self.groups = {name: group for name, group in self.groups.items() if name not in lost}
-        if not comes_back:
+        if not restarts:
             return
         for name in self.groups:
             self.runs[name] += 1
-        again = self.in_flight.again()
-        assert all(isinstance(command, Add) for command in again)
-        assert [[request.request_id for request in command.requests] for command in again] == list(self.groups.values())
+        commands = self.in_flight.make_resend_commands()
+        assert all(isinstance(command, Add) for command in commands)
+        assert [[request.request_id for request in command.requests] for command in commands] == list(
+            self.groups.values()
+        )
 
     @invariant()
-    def agrees(self) -> None:
+    def agrees_with_the_model(self) -> None:
         assert len(self.in_flight) == len(self.ids())
-        waiting = [i for name, group in self.groups.items() if name not in self.begun for i in group]
+        waiting = [i for name, group in self.groups.items() if name not in self.started for i in group]
         assert [request.request_id for request in self.in_flight.waiting] == waiting
-        assert len(self.in_flight.begun) == len(self.ids()) - len(waiting)
+        assert len(self.in_flight.started) == len(self.ids()) - len(waiting)
 
 
-TestRequests = Requests.TestCase
+TestInFlightRequests = Requests.TestCase

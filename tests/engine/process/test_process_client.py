@@ -1,4 +1,4 @@
-"""An engine in a process of its own gives what one in a thread gives, and comes back when it dies."""
+"""An engine in a process returns the same outputs as one in a thread, and is restarted when it dies."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def tokens(answer: RequestOutput | Exception) -> list[int]:
 
 
 async def answers_and_events(llm: AsyncLLM) -> tuple[list[RequestOutput | Exception], list[Event]]:
-    heard = EventList()
-    llm.events.add(heard)
+    received = EventList()
+    llm.events.add(received)
     llm.open()
     params = [forced(5, n=2), forced(9, logprobs=2, prompt_logprobs=1), SamplingParams(seed=4, logit_bias={7: 3.0})]
     outcomes = await asyncio.gather(*(outcome(llm, [5, 6, 7 + n], p) for n, p in enumerate(params)))
-    await until(lambda: sum(isinstance(event, RequestFinished) for event in heard.events) == 4)
-    return outcomes, heard.events
+    await until(lambda: sum(isinstance(event, RequestFinished) for event in received.events) == 4)
+    return outcomes, received.events
 
 
-def test_a_process_gives_what_a_thread_gives(
+def test_a_process_returns_the_same_outputs_as_a_thread(
     tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Over an authenticated socket on the loopback interface, too, which others may reach."""
+    """The outputs are also the same over an authenticated socket on the loopback interface."""
 
     async def run(llm: AsyncLLM) -> list[list[list[int]]]:
         outcomes, events = await answers_and_events(llm)
@@ -69,48 +69,48 @@ def test_a_process_gives_what_a_thread_gives(
 
     config = tiny_config(tiny_model_dir("llama"), max_num_batched_tokens=64)
     caplog.set_level(logging.INFO, "chairlift")
-    choice._warn_once.cache_clear()  # that there are no native kernels is said once in each process
+    choice._warn_once.cache_clear()  # warns of missing native kernels again
     expected = asyncio.run(run(AsyncLLM(config)))
-    said = [record.message for record in caplog.records]
+    messages = [record.message for record in caplog.records]
     caplog.clear()
     assert asyncio.run(run(AsyncLLM(client=started(config)))) == expected
-    assert [record.message for record in caplog.records] == said, "what an engine says is said once, in the same words"
+    assert [record.message for record in caplog.records] == messages, "the log lines are the same"
     monkeypatch.setattr(wire, "MAX_IPC_PATH", 0)
     assert asyncio.run(run(AsyncLLM(client=started(config)))) == expected
 
 
-def test_when_it_is_killed_what_had_begun_is_lost_and_the_rest_is_run(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
+def test_after_a_kill_started_requests_are_lost_and_waiting_ones_run(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     async def run() -> None:
         config = tiny_config(tiny_model_dir("llama"), max_num_seqs=4, event_log=tmp_path / "log.jsonl")
         client = started(config, faulty("none", 0, tmp_path))
-        llm, heard = AsyncLLM(client=client), EventList()
-        llm.events.add(heard)
-        begun = [asyncio.create_task(outcome(llm, [5, n], forced(100))) for n in range(4)]
-        await until(lambda: any(isinstance(event, Step) and event.num_running == 4 for event in heard.events))
+        llm, received = AsyncLLM(client=client), EventList()
+        llm.events.add(received)
+        running = [asyncio.create_task(outcome(llm, [5, n], forced(100))) for n in range(4)]
+        await until(lambda: any(isinstance(event, Step) and event.num_running == 4 for event in received.events))
         waiting = [asyncio.create_task(outcome(llm, [6, n], forced(n + 1))) for n in range(4)]
         await asyncio.sleep(0.05)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(client.engine_pid, number)
         await asyncio.sleep(0.05)
-        assert llm.status().state == "running", "a signal to the whole group is the front end's business"
+        assert llm.status().state == "running", "the engine process ignores SIGINT and SIGTERM"
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: llm.status().state == "restarting")
         late = asyncio.create_task(outcome(llm, [7], forced(3)))
-        for lost in await asyncio.gather(*begun):
+        for lost in await asyncio.gather(*running):
             assert isinstance(lost, EngineDeadError)
             assert "SIGKILL" in str(lost)
         assert [len(tokens(answer)) for answer in await asyncio.gather(*waiting)] == [1, 2, 3, 4]
         assert len(tokens(await late)) == 3
         status = llm.status()
         assert (status.state, status.restarts, status.num_unfinished) == ("running", 1, 0)
-        assert sum(isinstance(event, EngineStarted) for event in heard.events) == 2
+        assert sum(isinstance(event, EngineStarted) for event in received.events) == 2
         llm.close()
         assert {path.name for path in tmp_path.glob("log*")} == {"log.jsonl", "log.1.jsonl"}
 
     asyncio.run(run())
 
 
-def test_when_a_step_raises_the_error_reaches_those_who_were_in_it(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
+def test_an_error_in_a_step_ends_its_requests(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     async def run() -> None:
         client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=1), faulty("once-raise", 3, tmp_path))
         llm = AsyncLLM(client=client)
@@ -123,7 +123,7 @@ def test_when_a_step_raises_the_error_reaches_those_who_were_in_it(tiny_model_di
     asyncio.run(run())
 
 
-def test_one_that_hangs_is_written_down_and_started_again(
+def test_the_state_of_a_stuck_engine_is_written_and_it_is_restarted(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
@@ -134,10 +134,10 @@ def test_one_that_hangs_is_written_down_and_started_again(
         llm = AsyncLLM(client=client)
         stuck, waiting = await asyncio.gather(outcome(llm, [5], forced(50)), outcome(llm, [6, 6], forced(2)))
         assert isinstance(stuck, EngineDeadError)
-        assert "hung" in str(stuck)
+        assert "it was stuck" in str(stuck)
         assert len(tokens(waiting)) == 2
         await asyncio.sleep(0.6)
-        assert llm.status().restarts == 1, "an engine with nothing to do may be silent"
+        assert llm.status().restarts == 1, "an idle engine is not stuck"
         llm.close()
 
     asyncio.run(run())
@@ -151,18 +151,18 @@ def test_one_that_hangs_is_written_down_and_started_again(
     assert any("faulty_engine.py" in line for line in state["stacks"])
 
 
-def test_who_leaves_gives_his_blocks_back_within_two_steps(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
+def test_the_blocks_of_an_aborted_request_are_free_within_two_steps(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     async def run() -> None:
         client = started(tiny_config(tiny_model_dir("llama")), faulty("none", 0, tmp_path))
-        llm, heard = AsyncLLM(client=client), EventList()
-        llm.events.add(heard)
-        stays = asyncio.create_task(outcome(llm, [5], forced(60)))
-        leaves = llm.start(None, [6] * 40, forced(100))
-        await until(lambda: any(isinstance(event, Step) and event.step == 20 for event in heard.events))
-        leaves.abort()
-        num_steps = sum(isinstance(event, Step) for event in heard.events)
-        assert len(tokens(await stays)) == 60
-        steps = [event for event in heard.events if isinstance(event, Step)][num_steps:]
+        llm, received = AsyncLLM(client=client), EventList()
+        llm.events.add(received)
+        continued = asyncio.create_task(outcome(llm, [5], forced(60)))
+        aborted = llm.start(None, [6] * 40, forced(100))
+        await until(lambda: any(isinstance(event, Step) and event.step == 20 for event in received.events))
+        aborted.abort()
+        num_steps = sum(isinstance(event, Step) for event in received.events)
+        assert len(tokens(await continued)) == 60
+        steps = [event for event in received.events if isinstance(event, Step)][num_steps:]
         assert all(len(step.request_ids) == 1 for step in steps[2:])
         assert steps[2].free_blocks > steps[0].free_blocks
         llm.close()
@@ -170,7 +170,7 @@ def test_who_leaves_gives_his_blocks_back_within_two_steps(tiny_model_dir: Model
     asyncio.run(run())
 
 
-def test_an_engine_that_cannot_be_started_again_ends_what_waits_and_heals(
+def test_an_engine_that_cannot_be_restarted_ends_waiting_requests_and_recovers(
     tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "MAX_FAILURES", 2)
@@ -186,13 +186,13 @@ def test_an_engine_that_cannot_be_started_again_ends_what_waits_and_heals(
         assert llm.is_healthy
         waited = await asyncio.wait_for(outcome(llm, [5], forced(3)), 20)
         assert isinstance(waited, EngineUnavailableError)
-        assert re.search("cannot be started again: exit status 5.*restart the server", str(waited))
+        assert re.search("cannot be restarted: exit status 5.*restart the server", str(waited))
         assert llm.status().state == "cannot_restart"
         assert not llm.is_healthy
         assert llm.num_unfinished == len(client._in_flight) == 0
-        with pytest.raises(EngineUnavailableError, match="exit status 5") as refused:
+        with pytest.raises(EngineUnavailableError, match="exit status 5") as rejected:
             llm.start(None, [5], forced(3))
-        assert 0 <= refused.value.retry_after <= 0.05
+        assert 0 <= rejected.value.retry_after <= 0.05
         tries = llm.status().restarts
         await until(lambda: llm.status().restarts >= tries + 4)
         client._command = FAKE_ENGINE
@@ -204,10 +204,10 @@ def test_an_engine_that_cannot_be_started_again_ends_what_waits_and_heals(
     asyncio.run(run())
 
 
-def test_another_model_in_the_place_of_the_first_is_not_served(
+def test_a_restart_with_a_changed_model_fails(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The front end's tokenizer and limits are the first one's."""
+    """The front end keeps the tokenizer and limits of the first model."""
     monkeypatch.setattr(restart_policy, "MAX_FAILURES", 1)
     monkeypatch.setattr(restart_policy, "LONGEST_BACKOFF", 0.05)
     folder = tmp_path / "model"
@@ -222,7 +222,7 @@ def test_another_model_in_the_place_of_the_first_is_not_served(
         config.write_text(json.dumps({**json.loads(first), "vocab_size": json.loads(first)["vocab_size"] + 1}))
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: llm.status().state == "cannot_restart")
-        assert "is another one than when the server was started" in (llm.status().last_failure or "")
+        assert "has changed since the server was started" in (llm.status().last_failure or "")
         config.write_text(first)
         await until(lambda: llm.status().state == "running")
         llm.close()
@@ -230,10 +230,10 @@ def test_another_model_in_the_place_of_the_first_is_not_served(
     asyncio.run(run())
 
 
-def test_a_machine_without_room_for_a_process_is_asked_again(
+def test_a_start_that_lacks_descriptors_or_processes_is_attempted_again(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of descriptors, out of processes: nothing is left behind, and the request that waits is run in the end."""
+    """The failed starts leave no files behind, and the waiting request runs after the restart."""
     errors = [zmq.ZMQError(errno.EMFILE), OSError(errno.EAGAIN, "no process"), None]
     create, start = wire.zmq.Context.socket, subprocess.Popen
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -258,13 +258,13 @@ def test_a_machine_without_room_for_a_process_is_asked_again(
         await until(lambda: llm.status().state == "restarting")
         assert len(tokens(await outcome(llm, [5], forced(3)))) == 3
         assert llm.status().restarts == 3
-        assert len(list(tmp_path.iterdir())) == 1, "of the engine that runs"
+        assert len(list(tmp_path.iterdir())) == 1, "only the folder of the running engine"
         llm.close()
 
     asyncio.run(run())
 
 
-def test_what_keeps_it_from_starting_is_raised_as_it_was(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
+def test_errors_of_the_first_start_keep_their_type(tiny_model_dir: ModelDir, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len=99 exceeds the 4 slots"):
         started(tiny_config(tiny_model_dir("llama"), num_kv_blocks=1, max_model_len=99))
     with pytest.raises(ModelLoadError, match="no such file or folder"):
@@ -273,7 +273,7 @@ def test_what_keeps_it_from_starting_is_raised_as_it_was(tiny_model_dir: ModelDi
         started(tiny_config(tiny_model_dir("llama")), (sys.executable, "-c", "raise SystemExit(3)"))
 
 
-def test_a_first_start_that_hangs_ends_with_an_error_that_says_where(
+def test_a_first_start_that_is_stuck_raises_an_error_with_its_position(
     tiny_model_dir: ModelDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -295,16 +295,16 @@ engine_process.main()
     assert sum("most recent call first" in line for line in state["stacks"]) >= 2
 
 
-def test_a_start_has_no_limit_where_the_watchdog_has_none(
+def test_a_start_has_no_time_limit_if_the_watchdog_has_none(
     tiny_model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_client, "FIRST_START_SECONDS", 0.1)
-    with pytest.raises(EngineDeadError, match=r"hangs: not ready 0\.1 s"):
+    with pytest.raises(EngineDeadError, match=r"is stuck: not ready 0\.1 s"):
         started(tiny_config(tiny_model_dir("llama")), watchdog_timeout=0.05)
     started(tiny_config(tiny_model_dir("llama")), watchdog_timeout=0.0).close()
 
 
-def test_a_front_end_that_is_killed_takes_its_engine_along(tiny_model_dir: ModelDir) -> None:
+def test_an_engine_process_exits_when_its_front_end_is_killed(tiny_model_dir: ModelDir) -> None:
     code = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
@@ -322,7 +322,7 @@ time.sleep(60)
         engine.wait(timeout=10)
 
 
-def test_the_front_end_loads_no_torch() -> None:
+def test_the_front_end_does_not_import_torch() -> None:
     modules = (
         "chairlift.engine.async_llm, chairlift.engine.process.process_client, "
         "chairlift.server.http.application, chairlift.server.serve"

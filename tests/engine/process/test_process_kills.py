@@ -1,4 +1,4 @@
-"""Engines that are killed at any time: every request is answered rightly or ends with an error, and exactly once."""
+"""Engines that are killed at random times: every request ends exactly once, with the right answer or an error."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ NUM_REQUESTS, NUM_SEATS, NUM_KILLS = 120, 6, 4
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_engines_that_are_killed_at_any_time(
+def test_engines_that_are_killed_at_random_times(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
-    monkeypatch.setattr(in_flight, "MAX_RUNS", NUM_KILLS + 2)  # where this machine is slow, many wait for longer
+    monkeypatch.setattr(in_flight, "MAX_RUNS", NUM_KILLS + 2)  # on a slow machine requests wait longer
     rng = random.Random(seed)
     outcomes: list[str] = []
 
-    async def ask(llm: AsyncLLM, leaves: bool) -> None:
+    async def generate(llm: AsyncLLM, is_aborted: bool) -> None:
         await asyncio.sleep(rng.uniform(0, 2))
         prompt = [rng.randrange(3, 250) for _ in range(rng.randint(1, 20))]
         num_tokens, n = rng.randint(1, 40), rng.choice((1, 1, 1, 2))
         generation = llm.start(None, prompt, forced(num_tokens, n=n))
         try:
-            if leaves:
+            if is_aborted:
                 await asyncio.wait_for(anext(generation), rng.uniform(0, 0.5))
                 generation.abort()
-                outcomes.append("left")
+                outcomes.append("aborted")
                 return
             answer = await generation.collect()
         except EngineDeadError:
             outcomes.append("lost")
         except TimeoutError:
-            outcomes.append("left")
+            outcomes.append("aborted")
         else:
             assert [a.token_ids for a in answer.outputs] == [expected_tokens(prompt, num_tokens)] * n
             outcomes.append("answered")
@@ -64,7 +64,7 @@ def test_engines_that_are_killed_at_any_time(
         client = started(tiny_config(tiny_model_dir("llama"), max_num_seqs=NUM_SEATS), FAKE_ENGINE)
         llm = AsyncLLM(client=client)
         llm.open()
-        jobs = [ask(llm, rng.random() < 0.2) for _ in range(NUM_REQUESTS)]
+        jobs = [generate(llm, rng.random() < 0.2) for _ in range(NUM_REQUESTS)]
         await asyncio.wait_for(asyncio.gather(*jobs, kill(client, llm)), timeout=60)
         await until(lambda: llm.status().state == "running")
         assert llm.status().restarts == NUM_KILLS
@@ -78,7 +78,7 @@ def test_engines_that_are_killed_at_any_time(
     assert 0 < outcomes.count("lost") <= NUM_KILLS * NUM_SEATS
 
 
-def test_an_engine_that_listens_late_misses_nothing(
+def test_an_engine_that_connects_late_gets_every_command(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
@@ -98,12 +98,12 @@ def test_an_engine_that_listens_late_misses_nothing(
     asyncio.run(run())
 
 
-def test_an_engine_that_hangs_while_it_starts_again_is_given_up(
+def test_a_restart_that_is_stuck_is_killed(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.001)
     monkeypatch.setattr(process_client, "START_FACTOR", 0.0)
-    monkeypatch.setattr(process_client, "STACKS_SECONDS", 0.05)
+    monkeypatch.setattr(process_client, "STACK_DUMP_SECONDS", 0.05)
     monkeypatch.setattr(watchdog.tempfile, "tempdir", str(tmp_path))
 
     async def run() -> None:
@@ -114,21 +114,21 @@ def test_an_engine_that_hangs_while_it_starts_again_is_given_up(
         llm.open()
         await llm.start(None, [5], forced(4)).collect()
         assert llm.status().last_failure is None
-        hangs = f"test -e {tmp_path}/hung && exec {shlex.join(FAKE_ENGINE)}; touch {tmp_path}/hung; exec sleep 60"
-        client._command = ("sh", "-c", hangs)
+        is_stuck = f"test -e {tmp_path}/hung && exec {shlex.join(FAKE_ENGINE)}; touch {tmp_path}/hung; exec sleep 60"
+        client._command = ("sh", "-c", is_stuck)
         os.kill(client.engine_pid, signal.SIGKILL)
         await until(lambda: "not ready 0.4 s after" in (llm.status().last_failure or ""))
         assert llm.status().state == "restarting"
         client._start_watchdog.timeout = 60.0
         answer = await llm.start(None, [5], forced(4)).collect()
-        assert answer.outputs[0].token_ids == expected_tokens([5], 4), "it waited for an engine that starts"
+        assert answer.outputs[0].token_ids == expected_tokens([5], 4), "the request waits for the next restart"
         assert llm.status().state == "running"
         llm.close()
 
     asyncio.run(run())
 
 
-def test_the_event_loop_goes_on_while_an_engine_does_not_stop(
+def test_the_event_loop_is_not_blocked_while_an_engine_does_not_stop(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_client, "STOP_SECONDS", 0.4)
@@ -141,13 +141,13 @@ def test_the_event_loop_goes_on_while_an_engine_does_not_stop(
         closing = asyncio.create_task(llm.aclose())
         with pytest.raises(EngineDeadError, match="shut down"):
             await waiting.collect()
-        turns = []
+        callbacks = []
         while not closing.done():
-            turns.append(time.monotonic())
+            callbacks.append(time.monotonic())
             await asyncio.sleep(0.01)
         await closing
-        assert turns[-1] - turns[0] > 0.3
-        assert len(turns) > 10
+        assert callbacks[-1] - callbacks[0] > 0.3
+        assert len(callbacks) > 10
         assert client._child.has_exited
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Records arrive as they were sent; a front end that reads no events costs events, and no answer."""
+"""Messages arrive unchanged; when the front end reads no events, events are dropped but outputs are not."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PARAMS = SamplingParams(
 )
 
 
-def some(event_type: type[Event]) -> Event:
+def make_event(event_type: type[Event]) -> Event:
     values = {
         "str": "x",
         "float": 1.5,
@@ -63,7 +63,7 @@ def some(event_type: type[Event]) -> Event:
 
 
 @pytest.mark.parametrize("has_files", [True, False])
-def test_records_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool) -> None:
+def test_records_arrive_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool) -> None:
     if not has_files:
         monkeypatch.setattr("chairlift.engine.process.wire.MAX_IPC_PATH", 0)
     front, address = open_front_link(tmp_path)
@@ -83,48 +83,48 @@ def test_records_arrive_as_they_were_sent(tmp_path: Path, monkeypatch: pytest.Mo
     engine.close()
 
 
-def test_every_kind_of_event_crosses(tmp_path: Path) -> None:
+def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
     front, address = open_front_link(tmp_path)
     engine = open_engine_link(address)
     outbox = Outbox(engine)
-    events = [some(kind) for kind in EVENT_TYPES.values()]
+    events = [make_event(kind) for kind in EVENT_TYPES.values()]
     for event in events:
         outbox.emit(event)
-    outbox.tell([FULL_OUTPUT])
+    outbox.send_result([FULL_OUTPUT])
     assert front.wait(5)
-    news = front.receive()
-    assert isinstance(news, StepResult)
-    assert unpack_events(news.events) == events
-    assert news.outputs == [FULL_OUTPUT]
+    result = front.receive()
+    assert isinstance(result, StepResult)
+    assert unpack_events(result.events) == events
+    assert result.outputs == [FULL_OUTPUT]
     front.close()
     engine.close()
 
 
-def test_steps_that_nobody_reads_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_step_events_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "MAX_UNREAD_EVENTS", 3)
     front, address = open_front_link(tmp_path)
     engine = open_engine_link(address)
     outbox = Outbox(engine)
     inbox = CommandSocket(engine, outbox)
 
-    def told(num_events: int) -> tuple[list[Any], int, int]:
+    def received(num_events: int) -> tuple[list[Any], int, int]:
         for number in range(num_events):
             outbox.emit(Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0))
-        outbox.tell([FULL_OUTPUT])
+        outbox.send_result([FULL_OUTPUT])
         assert front.wait(5)
-        news = front.receive()
-        assert isinstance(news, StepResult)
-        return [event.time for event in unpack_events(news.events)], len(news.outputs), news.num_dropped_events
+        result = front.receive()
+        assert isinstance(result, StepResult)
+        return [event.time for event in unpack_events(result.events)], len(result.outputs), result.num_dropped_events
 
-    assert told(2) == ([0, 1], 1, 0)
-    assert told(4) == ([0], 1, 3)
-    assert told(1) == ([], 1, 1)
+    assert received(2) == ([0, 1], 1, 0)
+    assert received(4) == ([0], 1, 3)
+    assert received(1) == ([], 1, 1)
     outbox.emit(RequestRejected(7.0, "", ""))
-    assert told(1) == ([7], 1, 1), "what becomes of a request is told in any case"
+    assert received(1) == ([7], 1, 1), "events about a request are never dropped"
     assert front.has_receiver(5)
     front.send(EventCredit(4))
     assert engine.wait(5)
     assert inbox.take(wait=False) is None
-    assert told(2) == ([0, 1], 1, 0)
+    assert received(2) == ([0, 1], 1, 0)
     front.close()
     engine.close()

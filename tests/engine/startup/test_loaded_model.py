@@ -1,4 +1,4 @@
-"""KV memory that cannot be had is refused in words, whoever finds out."""
+"""Allocation of KV memory: errors for too much memory, and the number of threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chairlift.system.control_groups import ControlGroups
 
 
 def allocate_with(monkeypatch: pytest.MonkeyPatch, allocate: Callable[[], object]) -> None:
-    """Instead of what the model would do; as much memory as one likes."""
+    """Replace the model's allocation by `allocate`, on a machine with unlimited memory."""
     monkeypatch.setattr(DecoderModel, "allocate_kv_cache", lambda *_arguments: allocate())
     monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1 << 60)
 
@@ -27,7 +27,7 @@ def fail(error: Exception) -> None:
     raise error
 
 
-@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory"])
+@pytest.mark.parametrize("option", ["num_kv_blocks", "kv_cache_memory_bytes"])
 @pytest.mark.parametrize(
     ("allocate", "words"),
     [
@@ -37,7 +37,7 @@ def fail(error: Exception) -> None:
     ],
     ids=["numpy", "torch", "device"],
 )
-def test_what_the_system_does_not_give_is_refused(
+def test_a_failed_allocation_raises_an_error_with_the_size(
     tiny_model_dir: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     option: str,
@@ -46,11 +46,11 @@ def test_what_the_system_does_not_give_is_refused(
 ) -> None:
     allocate_with(monkeypatch, allocate)
     config = EngineConfig(str(tiny_model_dir("llama")), skip_tokenizer_init=True, **{option: 10 << 20})  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=rf"which cannot be had \(.*{words}.*\): lower {option}"):
+    with pytest.raises(ConfigError, match=rf"which cannot be allocated \(.*{words}.*\): lower {option}"):
         LLM.from_config(config)
 
 
-def test_a_mistake_of_ours_is_not_told_as_short_memory(
+def test_other_errors_are_not_reported_as_out_of_memory(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate_with(monkeypatch, lambda: torch.zeros(2, 3) @ torch.zeros(2, 3))
@@ -58,7 +58,7 @@ def test_a_mistake_of_ours_is_not_told_as_short_memory(
         LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60)
 
 
-def test_more_than_the_machine_has_is_not_asked_for(
+def test_a_pool_larger_than_the_memory_is_rejected_before_allocation(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaded_model, "total_memory", lambda _device: 1024)
@@ -68,7 +68,7 @@ def test_more_than_the_machine_has_is_not_asked_for(
         LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60)
 
 
-def test_more_than_the_control_group_allows_is_refused(
+def test_a_pool_larger_than_the_control_group_limit_is_rejected(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ControlGroups, "memory_limit", lambda _self: 1 << 20)
@@ -76,19 +76,19 @@ def test_more_than_the_control_group_allows_is_refused(
         LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=6000)
 
 
-def test_a_pool_larger_than_what_is_free_gives_a_warning(
+def test_a_pool_larger_than_the_free_memory_logs_a_warning(
     tiny_model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ControlGroups, "memory_available", lambda _self: 4096)
     with caplog.at_level(logging.WARNING, "chairlift"):
         LLM(str(tiny_model_dir("llama")), skip_tokenizer_init=True, num_kv_blocks=60).close()
-    assert "once it is full, and only 4 KiB are free now" in caplog.text
+    assert "when it is full, but only 4 KiB are free now" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("quota", "num_threads"), [(None, 8), (0.3, 1), (1.0, 1), (1.9, 1), (2.0, 2), (7.99, 7), (8.0, 8), (64.0, 8)]
 )
-def test_threads_are_no_more_than_the_quota_of_cpu_time(
+def test_the_number_of_threads_is_limited_by_the_cpu_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, num_threads: int
 ) -> None:
     monkeypatch.setattr(loaded_model.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)

@@ -1,4 +1,4 @@
-"""The token budget that nobody gave."""
+"""The default token budget, which is chosen by timing a few steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.token_budget import (
     BUDGETS,
-    PATIENCE_SECONDS,
+    MEASURING_SECONDS,
     PROBES,
     TARGET_STEP_SECONDS,
     ChunkTimer,
@@ -55,7 +55,7 @@ def test_the_budget_is_the_largest_whose_steps_are_short(fixed: float, per_token
 
 
 @given(st.floats(0, 0.1), st.floats(1e-6, 0.01), st.integers(0, 300))
-def test_measuring_takes_no_longer_than_patience(fixed: float, per_token: float, longest: int) -> None:
+def test_measuring_is_limited_in_time(fixed: float, per_token: float, longest: int) -> None:
     spent: list[float] = []
 
     def seconds_of(num_tokens: int) -> float:
@@ -65,17 +65,17 @@ def test_measuring_takes_no_longer_than_patience(fixed: float, per_token: float,
 
     times = measure_steps(seconds_of, longest)
     assert (times is None) == (longest < PROBES[0])
-    assert sum(spent[2:]) <= PATIENCE_SECONDS
+    assert sum(spent[2:]) <= MEASURING_SECONDS
 
 
-def test_what_was_slow_for_once_does_not_count() -> None:
+def test_the_faster_of_two_measurements_is_used() -> None:
     slow_first = iter([0.09, 0.008, 0.03, 0.02])
     assert measure_steps(lambda _: next(slow_first), PROBES[1]) == StepTimes({PROBES[0]: 0.008, PROBES[1]: 0.02})
 
 
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Chunks that were timed, on a machine where 128 tokens take 0.17 s."""
+    """The chunks that were timed, on a simulated machine where 128 tokens take 0.17 s."""
     chunks: list[int] = []
     true_seconds_of = ChunkTimer.seconds_of
 
@@ -100,18 +100,19 @@ def started(folder: Path, **options: Any) -> EngineStarted:
 
 
 @needs_native
-def test_an_engine_chooses_its_budget_and_says_why(
+def test_an_engine_logs_the_budget_that_it_chooses(
     probed: list[int], tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="chairlift"):
         assert started(tiny_model_dir("llama")).max_num_batched_tokens == 128
     assert probed == [8, 8, 32, 32]
-    said = "max_num_batched_tokens 128: such a step takes about 170 ms here, one of 256 tokens 330; 200 are the limit"
-    assert said in caplog.messages
+    assert caplog.messages[-1] == (
+        "max_num_batched_tokens=128: about 170 ms per step on this machine (256 tokens: 330 ms; target: at most 200 ms)"
+    )
     assert started(tiny_model_dir("llama"), max_num_seqs=200).max_num_batched_tokens == 256
-    assert started(tiny_model_dir("llama"), num_kv_blocks=1).max_num_batched_tokens == 64, "from 8 tokens alone"
+    assert started(tiny_model_dir("llama"), num_kv_blocks=1).max_num_batched_tokens == 64, "estimated from 8 tokens"
     assert started(tiny_model_dir("llama"), num_kv_blocks=1, block_size=8).max_num_batched_tokens == 512, (
-        "no room to measure"
+        "the pool has no room for a chunk"
     )
 
 
@@ -125,7 +126,7 @@ def test_an_engine_chooses_its_budget_and_says_why(
         ({"batching": "static"}, DEFAULT_MAX_NUM_BATCHED_TOKENS),
     ],
 )
-def test_who_has_one_or_no_reason_measures_nothing(
+def test_a_configured_or_fixed_budget_is_not_measured(
     options: dict[str, Any], expected: int, probed: list[int], tiny_model_dir: Callable[..., Path]
 ) -> None:
     assert started(tiny_model_dir("llama"), **options).max_num_batched_tokens == expected
@@ -142,7 +143,7 @@ def test_engines_over_one_model_measure_once(probed: list[int], tiny_model_dir: 
 
 
 @needs_native
-def test_measuring_leaves_nothing_behind(tiny_model_dir: Callable[..., Path]) -> None:
+def test_measuring_leaves_no_request_in_the_runner(tiny_model_dir: Callable[..., Path]) -> None:
     options: dict[str, Any] = {"model": str(tiny_model_dir("llama")), "skip_tokenizer_init": True, "num_kv_blocks": 32}
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)
     prompts = [[0] * 60, list(range(3, 90))]
@@ -152,16 +153,16 @@ def test_measuring_leaves_nothing_behind(tiny_model_dir: Callable[..., Path]) ->
     assert [output.num_cached_tokens for output in answers[0]] == [0, 0]
 
 
-def test_a_budget_of_zero_is_still_refused() -> None:
+def test_a_budget_of_zero_is_rejected() -> None:
     with pytest.raises(ConfigError, match="max_num_batched_tokens must be at least 1, got 0"):
         EngineConfig(max_num_batched_tokens=0)
 
 
-def test_the_largest_budget_is_what_planners_count_with() -> None:
+def test_planners_use_the_largest_default_budget() -> None:
     assert max(token_budget.BUDGETS) == EngineConfig().largest_token_budget == DEFAULT_MAX_NUM_BATCHED_TOKENS
 
 
-def test_a_simulation_of_a_recorded_engine_has_its_budget() -> None:
+def test_a_simulation_of_a_recorded_engine_uses_its_budget() -> None:
     recorded = EngineStarted(0.0, "tiny", 16, 64, 8, 128, 256, "fcfs", "paged", True)
 
     def budget(**options: int) -> int:
@@ -172,7 +173,7 @@ def test_a_simulation_of_a_recorded_engine_has_its_budget() -> None:
     assert budget(max_num_seqs=200) == 200
 
 
-def test_a_planned_command_leaves_the_choice_to_the_engine(tiny_model_dir: Callable[..., Path]) -> None:
+def test_a_planned_command_does_not_set_the_default_budget(tiny_model_dir: Callable[..., Path]) -> None:
     def command(**options: Any) -> str:
         files = resolve_model(str(tiny_model_dir("llama")))
         config = load_config(files)

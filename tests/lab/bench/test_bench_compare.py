@@ -54,7 +54,7 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine(folder: Path, **changes: Any) -> EngineConfig:
-    common = {"random_weights": True, "num_threads": 1, "block_size": 4, "num_kv_blocks": 40, "max_model_len": 64}
+    common = {"load_format": "dummy", "num_threads": 1, "block_size": 4, "num_kv_blocks": 40, "max_model_len": 64}
     return EngineConfig(model=str(folder), skip_tokenizer_init=True, **{**common, **changes})
 
 
@@ -337,7 +337,7 @@ def test_the_report_has_tables_and_one_json_line(result: CompareResult) -> None:
 
 
 def command(folder: Path, *arguments: str) -> Any:
-    model = ["--model", str(folder), "--random-weights", "--skip-tokenizer-init", "--num-threads", "1"]
+    model = ["--model", str(folder), "--load-format", "dummy", "--skip-tokenizer-init", "--num-threads", "1"]
     pool = ["--num-kv-blocks", "40", "--block-size", "4", "--max-model-len", "64"]
     load = ["--num-prompts", "5", "--repeats", "1", "--num-warmups", "0", "--input-len", "fixed:6"]
     return CliRunner().invoke(app, ["bench", "compare", *model, *pool, *load, *arguments])

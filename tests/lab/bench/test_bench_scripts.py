@@ -95,7 +95,7 @@ def test_both_engines_give_the_same_tokens(tiny_model_dir: TinyModel, capsys: py
         baseline_share=1.0,
         max_num_seqs=4,
         max_num_batched_tokens=64,
-        kv_cache_memory="1MiB",
+        kv_cache_memory_bytes="1MiB",
         num_threads=1,
     )
     pair = versus.run_stage("chairlift", 0, settings), versus.run_stage("transformers", 0, settings)

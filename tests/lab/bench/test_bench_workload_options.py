@@ -141,5 +141,5 @@ def test_a_trace_of_texts_is_tokenized_by_the_models_tokenizer(tiny_model_dir: T
     options = ThroughputOptions(trace=trace, repeats=1, num_warmups=0)
     (run,) = run_throughput(config(tiny_model_dir, model=folder), options).runs
     assert (run.prompt_tokens, run.output_tokens) == (12, 3)
-    with pytest.raises(ConfigError, match="its lengths depend on the tokenizer"):
+    with pytest.raises(ConfigError, match="a tokenizer is required to know its lengths"):
         run_throughput(config(tiny_model_dir, model=folder, skip_tokenizer_init=True), options)

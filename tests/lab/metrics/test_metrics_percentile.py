@@ -1,4 +1,4 @@
-"""Percentiles, against numpy."""
+"""Compares percentiles with those of numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of hand-written events, with answers worked out by hand."""
+"""Checks metrics of hand-written events against values computed by hand."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_metrics_of_a_log_equal_those_of_its_events() -> None:
 
 
 def test_a_preempted_request_is_counted_once() -> None:
-    """b is thrown out after its first token, comes back with 4 cached tokens and goes on."""
+    """b is preempted after its first token and resumes with 4 cached tokens."""
     events: list[Event] = [
         STARTED,
         arrived("b", 0.0, 6),

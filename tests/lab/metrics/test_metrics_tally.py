@@ -1,4 +1,4 @@
-"""Metrics as a stream: what is added up and dropped must give what the whole list gives."""
+"""Metrics that are computed event by event equal those of the whole list of events."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
     pool, count = plan.memory.pool, plan.fit.num_fit
     assert pool.num_blocks == 103
     assert 6 <= count <= 14
-    by_memory = build_engine(config_of(folder, kv, arena, kv_cache_memory=plan.memory.kv_bytes))
+    by_memory = build_engine(config_of(folder, kv, arena, kv_cache_memory_bytes=plan.memory.kv_bytes))
     assert by_memory.kv_cache_plan == pool
     assert by_memory.scheduler_config.max_model_len == plan.memory.max_model_len
     for num_requests in (count, count + 1):
@@ -311,8 +311,10 @@ def test_an_engine_says_what_was_planned_and_what_it_holds(
         build_engine(config, events=events)
     said = "\n".join(caplog.messages)
     assert len(caplog.messages) <= 5
-    assert "weights: 422.2 KiB planned, 422.2 KiB held" in said
-    assert "kv=exact, buddy: memory for 4 requests of max_model_len at once, or 4 of 32 prompt and 32 output" in said
+    assert "weights: 422.2 KiB (planned: 422.2 KiB)" in said
+    assert (
+        "kv=exact, buddy: the pool holds 4 concurrent requests of max_model_len tokens, or 4 of 32 prompt and" in said
+    )
     started = events.events[0]
     assert isinstance(started, EngineStarted)
     model_config = load_config(resolve_model(str(folder)))

@@ -69,7 +69,7 @@ def test_planned_matrices_are_those_that_a_step_reads() -> None:
 def test_kv_memory_of_opt_13b_is_that_of_the_vllm_paper() -> None:
     """Kwon et al., SOSP'23: 800 KiB a token (section 3), some 15.7K slots in 12 GB (table 1), and 7 requests of
     max_model_len at once (section 6.2)."""
-    plan = opt_plan(kv_cache_memory=12 * GIB, kv="max", max_num_seqs=256)
+    plan = opt_plan(kv_cache_memory_bytes=12 * GIB, kv="max", max_num_seqs=256)
     assert plan.memory.slot_bytes == 800 << 10
     assert plan.memory.pool.num_slots == (12 * GIB // (800 << 10) // 16 - 1) * 16 == 15_712
     assert plan.fit.num_fit == 7
@@ -135,8 +135,8 @@ def test_the_pool_is_limited_to_what_the_seats_can_use() -> None:
     ("memory_bytes", "options", "match"),
     [
         (25 * GIB, {}, "memory=25 GiB leaves nothing for K and V: the weights take 23.94 GiB and the activations"),
-        (None, {}, "give memory, kv_cache_memory or num_kv_blocks"),
-        (30 * GIB, {"num_kv_blocks": 5}, "give memory, kv_cache_memory or num_kv_blocks"),
+        (None, {}, "give memory, kv_cache_memory_bytes or num_kv_blocks"),
+        (30 * GIB, {"num_kv_blocks": 5}, "give memory, kv_cache_memory_bytes or num_kv_blocks"),
         (None, {"num_kv_blocks": 5, "max_model_len": 81}, "max_model_len=81 exceeds the 80 slots"),
         (None, {"num_kv_blocks": 500, "max_model_len": 2049}, "exceeds the model's context of 2048"),
         (None, {"num_kv_blocks": 7}, "only 0 of 100000 pairs of fixed:100 prompt and fixed:60 output tokens fit"),

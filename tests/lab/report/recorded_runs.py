@@ -1,4 +1,4 @@
-"""Random runs of the engine, and beside them what the report has to find out: who held what after each schedule."""
+"""Random runs of the engine, with the blocks and slots of each request after each schedule as the expected result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fakes import expected_tokens, make_engine, make_request
 
 @dataclass(slots=True)
 class Holder:
-    """A request with memory: the blocks of its table, its written slots, and whether it stays for its batch alone."""
+    """A request with memory: the blocks of its table, its written slots, and whether only its static batch keeps it."""
 
     block_ids: list[int]
     num_written: int
@@ -33,7 +33,7 @@ class RecordedRun:
 
 
 class Recorder:
-    """Takes the place of the executor's `submit`, which is called right after each schedule."""
+    """Replaces the `submit` method of the executor, which is called after each schedule."""
 
     def __init__(self, core: Any, manager: Any, executor: Any, events: list[Event], tick: float) -> None:
         self.run = RecordedRun(events)
@@ -109,7 +109,7 @@ def recorded_runs(draw: st.DrawFn, *, forced: bool = False) -> RecordedRun:
             kv_arena=None if kv == "paged" else arena,
         )
     )
-    # A clock that stands still cannot tell what a step that was planned ahead knew.
+    # Without a moving clock it is unknown which ends preceded the schedule of a step.
     recorder = Recorder(core, manager, executor, log.events, 1.0 if steps_ahead else draw(st.sampled_from([0.0, 1.0])))
     for name in range(draw(st.integers(1, 8))):
         _add(draw, core, f"r{name}", must_be_forced=forced or kv in ("pow2", "oracle"), exactly=forced)

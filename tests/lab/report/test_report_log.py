@@ -1,4 +1,4 @@
-"""Files that are no event logs, labels, and the command."""
+"""Checks invalid event logs, labels, and the command `report`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ BAD_FILES = {
     "not text": (b"\x89PNG\xff\xfe", "line 1: not UTF-8"),
     "other json": (b'{"a": 1}\n', "line 1: type must be one of"),
     "second line": (to_json(engine_started()).encode() + b"\n{}\n", "line 2: type must be one of"),
-    "no steps": (to_json(engine_started()).encode() + b"\n", "1 lines: no step was computed"),
+    "no steps": (to_json(engine_started()).encode() + b"\n", "1 lines but no step"),
 }
 
 
@@ -81,7 +81,7 @@ def test_a_log_must_have_exactly_one_beginning(tmp_path: Path) -> None:
     events = small_run()
     with pytest.raises(ConfigError, match="line 1: the first event must be engine_started"):
         read_log(write(tmp_path / "cut.jsonl", events[1:]))
-    with pytest.raises(ConfigError, match=f"line {len(events) + 1}: a second run begins here"):
+    with pytest.raises(ConfigError, match=f"line {len(events) + 1}: a second run begins"):
         read_log(write(tmp_path / "two.jsonl", events * 2))
 
 
@@ -90,8 +90,8 @@ BROKEN_STEPS: dict[str, tuple[Callable[[Step], Step], str]] = {
     "padding": (lambda step: replace(step, num_padding=[1]), "column num_padding has 1 entries for 3 request_ids"),
     "type": (lambda step: replace(step, request_ids=3), "wrong type"),  # type: ignore[arg-type]
     "time": (lambda step: replace(step, time=-1.0), "time goes backwards in step 0"),
-    "admission": (lambda step: replace(step, admitted=[]), "request 'r0' is in a step and was never admitted"),
-    "arrival": (lambda step: replace(step, admitted=["x"]), "request 'x' was admitted and never arrived"),
+    "admission": (lambda step: replace(step, admitted=[]), "request 'r0' is in a step without an admission"),
+    "arrival": (lambda step: replace(step, admitted=["x"]), "request 'x' was admitted without an arrival"),
 }
 
 
@@ -112,9 +112,9 @@ def test_labels_are_distinct(tmp_path: Path) -> None:
     assert [run.label for run in load_runs([str(a), str(a)])] == [both[0], f"{both[0]} #2"]
     static = [replace(small_run()[0], batching="static", static_batch_size=8, kv="max"), *small_run()[1:]]
     assert load_runs([str(write(tmp_path / "s.jsonl", static))])[0].label == "static(8)/max"
-    with pytest.raises(ConfigError, match="label 'mine' is given to several"):
+    with pytest.raises(ConfigError, match="label 'mine' is used for several"):
         load_runs([f"mine={a}", f"mine={b}"])
-    with pytest.raises(ConfigError, match="neither a file nor LABEL=PATH"):
+    with pytest.raises(ConfigError, match="must be PATH or LABEL=PATH"):
         load_runs([f"={a}"])
 
 

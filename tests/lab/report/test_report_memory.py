@@ -1,4 +1,4 @@
-"""Kinds of slots with the true lengths, and the map of blocks, against the engine's own tables."""
+"""Compares kinds of slots with true lengths, and spans of blocks, with the block tables of the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fakes import make_engine, make_request
 
 
 def reserved_slots(holders: dict[str, Holder], written: dict[str, int], block_size: int) -> int:
-    """Slots that are held and will be written, by what was written in the end: counted one by one."""
+    """Slots that are held and will be written, counted one by one."""
     return sum(
         holder.num_written <= slot < written[name]
         for name, holder in holders.items()
@@ -67,7 +67,7 @@ def test_true_kinds_are_the_live_ones_where_max_tokens_is_the_length(run: Record
 
 
 def test_an_early_stop_turns_reserved_into_internal() -> None:
-    """3 prompt tokens, 2 output tokens of at most 9, `exact`: 11 slots asked for are 3 blocks, 4 are ever written."""
+    """`exact` reserves 3 blocks for 3 prompt tokens and max_tokens=9, but only 4 slots are written."""
     core, _, _, log = make_engine(kv="exact", num_blocks=8)
     log.events.append(engine_started(num_blocks=8, kv="exact", kv_arena="buddy"))
     core.add(make_request("a", [1, 2, 3], 9, output_len=2))

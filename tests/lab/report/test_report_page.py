@@ -1,4 +1,4 @@
-"""The page and its figures."""
+"""Checks the page of a report and its figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from matplotlib.text import Text
 from chairlift.config import SchedulerConfig
 from chairlift.events import Event, EventList, Step
 from chairlift.lab.report.build import default_title, draw_all, write_report
-from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, LeftOut
+from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, paint
 from chairlift.lab.report.lanes import lane_cells
 from chairlift.lab.report.page import render, svg_of
@@ -37,7 +37,7 @@ KEYS = ["batch", "device", "memory-map", "memory-kinds", "waste", "variance", "l
 
 
 class Linear:
-    """Seconds of a step: some for the weights, some for every token."""
+    """A cost model with a constant for the weights and a cost for each token."""
 
     def seconds(self, shape: Any) -> float:
         return 0.02 + 0.001 * shape.num_tokens
@@ -74,7 +74,7 @@ def static(size: int, **options: Any) -> list[Event]:
 
 @pytest.fixture(scope="module")
 def runs() -> list[RecordedRun]:
-    """Every figure has what it needs: two lengths, two batch sizes, two policies, memory that runs short."""
+    """Runs for all figures: two lengths, two batch sizes, two policies, and a lack of memory."""
     return [
         recorded_run(static(4, kv="max"), "s4"),
         recorded_run(static(8, kv="max", output="fixed:9"), "s8"),
@@ -84,12 +84,12 @@ def runs() -> list[RecordedRun]:
 
 
 @pytest.fixture(scope="module")
-def parts(runs: list[RecordedRun]) -> list[Drawing | LeftOut]:
+def parts(runs: list[RecordedRun]) -> list[Drawing | OmittedFigure]:
     return draw_all(runs)
 
 
 class Reader(HTMLParser):
-    """Checks that elements close in order; keeps ids, links and the text of some elements."""
+    """A parser that checks that elements are closed in order, and keeps ids, links and some texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,10 +135,10 @@ def read(page: str) -> Reader:
 
 
 def test_the_page_has_every_figure_and_nothing_from_elsewhere(
-    runs: list[RecordedRun], parts: list[Drawing | LeftOut]
+    runs: list[RecordedRun], parts: list[Drawing | OmittedFigure]
 ) -> None:
     assert [part.key for part in parts] == KEYS
-    assert all(isinstance(part, Drawing) for part in parts), [p.reason for p in parts if isinstance(p, LeftOut)]
+    assert all(isinstance(part, Drawing) for part in parts), [p.reason for p in parts if isinstance(p, OmittedFigure)]
     page = render("A & B", runs, parts)
     reader = read(page)
     assert reader.num_figures == len(reader.captions) == len(KEYS)
@@ -163,7 +163,7 @@ def test_the_table_has_every_run(runs: list[RecordedRun]) -> None:
     assert [cell == "none" for cell in cells] == [True, True, False, False]
 
 
-def test_text_has_a_minimum_size(parts: list[Drawing | LeftOut]) -> None:
+def test_text_has_a_minimum_size(parts: list[Drawing | OmittedFigure]) -> None:
     for part in parts:
         assert isinstance(part, Drawing)
         sizes = {text.get_fontsize() for text in part.figure.findobj(Text) if text.get_text()}  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def test_labels_are_escaped() -> None:
 
 
 def without_memory(events: Sequence[Event]) -> list[Event]:
-    """As version 1 of the schema had it."""
+    """The events without kinds of slots, as in version 1 of the schema."""
     none = {"token_states": 0, "reserved": 0, "internal": 0, "external": 0, "free": 0, "new_blocks": {}}
     return [replace(event, **none) if isinstance(event, Step) else event for event in events]  # type: ignore[arg-type]
 
@@ -188,7 +188,7 @@ def test_figures_without_data_are_omitted_with_a_reason() -> None:
     run = recorded_run(without_memory(simulated(6)), "old")
     assert run.kinds is None
     parts = draw_all([run])
-    left_out = {part.key: part.reason for part in parts if isinstance(part, LeftOut)}
+    left_out = {part.key: part.reason for part in parts if isinstance(part, OmittedFigure)}
     assert left_out.keys() == {"memory-map", "memory-kinds", "waste", "variance", "batch-size"}
     assert "schema version 1" in left_out["waste"]
     assert "vary differently" in left_out["variance"]
@@ -201,8 +201,8 @@ def test_figures_without_data_are_omitted_with_a_reason() -> None:
 def test_runs_without_memory_are_named_beside_the_others(runs: list[RecordedRun]) -> None:
     parts = draw_all([runs[0], recorded_run(without_memory(simulated(6)), "old")])
     captions = {part.key: part.caption for part in parts if isinstance(part, Drawing)}
-    assert "Without memory in their logs: old." in captions["waste"]
-    assert "Without memory in their logs: old." in captions["memory-kinds"]
+    assert "Runs without kinds of slots in their logs: old." in captions["waste"]
+    assert "Runs without kinds of slots in their logs: old." in captions["memory-kinds"]
 
 
 def test_runs_that_are_not_drawn_over_time_are_counted() -> None:
@@ -218,7 +218,7 @@ def test_steps_replace_time_if_the_clock_does_not_move() -> None:
     parts = draw_all([recorded_run(events)])
     assert isinstance(parts[0], Drawing)
     assert parts[0].figure.axes[-1].get_xlabel() == "steps since the run began"
-    assert isinstance(parts[KEYS.index("latency")], LeftOut)
+    assert isinstance(parts[KEYS.index("latency")], OmittedFigure)
 
 
 def test_the_map_shows_owners_rounding_sharing_and_free_blocks() -> None:
@@ -233,7 +233,7 @@ def test_the_map_shows_owners_rounding_sharing_and_free_blocks() -> None:
 
 
 def colours_of(drawing: Drawing) -> np.ndarray[Any, Any]:
-    """Every pixel, as 8-bit colours in one number."""
+    """The colour of each pixel as one number."""
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
         drawing.figure.savefig(file, format="png", dpi=100)
@@ -265,7 +265,7 @@ def test_two_thousand_requests_stay_small(big: RecordedRun, tmp_path: Path) -> N
 
 
 def test_every_legend_entry_is_visible(big: RecordedRun, runs: list[RecordedRun]) -> None:
-    """Cells and images both lie over their background."""
+    """Cells and images are drawn above their background."""
     batch = [draw_all([run])[0] for run in (big, runs[0])]
     assert isinstance(batch[0], Drawing)
     assert isinstance(batch[1], Drawing)

@@ -1,4 +1,4 @@
-"""Steps put into bins, and runs made into points."""
+"""Checks time bins, and the points of figures that compare runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_published_shares_add_up() -> None:
 
 
 def two_steps() -> list[Event]:
-    """A prefill of 3 tokens in 1 s with somebody waiting, a decode of 3 s with nobody; 10 of 64 slots held, then 20."""
+    """A prefill of 3 tokens in 1 s with a waiting request and 10 of 64 slots held, a decode of 3 s without and 20."""
     common: dict[str, Any] = {"request_ids": ["a"], "preempted": [], "num_running": 1, "evictable_blocks": 0}
     return [
         engine_started(),

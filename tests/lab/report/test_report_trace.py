@@ -1,4 +1,4 @@
-"""Stays, lanes and cells against what the engine itself held and computed."""
+"""Compares residencies, lanes and cells with what the engine held and computed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_residencies_are_those_that_held_memory(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     held: list[dict[str, list[int]]] = [{} for _ in trace.steps]
-    for stay in trace.stays:
-        for position in range(stay.first, stay.last + 1):
-            blocks = [block for taken, new in stay.blocks if taken <= position for block in new]
-            assert stay.request.arrived.request_id not in held[position]
-            held[position][stay.request.arrived.request_id] = blocks
+    for residency in trace.residencies:
+        for position in range(residency.first, residency.last + 1):
+            blocks = [block for taken, new in residency.blocks if taken <= position for block in new]
+            assert residency.request.arrived.request_id not in held[position]
+            held[position][residency.request.arrived.request_id] = blocks
     assert held == [{name: holder.block_ids for name, holder in step.items()} for step in run.holders]
 
 
@@ -37,10 +37,10 @@ def test_residencies_are_those_that_held_memory(run: RecordedRun) -> None:
 def test_lanes_are_the_lowest_free_seats(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
-    lanes = assign_lanes(trace.stays)
+    lanes = assign_lanes(trace.residencies)
     lane_of: dict[int, int] = {}
     for position, step in enumerate(run.holders):
-        present = {i for i, stay in enumerate(trace.stays) if stay.first <= position <= stay.last}
+        present = {i for i, residency in enumerate(trace.residencies) if residency.first <= position <= residency.last}
         assert len(present) == len(step)
         lane_of = {i: lane for i, lane in lane_of.items() if i in present}
         for newcomer in sorted(present - lane_of.keys()):
@@ -56,10 +56,10 @@ def test_lane_cells_have_the_kind_of_each_row(run: RecordedRun) -> None:
     assume(has_steps(run))
     trace = trace_events(run.events)
     kinds: dict[tuple[int, str], RowKind] = {}
-    for stay in trace.stays:
-        for phase in stay.phases:
+    for residency in trace.residencies:
+        for phase in residency.phases:
             for position in range(phase.first, phase.last + 1):
-                kinds[position, stay.request.arrived.request_id] = phase.kind
+                kinds[position, residency.request.arrived.request_id] = phase.kind
     has_sampled: set[str] = set()
     for position, step in enumerate(trace.steps):
         has_sampled -= set(step.admitted)
@@ -109,7 +109,7 @@ def test_without_a_moving_clock_the_axis_counts_steps() -> None:
     st.integers(1, 17),
 )
 def test_lane_shares_keep_all_time(drawn: list[tuple[int, RowKind, float, float]], num_columns: int) -> None:
-    """Every cell's time is spread over its own lane and kind, column by column, as a fine ruler finds it."""
+    """The time of each cell is added to the columns of its lane and kind."""
     duration = 8.0
     cells, clock = [], [0.0] * 4
     for lane, kind, gap, length in drawn:

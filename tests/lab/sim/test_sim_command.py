@@ -72,7 +72,7 @@ def test_pool_size_is_that_of_the_planner() -> None:
     model = PlannedModel("opt-13b", "opt-13b", model_config, matrix_formats(None, model_config))
     memory = plan_memory(model, config, find_device("A100-40GB").memory_bytes, 0.9)
     assert engine["num_blocks"] == memory.pool.num_blocks
-    given = last_line(run(*SMALL, "--kv-cache-memory", "12GiB"))["engine"]
+    given = last_line(run(*SMALL, "--kv-cache-memory-bytes", "12GiB"))["engine"]
     assert given["num_blocks"] == (12 << 30) // (819_200 * 16) - 1 == 982, "one of them is spare"
 
 
@@ -138,7 +138,7 @@ def test_presets_are_listed_and_run() -> None:
         (["--model", "unknown/not a model"], "or a shape: opt-13b"),
         (["--device", "abacus"], "no such device or file"),
         (["--max-model-len", "4096"], "max_model_len=4096 exceeds the model's context of 2048"),
-        (["--kv-cache-memory", "1KB"], "holds 0 blocks"),
+        (["--kv-cache-memory-bytes", "1KB"], "holds 0 blocks"),
         (["--fitted-to", "nowhere.jsonl"], "fitted_to=nowhere.jsonl: No such file"),
         (["--fitted-to", "x", "--tensor-parallel-size", "2"], "leave one of them out"),
         (["--event-log", "nowhere/at/all"], "event_log=nowhere/at/all: No such file"),

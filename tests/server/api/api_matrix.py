@@ -1,4 +1,4 @@
-"""What the API is asked: one row a call, made whole and as a stream."""
+"""Request bodies for the tests of the API, each of which is sent with and without streaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What chats do with tools, templates and reasoning, on a tiny model whose answers are made to fit."""
+"""Tools, templates and reasoning in chats, with a tiny model whose answers are constrained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from api_matrix import CALL_REGEX, HISTORY, MESSAGES, NAMED, OK_SCHEMA, TOOLS, WEATHER
 from api_model import NO_THOUGHTS
 
-from chairlift.server.api.protocol import FunctionTool
+from chairlift.server.api.protocol.tools import FunctionTool
 from chairlift.server.tools.call_formats import TOOL_CALL_FORMATS
 from chairlift.server.tools.tool_constraints import calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
@@ -30,14 +30,14 @@ def prompt(server: RunningServer, **fields: Any) -> str:
     return str(server.post("/detokenize", {"tokens": tokens}).json()["prompt"])
 
 
-def refusal(server: RunningServer, **fields: Any) -> tuple[str, str]:
+def error_of(server: RunningServer, **fields: Any) -> tuple[str, str]:
     response = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, **fields})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     return error["param"], error["message"]
 
 
-def test_a_call_is_parted_from_the_content(api_server: RunningServer) -> None:
+def test_a_call_is_separated_from_the_content(api_server: RunningServer) -> None:
     choice = chat(api_server, tools=TOOLS, structured_outputs={"regex": CALL_REGEX}, **NO_THOUGHTS)
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Well."
@@ -63,7 +63,7 @@ def test_a_named_tool_is_called(api_server: RunningServer) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_what_is_not_to_be_called_is_not_told(api_server: RunningServer) -> None:
+def test_calls_are_not_parsed_with_tool_choice_none(api_server: RunningServer) -> None:
     regex = {"regex": CALL_REGEX}
     choice = chat(api_server, tools=TOOLS, tool_choice="none", structured_outputs=regex, **NO_THOUGHTS)
     assert "<tool_call>" in choice["message"]["content"]
@@ -79,7 +79,7 @@ def accepts(grammar: str, text: str) -> bool:
     return bool(matcher.validate_tokens(list(text.encode())) == len(text.encode()))
 
 
-def test_a_strict_tool_binds_calls_and_leaves_text_free() -> None:
+def test_a_strict_tool_constrains_calls_but_not_text() -> None:
     tools = [FunctionTool.model_validate(tool) for tool in STRICT]
     grammar = lazy_calls_constraint(tools, TOOL_CALL_FORMATS["hermes"], is_parallel=True).grammar
     assert grammar is not None
@@ -92,7 +92,7 @@ def test_a_strict_tool_binds_calls_and_leaves_text_free() -> None:
     assert accepts(once, call)
 
 
-def test_references_of_a_schema_keep_their_meaning() -> None:
+def test_references_inside_a_schema_are_preserved() -> None:
     tools = [FunctionTool.model_validate(tool) for tool in TOOLS]
     schema = json.loads(str(calls_constraint(tools, is_parallel=False).json))
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
@@ -100,18 +100,18 @@ def test_references_of_a_schema_keep_their_meaning() -> None:
     assert not accepts(grammar, '[{"name":"get_weather","arguments":{"city":"Rome","unit":"K"}}]')
 
 
-def test_strict_tools_are_served(api_server: RunningServer) -> None:
+def test_strict_tools_are_accepted(api_server: RunningServer) -> None:
     assert chat(api_server, tools=STRICT, max_tokens=8)["finish_reason"] in ("length", "stop")
 
 
-def test_the_template_sees_tools_calls_and_results(api_server: RunningServer) -> None:
+def test_the_template_renders_tools_calls_and_results(api_server: RunningServer) -> None:
     text = prompt(api_server, messages=HISTORY, tools=TOOLS)
     assert '"name": "get_weather"' in text
     assert 'assistant:  add({"n": 1})\ntool: sunny\n' in text
     assert prompt(api_server, chat_template="{{ messages[0].content }}!") == "Hello!"
 
 
-def test_reasoning_is_told_apart(api_server: RunningServer) -> None:
+def test_reasoning_is_separated_from_the_content(api_server: RunningServer) -> None:
     thinking = {"enable_thinking": True}
     message = chat(api_server, chat_template_kwargs=thinking, max_tokens=6)["message"]
     assert message["content"] == ""
@@ -130,17 +130,17 @@ def test_the_last_message_is_continued(api_server: RunningServer) -> None:
     assert chat(api_server, **fields, echo=True, max_tokens=4)["message"]["content"] == "Once upon" + alone
 
 
-REFUSALS: list[tuple[dict[str, Any], str, str]] = [
-    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not among"),
-    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "declared more than once"),
-    ({"tools": TOOLS, "tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_choice", "keep one"),
-    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "keep"),
+INVALID: list[tuple[dict[str, Any], str, str]] = [
+    ({"tool_choice": "required"}, "tool_choice", "without tools"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "must name one"),
+    ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "occurs more than once"),
+    ({"tools": TOOLS, "tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_choice", "keep only"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs", "one"),
     ({"chat_template_kwargs": {"frob": 1}}, "chat_template_kwargs", "does not read 'frob'"),
-    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "a field of its own says it"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "use the fields of the request"),
     ({"continue_final_message": True}, "continue_final_message", "last message of the assistant"),
-    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "contradict"),
-    ({"messages": [{"role": "assistant"}]}, "messages", "neither content nor tool_calls"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "cannot both be true"),
+    ({"messages": [{"role": "assistant"}]}, "messages", "must have content or tool_calls"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
     ({"store": True}, "store", "must be false, got true"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
@@ -158,16 +158,16 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "param", "words"), REFUSALS, ids=lambda value: json.dumps(value)[:50])
-def test_what_cannot_be_honoured_is_refused(
-    api_server: RunningServer, fields: dict[str, Any], param: str, words: str
+@pytest.mark.parametrize(("fields", "param", "expected"), INVALID, ids=lambda value: json.dumps(value)[:50])
+def test_invalid_fields_are_rejected(
+    api_server: RunningServer, fields: dict[str, Any], param: str, expected: str
 ) -> None:
-    named, message = refusal(api_server, **fields)
+    named, message = error_of(api_server, **fields)
     assert named == param, message
-    assert words in message
+    assert expected in message
 
 
-def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+def test_tools_are_described_in_messages_for_templates_without_tools() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"n": 1}}}
     messages = [
         {"role": "system", "content": "Be brief."},

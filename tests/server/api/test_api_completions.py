@@ -1,4 +1,4 @@
-"""What completions do beyond one answer: echo, best_of, timings, token ids, renamed and satisfied fields."""
+"""Fields of completions: echo, best_of, timings, token ids, and invalid values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def complete(server: RunningServer, **fields: Any) -> dict[str, Any]:
     return dict(response.json())
 
 
-def test_echo_puts_the_prompt_in_front(api_server: RunningServer) -> None:
+def test_echo_returns_the_prompt_before_the_answer(api_server: RunningServer) -> None:
     text = complete(api_server)["choices"][0]["text"]
     echoed = complete(api_server, echo=True, logprobs=1)["choices"][0]
     assert echoed["text"] == PROMPT + text
@@ -39,8 +39,8 @@ def test_echo_puts_the_prompt_in_front(api_server: RunningServer) -> None:
     assert logprobs["text_offset"][: len(of_prompt)] == of_prompt, "BOS is not in the text"
 
 
-def test_offsets_are_of_the_text_whatever_tokens_are_called(api_server: RunningServer) -> None:
-    """Characters of several tokens, ids instead of texts, special tokens; in one piece and in a stream."""
+def test_text_offsets_refer_to_the_text(api_server: RunningServer) -> None:
+    """Characters of several tokens, token ids instead of texts, and special tokens, with and without streaming."""
     for prompt, more in (
         ("日本 🎉 a", {}),
         ("日本 🎉 a", {"return_tokens_as_token_ids": True}),
@@ -58,24 +58,24 @@ def test_offsets_are_of_the_text_whatever_tokens_are_called(api_server: RunningS
         assert offsets == [0] * num_hidden + expected
         assert b"".join(spelled).decode(errors="replace") == text
         lines = api_server.post("/v1/completions", {**fields, "temperature": 0, "stream": True}).text.splitlines()
-        told = (json.loads(line[6:])["choices"][0]["logprobs"] for line in lines if line.startswith("data: {"))
-        assert [offset for lists in told if lists for offset in lists["text_offset"]] == offsets
+        logprobs = (json.loads(line[6:])["choices"][0]["logprobs"] for line in lines if line.startswith("data: {"))
+        assert [offset for lists in logprobs if lists for offset in lists["text_offset"]] == offsets
 
 
 @given(st.text(max_size=12), st.lists(st.integers(1, 4), max_size=30))
-def test_a_token_begins_where_its_character_does(text: str, sizes: list[int]) -> None:
+def test_a_token_has_the_offset_of_its_character(text: str, sizes: list[int]) -> None:
     data = text.encode()
     cuts = [0, *(at for at in itertools.accumulate(sizes) if at < len(data)), len(data)]
     tokens = dict(enumerate([data[begin:end] for begin, end in itertools.pairwise(cuts)], start=1)) | {0: b"<bos>"}
     decoder = SimpleNamespace(token_bytes=tokens.__getitem__)
     whole = [len(data[:begin].decode(errors="ignore")) for begin in cuts[:-1]]
-    of_prompt = TextOffsets.of_prompt(decoder, sorted(tokens), text)
-    assert [of_prompt.take(token) for token in sorted(tokens)] == [0, *whole]
+    of_prompt = TextOffsets.for_prompt(decoder, sorted(tokens), text)
+    assert [of_prompt.advance(token) for token in sorted(tokens)] == [0, *whole]
     hiding = TextOffsets(decoder, 7, hidden={0})
-    assert [hiding.take(token) for token in [*sorted(tokens), 0]] == [7, *(7 + at for at in whole), 7 + len(text)]
+    assert [hiding.advance(token) for token in [*sorted(tokens), 0]] == [7, *(7 + at for at in whole), 7 + len(text)]
 
 
-def test_echo_alone_generates_nothing(api_server: RunningServer) -> None:
+def test_echo_with_max_tokens_0_generates_no_tokens(api_server: RunningServer) -> None:
     body = complete(api_server, echo=True, max_tokens=0, logprobs=0)
     (choice,) = body["choices"]
     assert choice["text"] == PROMPT
@@ -84,7 +84,7 @@ def test_echo_alone_generates_nothing(api_server: RunningServer) -> None:
     assert len(choice["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"]
 
 
-def test_the_best_answers_are_the_likeliest(api_server: RunningServer) -> None:
+def test_best_of_returns_the_answers_with_the_highest_mean_logprob(api_server: RunningServer) -> None:
     common = {"temperature": 1.5, "seed": 11, "max_tokens": 6, "logprobs": 0}
     all_answers = complete(api_server, n=6, **common)["choices"]
     means = {
@@ -98,7 +98,7 @@ def test_the_best_answers_are_the_likeliest(api_server: RunningServer) -> None:
     assert complete(api_server, n=1, best_of=3, temperature=1.5)["choices"][0]["logprobs"] is None
 
 
-def test_a_stop_token_is_no_text_unless_asked_for(api_server: RunningServer) -> None:
+def test_a_stop_token_is_omitted_from_the_text_by_default(api_server: RunningServer) -> None:
     whole = complete(api_server, ignore_eos=True, return_token_ids=True)["choices"][0]
     stop = whole["token_ids"][-1]
     first = whole["token_ids"].index(stop)
@@ -109,7 +109,7 @@ def test_a_stop_token_is_no_text_unless_asked_for(api_server: RunningServer) -> 
     assert len(shown["text"]) > len(hidden["text"])
 
 
-def test_timings_are_told_in_the_body_and_as_a_header(api_server: RunningServer) -> None:
+def test_timings_are_returned_in_the_body_and_as_a_header(api_server: RunningServer) -> None:
     response = api_server.post(
         "/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "timings": True, "ignore_eos": True}
     )
@@ -121,14 +121,14 @@ def test_timings_are_told_in_the_body_and_as_a_header(api_server: RunningServer)
     assert "server-timing" not in api_server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1}).headers
 
 
-def test_a_constraint_holds(api_server: RunningServer) -> None:
+def test_structured_outputs_constrain_the_answer(api_server: RunningServer) -> None:
     answer = complete(api_server, structured_outputs={"choice": ["yes", "no"]}, max_tokens=9)["choices"][0]
     assert answer["text"] in ("yes", "no")
     assert answer["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("fields", "param", "expected"),
     [
         ({"best_of": 2, "n": 3}, "best_of", "at least n=3"),
         ({"best_of": 3, "stream": True}, "best_of", "cannot be streamed"),
@@ -140,13 +140,13 @@ def test_a_constraint_holds(api_server: RunningServer) -> None:
         ({"messages": []}, "messages", "unknown"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(
-    api_server: RunningServer, fields: dict[str, Any], param: str, words: str
+def test_invalid_fields_are_rejected(
+    api_server: RunningServer, fields: dict[str, Any], param: str, expected: str
 ) -> None:
     response = api_server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2, **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
-    assert words in response.json()["error"]["message"]
+    assert expected in response.json()["error"]["message"]
 
 
 def test_max_tokens_null_is_the_default(api_server: RunningServer) -> None:
@@ -163,7 +163,7 @@ def test_tokenize_takes_a_prompt_or_messages(api_server: RunningServer) -> None:
     assert api_server.post("/detokenize", {"tokens": [9999]}).status_code == 400
 
 
-def test_half_a_surrogate_pair_is_refused_politely(api_server: RunningServer) -> None:
+def test_an_unpaired_surrogate_is_rejected(api_server: RunningServer) -> None:
     body = b'{"prompt": "x", "\\ud800": 1}'
     headers = {"content-type": "application/json"}
     response = httpx.post(f"{api_server.url}/v1/completions", content=body, headers=headers)
@@ -182,6 +182,6 @@ def test_minus_infinity_becomes_a_number() -> None:
             raise NotImplementedError
 
     position = TokenLogprobs(Logprob(65, float("-inf"), 9), [Logprob(200, -0.5, 1)])
-    (entry,) = LogprobWriter(Letters(), as_ids=False).chat([position])
+    (entry,) = LogprobWriter(Letters(), as_token_ids=False).chat([position])
     assert (entry["token"], entry["logprob"]) == ("A", MIN_LOGPROB)
     assert entry["top_logprobs"] == [{"token": "bytes:\\xc8", "logprob": -0.5, "bytes": [200]}]

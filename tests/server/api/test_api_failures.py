@@ -1,4 +1,4 @@
-"""A stream whose engine dies ends with an error that the official clients understand, at every endpoint."""
+"""If the engine dies, a stream of each endpoint ends with an error that the official clients raise."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
 from running_server import RunningServer, run_server
 
-ASK: dict[str, Any] = {"model": "tiny", "stream": True}
-LONG = {"ignore_eos": True}
+REQUEST: dict[str, Any] = {"model": "tiny", "stream": True}
+ENDLESS = {"ignore_eos": True}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture
-def doomed(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Iterator[RunningServer]:
+def dying_server(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Iterator[RunningServer]:
     """A server whose engine dies in its 20th step."""
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     llm = AsyncLLM(model=str(with_api_tokenizer(tiny, tmp_path)), num_kv_blocks=40, num_threads=1)
@@ -40,26 +40,28 @@ def doomed(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> Iterator[Runn
         yield running
 
 
-def test_chats(doomed: RunningServer) -> None:
-    stream = doomed.client().chat.completions.create(**ASK, messages=HELLO, max_tokens=200, extra_body=LONG)
+def test_chats(dying_server: RunningServer) -> None:
+    stream = dying_server.client().chat.completions.create(
+        **REQUEST, messages=HELLO, max_tokens=200, extra_body=ENDLESS
+    )
     with pytest.raises(openai.APIError, match="device lost"):
         list(stream)
 
 
-def test_responses(doomed: RunningServer) -> None:
-    body = {**ASK, "input": "Hello", "max_output_tokens": 200, **LONG}
-    with httpx.stream("POST", f"{doomed.url}/v1/responses", json=body, timeout=30) as response:
+def test_responses(dying_server: RunningServer) -> None:
+    body = {**REQUEST, "input": "Hello", "max_output_tokens": 200, **ENDLESS}
+    with httpx.stream("POST", f"{dying_server.url}/v1/responses", json=body, timeout=30) as response:
         text = response.read().decode()
     error, failed = text.strip().split("\n\n")[-2:]
     assert error.startswith("event: error\n")
     assert "device lost" in error
-    told = openai.types.responses.ResponseFailedEvent.model_validate_json(failed.split("data: ")[1])
-    assert told.response.status == "failed"
-    check_type(EVENTS["response.failed"], raw(told))
+    event = openai.types.responses.ResponseFailedEvent.model_validate_json(failed.split("data: ")[1])
+    assert event.response.status == "failed"
+    check_type(EVENTS["response.failed"], raw(event))
 
 
-def test_messages(doomed: RunningServer) -> None:
-    client = anthropic.Anthropic(base_url=doomed.url, api_key="unused", max_retries=0)
-    stream = client.messages.create(**ASK, messages=HELLO, max_tokens=200, extra_body=LONG)
+def test_messages(dying_server: RunningServer) -> None:
+    client = anthropic.Anthropic(base_url=dying_server.url, api_key="unused", max_retries=0)
+    stream = client.messages.create(**REQUEST, messages=HELLO, max_tokens=200, extra_body=ENDLESS)
     with pytest.raises(anthropic.APIStatusError, match="device lost"):
         list(stream)

@@ -1,5 +1,7 @@
-"""Every call of the matrix, by the official client, whole and as a stream: its own types hold the answers, and the
-parts of a stream add up to the whole."""
+"""Sends every body of the matrix with the official client, with and without streaming.
+
+The responses must have the types of the client, and the deltas of a stream must add up to the complete response.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def server(api_server: RunningServer) -> RunningServer:
 
 
 def call(create: Callable[..., Any], row: Row) -> Any:
-    """The client's own parameters as such, what it does not know in extra_body."""
+    """Call the client with the fields that it has parameters for, and with the other fields in `extra_body`."""
     known = inspect.signature(create).parameters
     return create(
         **{name: value for name, value in row.items() if name in known},
@@ -45,7 +47,7 @@ def row_id(row: Row) -> str:
 
 
 def summed(choices: Iterator[Row], add: Callable[[Row, Row], None]) -> dict[int, Row]:
-    """The choices of a stream, put together by `add`; the last finish_reason and stop_reason that were told."""
+    """The choices of a stream, joined by `add`, with the last finish_reason and stop_reason."""
     sums: dict[int, Row] = defaultdict(lambda: defaultdict(str))
     for choice in choices:
         total = sums[choice["index"]]
@@ -71,14 +73,14 @@ def check_usage(chunks: list[Row], whole: Row) -> None:
 
 
 def check_completion(value: Row) -> None:
-    """OpenAI's type has a chunk's finish_reason, and the logprob of an echoed first token, as they are at the end."""
-    told = json.loads(json.dumps(value))
-    for choice in told["choices"]:
+    """Validate with the type of OpenAI, whose finish_reason and logprobs of an echoed first token are not optional."""
+    completion = json.loads(json.dumps(value))
+    for choice in completion["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
         if choice["logprobs"] and choice["logprobs"]["token_logprobs"][:1] == [None]:
             choice["logprobs"]["token_logprobs"][0] = 0.0
             choice["logprobs"]["top_logprobs"][0] = {}
-    check_type(Completion, told)
+    check_type(Completion, completion)
 
 
 def add_completion(total: Row, choice: Row) -> None:
@@ -166,11 +168,11 @@ def test_responses(server: RunningServer, row: Row) -> None:
     assert done == last["output"]
     for index, item in enumerate(last["output"]):
         deltas = [e["delta"] for e in events if e["type"].endswith(".delta") and e["output_index"] == index]
-        told = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-        assert "".join(deltas) == told
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        assert "".join(deltas) == text
 
 
-def test_the_matrix_is_as_large_as_it_says() -> None:
+def test_the_matrix_has_at_least_150_calls() -> None:
     assert 2 * (len(COMPLETIONS) + len(CHATS) + len(RESPONSES)) >= 150
 
 

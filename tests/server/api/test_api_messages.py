@@ -1,4 +1,4 @@
-"""Anthropic's official client against /v1/messages: its types hold the answers, and streams add up to the whole."""
+"""/v1/messages with the official client of Anthropic: response types, streams and errors."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_messages(api_server: RunningServer, row: Row) -> None:
     for name in ("stop_reason", "stop_sequence", "role", "model"):
         assert total[name] == whole[name]
     assert total["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
-    told = [{k: v for k, v in block.items() if k != "parsed_output"} for block in total["content"]]
-    assert without_ids(told) == without_ids(whole["content"])
+    blocks = [{k: v for k, v in block.items() if k != "parsed_output"} for block in total["content"]]
+    assert without_ids(blocks) == without_ids(whole["content"])
 
 
-def test_a_tool_is_used(api_server: RunningServer) -> None:
+def test_a_tool_is_called(api_server: RunningServer) -> None:
     message = client(api_server).messages.create(
         model="tiny",
         max_tokens=60,
@@ -105,19 +105,19 @@ def test_tokens_are_counted(api_server: RunningServer) -> None:
     assert count == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
 
 
-def test_errors_have_anthropics_form(api_server: RunningServer) -> None:
-    ask: Row = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+def test_errors_have_the_form_of_anthropic(api_server: RunningServer) -> None:
+    request: Row = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
     with pytest.raises(anthropic.BadRequestError, match="temperature must be in") as caught:
-        client(api_server).messages.create(**ask, extra_body={"temperature": -1})
+        client(api_server).messages.create(**request, extra_body={"temperature": -1})
     assert caught.value.body == {
         "type": "error",
         "error": {"type": "invalid_request_error", "message": "temperature must be in [0, 100], got -1.0"},
     }
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
-        client(api_server).messages.create(**{**ask, "model": "other"})
+        client(api_server).messages.create(**{**request, "model": "other"})
     with pytest.raises(anthropic.BadRequestError, match="thinking"):
-        client(api_server).messages.create(**ask, thinking={"type": "enabled", "budget_tokens": 1024})
+        client(api_server).messages.create(**request, thinking={"type": "enabled", "budget_tokens": 1024})
     with pytest.raises(anthropic.BadRequestError, match="unknown or not supported"):
-        client(api_server).messages.create(**ask, extra_body={"frobnicate": 1})
+        client(api_server).messages.create(**request, extra_body={"frobnicate": 1})
     with pytest.raises(anthropic.BadRequestError, match="stop_sequences must not contain an empty string"):
-        client(api_server).messages.create(**ask, stop_sequences=[""])
+        client(api_server).messages.create(**request, stop_sequences=[""])

@@ -1,4 +1,4 @@
-"""What a running server says of its requests and of itself."""
+"""Tests the endpoints that show the requests and the state of a running server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from running_server import RunningServer, run_server
 
 @pytest.fixture(scope="module")
 def tight(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """Memory for two requests of 40 slots, reserved; steps that take long enough for a crowd to gather."""
+    """A server with reserved memory for two requests of 40 slots, and slow steps so that requests wait."""
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")),
         num_kv_blocks=8,
@@ -88,10 +88,10 @@ def test_a_wait_for_memory_is_explained_with_block_counts(tight: RunningServer) 
 
 
 def test_an_unknown_request_is_a_404(tight: RunningServer) -> None:
-    for path in ("/v1/requests/nobody", "/v1/requests/nobody/explain"):
+    for path in ("/v1/requests/unknown", "/v1/requests/unknown/explain"):
         answer = httpx.get(tight.url + path)
         assert answer.status_code == 404
-        assert "'nobody' is not known" in answer.json()["error"]["message"]
+        assert "'unknown' is not known" in answer.json()["error"]["message"]
 
 
 def test_several_prompts_and_answers_are_found_under_their_call(tight: RunningServer) -> None:

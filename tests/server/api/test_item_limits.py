@@ -9,15 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_BAD_WORD_CHARACTERS, MAX_STOP_CHARACTERS, SamplingParams
-from chairlift.server.api.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    FunctionTool,
-    MessagesRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-    select_tools,
-)
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.completions import CompletionRequest
 from chairlift.server.api.protocol.item_limits import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
@@ -28,6 +21,10 @@ from chairlift.server.api.protocol.item_limits import (
     MAX_TOOLS,
     MAX_TOOLS_BYTES,
 )
+from chairlift.server.api.protocol.messages import MessagesRequest
+from chairlift.server.api.protocol.responses import ResponsesRequest
+from chairlift.server.api.protocol.tokenization import TokenizeRequest
+from chairlift.server.api.protocol.tools import FunctionTool, select_tools
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 
 USER = {"role": "user", "content": "x"}
@@ -74,7 +71,7 @@ def reported(body_type: type[BaseModel], body: dict[str, Any]) -> tuple[str, str
 def test_a_list_over_its_limit_is_reported(body_type: type[BaseModel], field: str, item: Any, limit: int) -> None:
     body = REQUIRED[body_type]
     message, param = reported(body_type, {**body, field: [item] * (limit + 1)})
-    assert (message, param) == (f"{field}: must have at most {limit} entries, got {limit + 1}", field)
+    assert (message, param) == (f"{field} must have at most {limit} entries, got {limit + 1}", field)
     body_type.model_validate({**body, field: [item] * limit})
 
 
@@ -91,20 +88,20 @@ def test_a_list_over_its_limit_is_reported(body_type: type[BaseModel], field: st
 )
 def test_a_list_inside_a_message_is_reported_with_its_path(messages: list[Any], path: str, limit: int) -> None:
     message, _ = reported(ChatCompletionRequest, {"messages": messages})
-    assert message == f"{path}: must have at most {limit} entries, got {limit + 1}"
+    assert message == f"{path} must have at most {limit} entries, got {limit + 1}"
 
 
 def test_metadata_has_the_limits_of_openai() -> None:
     pairs = {str(number): "x" for number in range(MAX_METADATA + 1)}
     message, _ = reported(ResponsesRequest, {"input": "x", "metadata": pairs})
-    assert message == "metadata: must have at most 16 entries, got 17"
+    assert message == "metadata must have at most 16 entries, got 17"
     message, _ = reported(ResponsesRequest, {"input": "x", "metadata": {"a": "x" * 513}})
     assert "must have at most 512 characters" in message
 
 
 def test_names_of_tools_are_unique() -> None:
     tools = [FunctionTool.model_validate(tool(f"f{number % 3}")) for number in range(5)]
-    with pytest.raises(RequestError, match="tools: f0, f1 is declared more than once"):
+    with pytest.raises(RequestError, match="tools: names must be unique, but f0, f1"):
         select_tools(tools, None)
 
 
@@ -117,7 +114,7 @@ def test_definitions_of_tools_have_a_limit_on_their_size() -> None:
 
 
 @pytest.mark.parametrize(("field", "limit"), [("stop", MAX_STOP_CHARACTERS), ("bad_words", MAX_BAD_WORD_CHARACTERS)])
-def test_strings_that_are_searched_for_have_a_limit_on_their_length(field: str, limit: int) -> None:
+def test_stop_strings_and_bad_words_have_a_limit_on_their_length(field: str, limit: int) -> None:
     half = "x" * (limit // 2)
     SamplingParams(**{field: [half, half]})
     with pytest.raises(RequestError, match=f"{field} must have at most {limit} characters in total, got {limit + 1}"):

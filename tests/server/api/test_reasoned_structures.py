@@ -1,4 +1,4 @@
-"""Answers that think first and then keep to a structure, over a model that is made to think."""
+"""Answers that begin with reasoning and then follow a structure, with a model that is biased to reason."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ANSWERS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module", params=["qwen3", "deepseek_r1"])
-def thinker(
+def reasoning_server(
     tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[RunningServer]:
-    """Its tags are text for the one parser, and special tokens for the other."""
-    folder = tmp_path_factory.mktemp("thinker")
+    """A server whose reasoning tags are text for one parser, and special tokens for the other."""
+    folder = tmp_path_factory.mktemp("reasoning")
     with_byte_tokenizer(tiny_model_dir("llama", vocab_size=VOCAB_SIZE + 2, max_position_embeddings=1024), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -45,15 +45,15 @@ def thinker(
 
 
 def bias(server: RunningServer) -> dict[str, float]:
-    """Open thoughts; write H until the penalty has brought it below the closing; close them."""
+    """A bias towards `<think>`, then H until the penalty has brought it below `</think>`, then `</think>`."""
     names = {"<think>": 50, "H": 99, "</think>": 96}
     ids = {name: server.llm.engine.tokenizer.encode(name, add_special_tokens=False) for name in names}
     assert all(len(token_ids) == 1 for token_ids in ids.values())
     return {str(ids[name][0]): value for name, value in names.items()}
 
 
-def thoughts_and_answer(server: RunningServer, thinking: str, answer: dict[str, Any]) -> tuple[str, str]:
-    """Of an answer in one piece, which is the same in a stream."""
+def reasoning_and_answer(server: RunningServer, thinking: str, answer: dict[str, Any]) -> tuple[str, str]:
+    """The reasoning and the rest of an answer, which are equal with and without streaming."""
     body: dict[str, Any] = {
         "model": "tiny",
         "messages": MESSAGES,
@@ -80,23 +80,25 @@ def thoughts_and_answer(server: RunningServer, thinking: str, answer: dict[str, 
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=["schema", "required", "named"])
-def test_thoughts_are_told_apart_and_what_follows_keeps_to_its_structure(
-    thinker: RunningServer, answer: dict[str, Any]
+def test_reasoning_is_separated_and_the_rest_follows_its_structure(
+    reasoning_server: RunningServer, answer: dict[str, Any]
 ) -> None:
     for thinking in ("free", "begun"):
-        thoughts, rest = thoughts_and_answer(thinker, thinking, answer)
-        assert set(thoughts) == {"H"}
+        reasoning, rest = reasoning_and_answer(reasoning_server, thinking, answer)
+        assert set(reasoning) == {"H"}
         assert rest.replace(" ", "") == '{"ok":true}'
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=["schema", "required", "named"])
-def test_where_the_prompt_has_ended_the_thoughts_there_are_none(thinker: RunningServer, answer: dict[str, Any]) -> None:
-    thoughts, rest = thoughts_and_answer(thinker, "off", answer)
-    assert (thoughts, rest.replace(" ", "")) == ("", '{"ok":true}')
+def test_there_is_no_reasoning_if_the_prompt_has_ended_it(
+    reasoning_server: RunningServer, answer: dict[str, Any]
+) -> None:
+    reasoning, rest = reasoning_and_answer(reasoning_server, "off", answer)
+    assert (reasoning, rest.replace(" ", "")) == ("", '{"ok":true}')
 
 
-def test_thoughts_that_take_all_tokens_leave_no_answer(thinker: RunningServer) -> None:
+def test_reasoning_may_use_all_tokens(reasoning_server: RunningServer) -> None:
     fields = {"chat_template_kwargs": {"thinking": "begun"}, "temperature": 0, "max_tokens": 3, **ANSWERS[0]}
-    choice = thinker.post("/v1/chat/completions", {"messages": MESSAGES, **fields}).json()["choices"][0]
+    choice = reasoning_server.post("/v1/chat/completions", {"messages": MESSAGES, **fields}).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
     assert choice["message"]["reasoning_content"]

@@ -1,4 +1,4 @@
-"""Ids that callers choose: what they may hold, and that each is found again in the log and under its path."""
+"""Request ids that clients choose: the permitted characters, and that log and path contain each id."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
         "...",
     ],
 )
-def test_ids_that_could_break_a_line_or_a_path_are_rejected(
+def test_ids_that_are_unsafe_in_logs_or_paths_are_rejected(
     api_server: RunningServer, path: str, body: dict[str, Any], wrong: str
 ) -> None:
     answer = httpx.post(
@@ -54,7 +54,7 @@ def test_ids_that_could_break_a_line_or_a_path_are_rejected(
     )
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert message.startswith("request_id: must ")
+    assert message.startswith("request_id must ")
     assert message.isprintable()
 
 
@@ -62,7 +62,9 @@ def test_ids_that_could_break_a_line_or_a_path_are_rejected(
     "chosen", ["story-1", "a.b_c~d", "2026-11-21T20:00:00", "x" * 128, "..a", ".-.", "k=v;(a,b)+!$&'*@"]
 )
 @pytest.mark.parametrize(("path", "body"), CALLS)
-def test_chosen_ids_are_found_again(api_server: RunningServer, path: str, body: dict[str, Any], chosen: str) -> None:
+def test_other_ids_are_found_in_log_and_path(
+    api_server: RunningServer, path: str, body: dict[str, Any], chosen: str
+) -> None:
     answer = api_server.post(path, {**body, "request_id": chosen})
     assert answer.status_code == 200
     assert answer.json()["id"].endswith(chosen)
@@ -72,7 +74,7 @@ def test_chosen_ids_are_found_again(api_server: RunningServer, path: str, body: 
 
 
 def wait_for_line(server: RunningServer, call_id: str) -> None:
-    """In the log, whose every line is an object; that of a call is written behind its answer."""
+    """Wait for the line of a call in the access log, which is written after the response."""
     assert server.access_log is not None
     deadline = time.monotonic() + 5
     while call_id not in (ids := [json.loads(line).get("request_id") for line in server.access_log.open()]):

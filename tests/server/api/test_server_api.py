@@ -1,4 +1,4 @@
-"""The API as its official client sees it."""
+"""The API with the official client of OpenAI."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_chat_whole_and_streamed(server: RunningServer) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_content_may_come_in_parts(server: RunningServer) -> None:
+def test_content_may_have_several_parts(server: RunningServer) -> None:
     parts = [{"type": "text", "text": "Reply with one word: "}, {"type": "text", "text": QUESTION[0]["content"][21:]}]
     answer = chat(server, messages=[{"role": "user", "content": parts}])
     assert answer.choices[0].message.content == chat(server).choices[0].message.content
@@ -84,7 +84,7 @@ def test_prompts_as_tokens_and_several_at_once_with_n(server: RunningServer) -> 
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (7, 24)
 
 
-def test_several_prompts_stream_side_by_side(server: RunningServer) -> None:
+def test_several_prompts_are_streamed_together(server: RunningServer) -> None:
     prompts = [PARIS, "One two three four"]
     whole = complete(server, prompt=prompts, max_tokens=6, n=2)
     texts = dict.fromkeys(range(4), "")
@@ -137,17 +137,17 @@ def test_stop_strings_and_seeds(server: RunningServer) -> None:
     assert len(texts) == 1
 
 
-def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> None:
+def test_a_second_turn_uses_the_cached_first_turn(server: RunningServer) -> None:
     long_question = [{"role": "user", "content": "Tell me about the history of the city of Paris, please. " * 4}]
     first = chat(server, messages=long_question, max_tokens=8)
-    said = [*long_question, {"role": "assistant", "content": first.choices[0].message.content}]
-    second = chat(server, messages=[*said, {"role": "user", "content": "Go on."}], max_tokens=8)
+    conversation = [*long_question, {"role": "assistant", "content": first.choices[0].message.content}]
+    second = chat(server, messages=[*conversation, {"role": "user", "content": "Go on."}], max_tokens=8)
     assert second.usage is not None
     assert second.usage.prompt_tokens_details is not None
     assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= 48
 
 
-REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -1}, "temperature", r"temperature must be in \[0, 100\], got -1"),
     ({"temperature": "hot"}, "temperature", "must be a number, got 'hot'"),
     ({"top_p": 0}, "top_p", r"top_p must be in \(0, 1\], got 0"),
@@ -158,15 +158,15 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 100_000}, "max_tokens", r"at most 3195 output tokens fit.*KV pool of 3200 slots"),
     ({"prompt": []}, "prompt", "empty list"),
     ({"prompt": ""}, "prompt", "prompt is empty"),
-    ({"prompt": [1, 999_999]}, "prompt", r"outside 0\.\.49151"),
+    ({"prompt": [1, 999_999]}, "prompt", r"49151"),
     ({"prompt": "word " * 9000}, "prompt", r"prompt has \d+ tokens, but at most 3199 fit"),
     ({"prompt": {"a": 1}}, "prompt", "prompt"),
     ({"best_of": 0}, "best_of", "at least n=1 and at most 128, got 0"),
-    ({"frobnicate": 3}, "frobnicate", "unknown or not supported here"),
+    ({"frobnicate": 3}, "frobnicate", "unknown or not supported"),
     ({"priority": 3}, "priority", "has no effect"),
     ({"prompt": ["a"] * 30, "n": 100}, "n", "at most 2048 are allowed"),
     ({"prompt": "x" * 3_000_000}, "prompt", "3000000 bytes long"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream: true"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "keys must be token ids, got 'x'"),
     ({"logprobs": 99}, "logprobs", "between 0 and 20, got 99"),
     ({"seed": 1.5}, "seed", "must be an integer, got 1.5"),
@@ -177,8 +177,8 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 EXTRA_FIELDS = ("min_tokens", "best_of", "frobnicate", "priority")
 
 
-@pytest.mark.parametrize(("fields", "param", "match"), REFUSALS, ids=lambda value: json.dumps(value)[:40])
-def test_bad_input_is_a_400_that_names_the_field(
+@pytest.mark.parametrize(("fields", "param", "match"), INVALID, ids=lambda value: json.dumps(value)[:40])
+def test_an_invalid_field_is_a_400_that_names_it(
     server: RunningServer, fields: dict[str, Any], param: str, match: str
 ) -> None:
     extra = {name: value for name, value in fields.items() if name in EXTRA_FIELDS}
@@ -196,13 +196,13 @@ def test_bad_input_is_a_400_that_names_the_field(
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.*must match"),
-        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs must not hold messages"),
-        ({"top_logprobs": 3}, "top_logprobs needs logprobs: true"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "chat_template_kwargs must not contain messages"),
+        ({"top_logprobs": 3}, "top_logprobs is only allowed with logprobs: true"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "disagree"),
         ({"response_format": {"type": "xml"}}, "response_format"),
     ],
 )
-def test_bad_chat_input_is_a_400(server: RunningServer, fields: dict[str, Any], match: str) -> None:
+def test_an_invalid_chat_is_a_400(server: RunningServer, fields: dict[str, Any], match: str) -> None:
     with pytest.raises(openai.BadRequestError, match=match):
         chat(server, **fields)
 
@@ -225,7 +225,7 @@ def test_errors_outside_of_fields_have_the_same_form(server: RunningServer) -> N
     assert caught.value.code == "model_not_found"
 
 
-def test_fields_whose_value_is_satisfied_are_accepted(server: RunningServer) -> None:
+def test_compatibility_fields_are_accepted(server: RunningServer) -> None:
     common = {"stream": None, "user": "me", "metadata": {"a": "b"}, "store": False, "max_tokens": 2}
     completion = {**common, "prompt": PARIS, "echo": False, "best_of": 1, "suffix": None}
     conversation = {**common, "messages": QUESTION, "tools": [], "tool_choice": "none", "parallel_tool_calls": True}
@@ -233,13 +233,13 @@ def test_fields_whose_value_is_satisfied_are_accepted(server: RunningServer) -> 
     assert server.post("/v1/chat/completions", conversation).status_code == 200
 
 
-def test_an_answer_can_be_sent_back_as_it_came(server: RunningServer) -> None:
+def test_an_answer_can_be_sent_back_unchanged(server: RunningServer) -> None:
     first = chat(server)
-    said: Any = [*QUESTION, first.choices[0].message, {"role": "user", "content": "Sure?"}]
-    assert chat(server, messages=said).choices[0].message.content
+    conversation: Any = [*QUESTION, first.choices[0].message, {"role": "user", "content": "Sure?"}]
+    assert chat(server, messages=conversation).choices[0].message.content
 
 
-def test_usage_counts_the_cache_once_and_also_where_a_stop_string_ended_it(server: RunningServer) -> None:
+def test_cached_tokens_are_counted_once_and_with_stop_strings(server: RunningServer) -> None:
     prompt = [100 + i for i in range(70)]
     assert cached_tokens(server, prompt=prompt, n=3, max_tokens=2) == 0
     assert cached_tokens(server, prompt=prompt, max_tokens=2) == 64
@@ -262,17 +262,17 @@ def cached_tokens(server: RunningServer, **fields: Any) -> int | None:
     return usage.prompt_tokens_details.cached_tokens
 
 
-def test_streamed_logprobs_carry_their_offsets_on(server: RunningServer) -> None:
+def test_text_offsets_continue_in_a_stream(server: RunningServer) -> None:
     whole = complete(server, max_tokens=5, logprobs=1).choices[0].logprobs
     chunks = server.client().completions.create(
         model=MODEL, prompt=PARIS, temperature=0, max_tokens=5, logprobs=1, stream=True
     )
-    offsets = [offset for c in chunks if (told := c.choices[0].logprobs) for offset in told.text_offset or []]
+    offsets = [offset for c in chunks if (logprobs := c.choices[0].logprobs) for offset in logprobs.text_offset or []]
     assert whole is not None
     assert offsets == whole.text_offset
 
 
-def test_the_bytes_of_chat_logprobs_join_to_the_text(server: RunningServer) -> None:
+def test_the_bytes_of_chat_logprobs_add_up_to_the_text(server: RunningServer) -> None:
     llama = [{"role": "user", "content": "Repeat after me: 🦙🦙🦙"}]
     answer = chat(server, messages=llama, logprobs=True, top_logprobs=0, seed=3, temperature=1.5, max_tokens=40)
     logprobs = answer.choices[0].logprobs
@@ -281,12 +281,12 @@ def test_the_bytes_of_chat_logprobs_join_to_the_text(server: RunningServer) -> N
     assert data.decode(errors="replace").removesuffix("<|im_end|>") == answer.choices[0].message.content
 
 
-def test_a_wrong_method_says_which_are_right(server: RunningServer) -> None:
+def test_a_wrong_method_is_a_405_with_the_allowed_methods(server: RunningServer) -> None:
     answer = httpx.get(f"{server.url}/v1/completions")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-def test_text_that_is_no_unicode_is_a_400(server: RunningServer) -> None:
+def test_text_that_is_not_valid_unicode_is_a_400(server: RunningServer) -> None:
     headers = {"content-type": "application/json"}
     for path, body in (
         ("completions", b'{"prompt": "\\ud800"}'),

@@ -1,4 +1,4 @@
-"""Batch files for tests."""
+"""Writes batch files and reads their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def request_line(custom_id: object, *, url: str = "/v1/completions", method: str
 
 
 def completion_line(index: int, max_tokens: int = 4) -> str:
-    """Greedy, of token ids, of a length of its own: the same answer in every run."""
+    """A greedy request for token ids whose answer is the same in every run."""
     prompt = [3 + (index * 7 + i) % 200 for i in range(2 + index % 5)]
     return request_line(f"r{index}", prompt=prompt, max_tokens=max_tokens, temperature=0, ignore_eos=True)
 
@@ -23,15 +23,15 @@ def write_lines(path: Path, lines: Sequence[str]) -> Path:
     return path
 
 
-def answers(path: Path) -> list[dict[str, Any]]:
-    """Every line of an output, each of which has to be whole."""
+def results(path: Path) -> list[dict[str, Any]]:
+    """The lines of an output, all of which must be complete."""
     text = path.read_text(encoding="utf-8")
     assert text.endswith("\n") or not text
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def by_id(path: Path) -> dict[str, dict[str, Any]]:
-    """The answers by custom_id, each of which has to be there once."""
-    found = {answer["custom_id"]: answer for answer in answers(path)}
-    assert len(found) == len(answers(path))
+    """The results by `custom_id`, each of which must occur once."""
+    found = {answer["custom_id"]: answer for answer in results(path)}
+    assert len(found) == len(results(path))
     return found

@@ -1,4 +1,4 @@
-"""`chairlift batch`: the same answers as the server's, whatever interrupts it."""
+"""`chairlift batch` gives the same results as the server, and can be resumed after any interruption."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_files import answers, by_id, completion_line, request_line, write_lines
+from batch_files import by_id, completion_line, request_line, results, write_lines
 
 from chairlift import AsyncLLM, EngineConfig
 from chairlift.server.batch.batch_runner import run_batch
@@ -35,8 +35,8 @@ def command(model: str, source: Path, target: Path) -> list[str]:
     return [*COMMAND, str(source), "-o", str(target), "--model", model, *options]
 
 
-def without_names(body: Any) -> Any:
-    """A response but for its id and time."""
+def without_id(body: Any) -> Any:
+    """A response body without its id and time."""
     return {key: value for key, value in body.items() if key not in ("id", "created")}
 
 
@@ -56,10 +56,10 @@ BAD = [
 ]
 
 
-def test_answers_are_those_of_the_server(model: str, tmp_path: Path) -> None:
+def test_results_equal_the_responses_of_the_server(model: str, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [*LINES, *BAD])
     summary = run_batch(EngineConfig(model=model, **ENGINE), source, tmp_path / "out.jsonl", "words")
-    assert (summary.answered, summary.refused, summary.left) == (3, 7, 0)
+    assert (summary.completed, summary.failed, summary.remaining) == (3, 7, 0)
     found = by_id(tmp_path / "out.jsonl")
     with run_server(AsyncLLM(model=model, **ENGINE), "words") as server:
         for line in LINES:
@@ -68,7 +68,7 @@ def test_answers_are_those_of_the_server(model: str, tmp_path: Path) -> None:
             got = found[request["custom_id"]]
             assert got["error"] is None
             assert got["response"]["status_code"] == expected.status_code
-            assert without_names(got["response"]["body"]) == without_names(expected.json())
+            assert without_id(got["response"]["body"]) == without_id(expected.json())
             if expected.status_code == 200:
                 assert got["response"]["request_id"]
     assert found["stream"]["response"]["status_code"] == 400
@@ -80,30 +80,30 @@ def test_answers_are_those_of_the_server(model: str, tmp_path: Path) -> None:
     assert "/v1/chat/completions" in found["lost"]["error"]["message"]
 
 
-def test_many_lines_run_together(model: str, tmp_path: Path) -> None:
+def test_lines_are_answered_concurrently(model: str, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [completion_line(i, 24) for i in range(40)])
     log = tmp_path / "events.jsonl"
     run_batch(EngineConfig(model=model, event_log=log, **ENGINE), source, tmp_path / "out.jsonl")
     steps = [event for event in map(json.loads, log.open()) if event["type"] == "step"]
-    # How many there are depends on how fast lines are taken in beside steps of a tiny model: one at a time would be 1.
+    # The batch sizes depend on the time of a step; lines that are answered one after another would give 1.
     assert max(len(step["request_ids"]) for step in steps) == ENGINE["max_num_seqs"]
     assert sum(len(step["request_ids"]) for step in steps) > 2 * len(steps)
 
 
-def test_killed_in_the_middle_it_goes_on_where_it_was(model: str, tmp_path: Path) -> None:
+def test_a_killed_batch_is_resumed(model: str, tmp_path: Path) -> None:
     lines = [*(completion_line(i, 40) for i in range(NUM_LINES)), "not json"]
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     process = subprocess.Popen(command(model, source, target), stderr=subprocess.DEVNULL)
     wait_for_lines(target, 12, process)
     process.kill()
     process.wait()
-    kept = answers(target)
+    kept = results(target)
     assert 12 <= len(kept) <= NUM_LINES
     with target.open("ab") as file:
         file.write(b'{"id": "batch_req_torn", "custom_id": "r')
     again = subprocess.run(command(model, source, target), stderr=subprocess.PIPE, text=True, check=True, timeout=120)
-    assert f"{len(kept)} done before, 0 left" in again.stderr
-    assert answers(target)[: len(kept)] == kept, "what was there stays"
+    assert f"{len(kept)} done in earlier runs, 0 remaining" in again.stderr
+    assert results(target)[: len(kept)] == kept, "existing results are kept"
     assert by_id(target).keys() == {f"r{i}" for i in range(NUM_LINES)} | {None}
 
     whole = tmp_path / "whole.jsonl"
@@ -114,19 +114,20 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(model: str, tmp_path: Path
     ]
     assert texts[0] == texts[1]
     before = target.read_bytes()
-    assert run_batch(EngineConfig(model=model, **ENGINE), source, target).before == NUM_LINES + 1
-    assert target.read_bytes() == before, "nothing is done twice"
+    assert run_batch(EngineConfig(model=model, **ENGINE), source, target).previously_done == NUM_LINES + 1
+    assert target.read_bytes() == before, "no line is answered twice"
 
 
-def test_ended_by_a_signal_it_says_what_is_left(model: str, tmp_path: Path) -> None:
+def test_a_batch_ended_by_a_signal_reports_the_remaining_lines(model: str, tmp_path: Path) -> None:
     lines = [completion_line(i, 200) for i in range(300)]
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     process = subprocess.Popen(command(model, source, target), stderr=subprocess.PIPE, text=True)
     wait_for_lines(target, 4, process)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, output = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert f"{len(answers(target))} answered, 0 refused, 0 done before, {300 - len(answers(target))} left" in said
+    count = len(results(target))
+    assert f"{count} completed, 0 failed, 0 done in earlier runs, {300 - count} remaining" in output
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> None:
@@ -137,7 +138,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[Any]) -> No
         time.sleep(0.02)
 
 
-def test_a_command_that_cannot_write_says_so_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_an_invalid_input_is_reported_before_the_model_is_loaded(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [completion_line(0), completion_line(0)])
     for target, problem in ((tmp_path / "no" / "out.jsonl", "line 2: custom_id 'r0' is that of line 1"),):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a batch holds, what its output says is done, and what a crash leaves of it."""
+"""The input of a batch, the results in its output, and the state of the output after a crash."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from chairlift.server.batch.batch_lines import BatchLineError, BatchRequestInput
 from chairlift.server.batch.batch_output import BatchOutput
 
 
-def test_a_duplicate_is_refused_with_both_lines(tmp_path: Path) -> None:
+def test_a_duplicate_is_reported_with_both_lines(tmp_path: Path) -> None:
     lines = [request_line("a"), "", request_line("b"), "no json", request_line("a", model="x"), "no json"]
-    with pytest.raises(ConfigError, match=r"line 5: custom_id 'a' is that of line 1\. .*different one$"):
+    with pytest.raises(ConfigError, match=r"line 5: custom_id 'a' is that of line 1\. .*a different custom_id$"):
         BatchIndex(write_lines(tmp_path / "in.jsonl", lines))
 
 
@@ -34,9 +34,9 @@ def test_equal_hashes_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.Monk
         BatchIndex(write_lines(tmp_path / "in.jsonl", [request_line("b"), request_line("b")]))
 
 
-def test_blank_lines_are_no_requests_and_keep_the_numbers(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped_but_counted(tmp_path: Path) -> None:
     index = BatchIndex(write_lines(tmp_path / "in.jsonl", ["", request_line("a"), "  ", "bad"]))
-    assert [number for number, _ in index.due()] == [2, 4]
+    assert [number for number, _ in index.unanswered()] == [2, 4]
     assert index.num_unanswered == 2
 
 
@@ -53,17 +53,17 @@ def test_blank_lines_are_no_requests_and_keep_the_numbers(tmp_path: Path) -> Non
         ('{"custom_id": "a", "method": "POST", "url": "/", "body": {}, "more": 1}', "invalid_request"),
     ],
 )
-def test_bad_lines_say_what_is_wrong(line: str, code: str) -> None:
+def test_invalid_lines_give_an_error_code(line: str, code: str) -> None:
     error = parse_request(line.encode(), 3)
     assert isinstance(error, BatchLineError)
     assert (error.code, error.line) == (code, 3)
 
 
-def test_a_line_that_is_too_long_is_read_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 300)
     long, short = request_line("long", prompt="x" * 1000), request_line("short", prompt="y")
     index = BatchIndex(write_lines(tmp_path / "in.jsonl", [long, short]))
-    first, second = (parse_request(line, number) for number, line in index.due())
+    first, second = (parse_request(line, number) for number, line in index.unanswered())
     assert isinstance(first, BatchLineError)
     assert first.code == "line_too_long"
     assert isinstance(second, BatchRequestInput)
@@ -71,15 +71,15 @@ def test_a_line_that_is_too_long_is_read_past(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "torn", [b'{"id": "batch_req_1", "custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
+    "rest", [b'{"id": "batch_req_1", "custom', b"\0" * 5000, b'{"id":"batch_req_x","custom_id":"r1"}']
 )
-def test_a_torn_last_line_is_cut_and_answered_again(tmp_path: Path, torn: bytes) -> None:
+def test_an_incomplete_last_line_is_removed_and_answered_again(tmp_path: Path, rest: bytes) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(3)])
     out = tmp_path / "out.jsonl"
-    out.write_bytes(answer_line("r2") + torn)
+    out.write_bytes(answer_line("r2") + rest)
     index = BatchIndex(path)
     output = BatchOutput(out, index)
-    assert (output.num_answered, output.num_cut, index.num_unanswered) == (1, len(torn), 2)
+    assert (output.num_answered, output.num_removed_bytes, index.num_unanswered) == (1, len(rest), 2)
     output.append([answer_line("r0"), answer_line("r1")])
     output.close()
     assert by_id(out).keys() == {"r0", "r1", "r2"}
@@ -88,15 +88,15 @@ def test_a_torn_last_line_is_cut_and_answered_again(tmp_path: Path, torn: bytes)
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"{}\n", "line 1: is no answer of a batch"),
-        (answer_line("stranger"), "line 1: answers custom_id 'stranger'"),
-        (answer_line(None), "line 1: answers nothing"),
-        (answer_line(None, error=BatchLineError("x", "y", 9)), "line 1: answers line 9"),
-        (answer_line("r0") * 2, "line 2: answers custom_id 'r0'"),
+        (b"{}\n", "line 1: not a result of a batch"),
+        (answer_line("stranger"), "line 1: result of custom_id 'stranger'"),
+        (answer_line(None), "line 1: result of no request"),
+        (answer_line(None, error=BatchLineError("x", "y", 9)), "line 1: result of line 9"),
+        (answer_line("r0") * 2, "line 2: result of custom_id 'r0'"),
     ],
     ids=["no answer", "stranger", "nothing", "line 9", "twice"],
 )
-def test_an_output_of_something_else_is_refused_and_left_alone(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_an_output_with_other_data_is_rejected_and_unchanged(tmp_path: Path, line: bytes, problem: str) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
     out = tmp_path / "out.jsonl"
     out.write_bytes(line)
@@ -105,18 +105,18 @@ def test_an_output_of_something_else_is_refused_and_left_alone(tmp_path: Path, l
     assert out.read_bytes() == line
 
 
-def test_one_writer_at_a_time_and_never_over_the_input(tmp_path: Path) -> None:
+def test_the_output_must_be_a_writable_file_without_another_writer(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
     first = BatchOutput(tmp_path / "out.jsonl", BatchIndex(path))
-    with pytest.raises(ConfigError, match="another process is writing it"):
+    with pytest.raises(ConfigError, match="another process is writing this file"):
         BatchOutput(tmp_path / "out.jsonl", BatchIndex(path))
     first.close()
-    with pytest.raises(ConfigError, match="is the input itself"):
+    with pytest.raises(ConfigError, match="is the input file"):
         BatchOutput(path, BatchIndex(path))
     for device in (tmp_path, Path("/dev/zero")):
-        with pytest.raises(ConfigError, match="is no file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             BatchOutput(device, BatchIndex(path))
-        with pytest.raises(ConfigError, match="is no file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             BatchIndex(device)
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         BatchOutput(tmp_path / "absent" / "out.jsonl", BatchIndex(path))
@@ -125,7 +125,7 @@ def test_one_writer_at_a_time_and_never_over_the_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_complete_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(9)])
     out = tmp_path / "out.jsonl"
     script = f"""
@@ -150,7 +150,7 @@ output.append([answer_line(f"r{{i}}") for i in range(2, 9)])
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_whatever_the_crash_left_every_line_is_answered_once(
+def test_every_line_is_answered_once_after_crashes(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("crashes")
@@ -160,12 +160,12 @@ def test_whatever_the_crash_left_every_line_is_answered_once(
     for _crash in range(data.draw(st.integers(0, 4))):
         index = BatchIndex(path)
         output = BatchOutput(out, index)
-        due = [json.loads(line)["custom_id"] for _, line in index.due()]
-        output.append([answer_line(i) for i in data.draw(st.permutations(due))])
+        unanswered = [json.loads(line)["custom_id"] for _, line in index.unanswered()]
+        output.append([answer_line(i) for i in data.draw(st.permutations(unanswered))])
         output.close()
         os.truncate(out, data.draw(st.integers(0, out.stat().st_size)))
     index = BatchIndex(path)
     output = BatchOutput(out, index)
-    output.append([answer_line(json.loads(line)["custom_id"]) for _, line in index.due()])
+    output.append([answer_line(json.loads(line)["custom_id"]) for _, line in index.unanswered()])
     output.close()
     assert sorted(by_id(out)) == sorted(ids)

@@ -1,4 +1,4 @@
-"""What a batch does when the engine has no room, or breaks down."""
+"""A batch retries when the server is overloaded, and can be resumed after the engine has died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> EngineConfig:
     return EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60, max_num_seqs=2))
 
 
-def test_a_call_that_is_refused_for_now_is_made_again(
+def test_a_call_is_repeated_while_the_server_is_overloaded(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_calls = 0
@@ -38,10 +38,10 @@ def test_a_call_that_is_refused_for_now_is_made_again(
     monkeypatch.setattr(line_processor, "post", busy_at_first)
     source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(5)])
     summary = run_batch(config, source, tmp_path / "out.jsonl")
-    assert (summary.answered, summary.refused, num_calls) == (5, 0, 8)
+    assert (summary.completed, summary.failed, num_calls) == (5, 0, 8)
 
 
-def test_when_the_engine_breaks_down_the_next_run_goes_on(
+def test_a_batch_is_resumed_after_the_engine_has_died(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, num_steps = EngineCore.step, 0
@@ -61,7 +61,9 @@ def test_when_the_engine_breaks_down_the_next_run_goes_on(
             run_batch(config, source, target)
     kept = by_id(target)
     assert 0 < len(kept) < 20
-    assert all(answer["response"]["status_code"] == 200 for answer in kept.values()), "no failure is kept as an answer"
+    assert all(answer["response"]["status_code"] == 200 for answer in kept.values()), (
+        "the failure is not written as a result"
+    )
     summary = run_batch(config, source, target)
-    assert (summary.before, summary.answered, summary.left) == (len(kept), 20 - len(kept), 0)
+    assert (summary.previously_done, summary.completed, summary.remaining) == (len(kept), 20 - len(kept), 0)
     assert by_id(target).items() >= kept.items()

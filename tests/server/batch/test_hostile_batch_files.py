@@ -1,4 +1,4 @@
-"""Inputs and outputs that are damaged, changed, enormous, or no batch files at all."""
+"""Inputs and outputs that are damaged, changed, very large, or not batch files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def memory_of_opening(source: Path, target: Path) -> tuple[int, str]:
-    """MiB that index and output take in a process of their own, and the error."""
+    """The MiB that index and output need in a new process, and the error."""
     command = [sys.executable, "-c", MEMORY_SCRIPT, str(source), str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return int(done.stdout) >> 10, done.stderr
@@ -46,19 +46,19 @@ def memory_of_opening(source: Path, target: Path) -> tuple[int, str]:
 # -- the input -------------------------------------------------------------------------------------------------------
 
 
-def test_a_byte_order_mark_and_line_ends_of_windows_are_no_part_of_a_line(tmp_path: Path) -> None:
+def test_byte_order_marks_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + f"{completion_line(0)}\r\n{completion_line(1)}\r\n".encode())
     index = BatchIndex(path)
     assert index.mark_answered_id("r0")
-    assert [number for number, _ in index.due()] == [2]
+    assert [number for number, _ in index.unanswered()] == [2]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_refused_as_a_whole(tmp_path: Path, encoding: str) -> None:
+def test_utf_16_is_rejected(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(f"\ufeff{completion_line(0)}\n".encode(encoding))
-    with pytest.raises(ConfigError, match="is written in UTF-16: save it as UTF-8"):
+    with pytest.raises(ConfigError, match="is encoded in UTF-16: save it as UTF-8"):
         BatchIndex(path)
 
 
@@ -69,7 +69,7 @@ def test_the_number_of_lines_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
         BatchIndex(write_lines(tmp_path / "in.jsonl", ["", "", "", completion_line(0)]))
 
 
-def test_a_line_of_256_mebibytes_is_not_held_in_memory(tmp_path: Path) -> None:
+def test_a_line_of_256_mebibytes_is_not_read_into_memory(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     with source.open("wb") as file:
         file.truncate(1 << 28)  # zeros, without a line end
@@ -78,7 +78,7 @@ def test_a_line_of_256_mebibytes_is_not_held_in_memory(tmp_path: Path) -> None:
     assert not error
 
 
-def test_a_custom_id_on_every_line_is_found_within_bounded_memory(tmp_path: Path) -> None:
+def test_many_duplicates_are_reported_within_bounded_memory(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [request_line("a" * 1000)] * 50_000)
     used, error = memory_of_opening(source, tmp_path / "out.jsonl")
     assert "line 2: custom_id 'aaaa" in error
@@ -86,17 +86,17 @@ def test_a_custom_id_on_every_line_is_found_within_bounded_memory(tmp_path: Path
     assert used < 40
 
 
-def test_an_input_that_changes_while_the_batch_runs_is_noticed(tmp_path: Path) -> None:
+def test_an_input_that_changes_while_the_batch_runs_is_an_error(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(4)])
     index = BatchIndex(path)
     write_lines(path, [completion_line(i) for i in (0, 7, 2, 3)])
-    lines = index.due()
+    lines = index.unanswered()
     assert next(lines)[0] == 1
-    with pytest.raises(ConfigError, match="line 2: changed while the batch ran"):
+    with pytest.raises(ConfigError, match="line 2: custom_id changed while the batch ran"):
         next(lines)
 
 
-def test_lines_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_lines_in_flight_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = completion_line(0)
     monkeypatch.setattr(batch_runner, "MAX_BYTES_IN_FLIGHT", 2 * len(line))
     in_flight = most = 0
@@ -112,8 +112,8 @@ def test_lines_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(LineProcessor, "answer", slow_answer)
     source = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(40)])
     config = EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60, max_num_seqs=8))
-    assert run_batch(config, source, tmp_path / "out.jsonl").answered == 40
-    assert len(line) < most <= 3 * len(line) + 30, "one line beyond the limit at most"
+    assert run_batch(config, source, tmp_path / "out.jsonl").completed == 40
+    assert len(line) < most <= 3 * len(line) + 30, "at most one line above the limit"
 
 
 # -- the output ------------------------------------------------------------------------------------------------------
@@ -129,11 +129,11 @@ def test_lines_in_flight_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytes
         b" ",
     ],
 )
-def test_a_file_of_something_else_without_a_line_end_is_not_cut(tmp_path: Path, content: bytes) -> None:
+def test_other_data_without_a_line_end_is_not_removed(tmp_path: Path, content: bytes) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
     out = tmp_path / "out.jsonl"
     out.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"no answer of a batch|no part of an answer"):
+    with pytest.raises(ConfigError, match=r"not a result of a batch|not part of a result"):
         BatchOutput(out, BatchIndex(path))
     assert out.read_bytes() == content
 
@@ -141,54 +141,54 @@ def test_a_file_of_something_else_without_a_line_end_is_not_cut(tmp_path: Path, 
 @pytest.mark.parametrize(
     "torn", [b"{", b'{"id":"batch', b'{"id": "batch_req_1', b"\0" * 3_000_000, b'{"id":"batch_req_\0\0']
 )
-def test_what_a_crash_left_of_an_answer_is_cut(tmp_path: Path, torn: bytes) -> None:
+def test_an_incomplete_result_is_removed(tmp_path: Path, torn: bytes) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(i) for i in range(2)])
     out = tmp_path / "out.jsonl"
     for whole in (b"", answer_line("r1")):
         out.write_bytes(whole + torn)
         output = BatchOutput(out, BatchIndex(path))
         output.close()
-        assert (output.num_cut, out.read_bytes()) == (len(torn), whole)
+        assert (output.num_removed_bytes, out.read_bytes()) == (len(torn), whole)
 
 
-def test_a_large_file_without_lines_is_refused_without_reading_it(tmp_path: Path) -> None:
+def test_a_large_file_without_lines_is_rejected_without_reading_it(tmp_path: Path) -> None:
     source, target = write_lines(tmp_path / "in.jsonl", [completion_line(0)]), tmp_path / "model.bin"
     with target.open("wb") as file:
         file.write(b"GGUF")
         file.truncate(1 << 30)
     used, error = memory_of_opening(source, target)
-    assert "line 1: is no answer of a batch" in error
+    assert "line 1: not a result of a batch" in error
     assert used < 40
     assert target.stat().st_size == 1 << 30
 
 
-def test_a_line_that_was_corrected_after_its_error_is_not_taken_for_done(tmp_path: Path) -> None:
+def test_a_line_that_was_corrected_after_its_error_is_not_skipped(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", ["not json", completion_line(1)])
     out = tmp_path / "out.jsonl"
     out.write_bytes(answer_line(None, error=BatchLineError("invalid_json_line", "x", 1)))
     index = BatchIndex(path)
     BatchOutput(out, index).close()
-    assert index.num_unanswered == 1, "as long as the line is what it was"
+    assert index.num_unanswered == 1, "the line is unchanged"
     write_lines(path, [completion_line(0), completion_line(1)])
     with pytest.raises(
-        ConfigError, match=r"line 1: answers line 1, which .* not any more.*remove this line to have its"
+        ConfigError, match=r"line 1: result of line 1, which .* was changed .*remove this line to answer its"
     ):
         BatchOutput(out, BatchIndex(path))
 
 
-def test_an_error_of_a_named_line_counts_wherever_its_number_and_name_agree(tmp_path: Path) -> None:
+def test_an_error_is_matched_by_line_number_and_custom_id(tmp_path: Path) -> None:
     wrong = request_line("lost", url="/v1/nowhere")
     out = tmp_path / "out.jsonl"
     out.write_bytes(answer_line("lost", error=BatchLineError("invalid_url", "x", 2)))
     index = BatchIndex(write_lines(tmp_path / "in.jsonl", [completion_line(0), wrong]))
     BatchOutput(out, index).close()
-    assert [number for number, _ in index.due()] == [1]
+    assert [number for number, _ in index.unanswered()] == [1]
     moved = BatchIndex(write_lines(tmp_path / "moved.jsonl", [wrong, completion_line(0)]))
-    with pytest.raises(ConfigError, match="answers line 2, which"):
+    with pytest.raises(ConfigError, match="result of line 2, which"):
         BatchOutput(out, moved)
 
 
-def test_names_of_lines_are_data_and_no_paths(tmp_path: Path) -> None:
+def test_custom_ids_are_not_used_as_paths(tmp_path: Path) -> None:
     names = ["../../etc/passwd", "/tmp/x", "a\0b", "line\nend", "\x1b[2J", "x" * 10_000]
     source = write_lines(tmp_path / "in.jsonl", [request_line(name, prompt=[5], max_tokens=1) for name in names])
     config = EngineConfig(**tiny_options(tmp_path / "model", num_kv_blocks=60))
@@ -198,7 +198,7 @@ def test_names_of_lines_are_data_and_no_paths(tmp_path: Path) -> None:
     assert by_id(tmp_path / "out.jsonl").keys() == set(names)
 
 
-def test_a_name_that_is_too_long_for_the_system_is_refused(tmp_path: Path) -> None:
+def test_a_file_name_that_is_too_long_is_an_error(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", [completion_line(0)])
     with pytest.raises(ConfigError, match="cannot be written: File name too long"):
         BatchOutput(tmp_path / ("x" * 300), BatchIndex(path))

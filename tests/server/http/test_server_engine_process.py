@@ -125,7 +125,7 @@ def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
         assert weights.name in health["reason"]
         status, ready = get(server, "/ready")
         assert (status, ready["state"]) == (503, "cannot_restart")
-        assert "cannot be started again" in ready["reason"]
+        assert "cannot be restarted" in ready["reason"]
         assert get(server, "/v1/engine")[1]["status"]["state"] == "cannot_restart"
         assert "chairlift:engine_cannot_restart{" in metric(server, "1.0")
         replace(weights, good)
@@ -155,7 +155,7 @@ def metric(server: RunningServer, value: str) -> str:
 def check_unavailable(answer: httpx.Response, file: str) -> None:
     assert answer.status_code == 503, answer.text
     message = answer.json()["error"]["message"]
-    assert "the engine cannot be started again" in message
+    assert "the engine cannot be restarted" in message
     assert file in message
     assert "replace it" in message
     assert int(answer.headers["retry-after"]) >= 1

@@ -1,4 +1,4 @@
-"""What is told of a call once it is over: the access log and OpenTelemetry spans."""
+"""Tests the access log and the OpenTelemetry spans of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from chairlift.server.telemetry.engine_observer import EngineObserver
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 from chairlift.server.telemetry.tracing import CallTracer
 from running_server import RunningServer
-from tracked_crowds import Crowd
+from tracked_engine import TrackedEngine
 
 SECRET = "my dear diary"
 
@@ -46,8 +46,8 @@ def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bo
 
 @pytest.fixture
 def observer() -> EngineObserver:
-    """Of an engine in which r3 waited for a seat."""
-    crowd = Crowd(max_num_seqs=2)
+    """The observer of an engine in which r3 waited for a seat."""
+    crowd = TrackedEngine(max_num_seqs=2)
     for start in range(3):
         crowd.add([start, 5, 6], 4, late=0.01, tenant="ann")
     crowd.to_end()
@@ -130,7 +130,7 @@ def test_a_stop_string_is_logged_as_finish_reason_stop(api_server: RunningServer
 
 
 def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> None:
-    crowd = Crowd()
+    crowd = TrackedEngine()
     crowd.add([1, 2, 3], 9, tenant="ann")
     crowd.steps(3)
     hub = EventHub()

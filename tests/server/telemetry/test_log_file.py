@@ -1,4 +1,4 @@
-"""A log on a full disk: lines are dropped and counted, and each spell of it is reported once."""
+"""On a full disk, lines of a log are dropped and counted, and this is reported once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_partly_written_line_does_not_corrupt_the_next(tmp_path: Path) -> None
 
 
 class _ShortFile:
-    """Takes three bytes, and then no more."""
+    """A file that accepts three bytes only."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file

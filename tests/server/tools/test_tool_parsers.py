@@ -1,4 +1,4 @@
-"""Tool calls and reasoning out of text: by example, and the same however the text is cut into parts."""
+"""Tool calls and reasoning are parsed from text, and the result does not depend on how the text is cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(parser: AnswerParser, parts: list[str]) -> Read:
     for piece in [*map(parser.feed, parts), parser.finish()]:
         content += piece.content
         reasoning += piece.reasoning
-        for delta in piece.calls:
+        for delta in piece.tool_calls:
             if delta.id is not None:
                 assert delta.index == len(calls)
                 calls.append((delta.name or "", ""))
@@ -79,26 +79,26 @@ EXAMPLES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 
 @pytest.mark.parametrize(("family", "text", "content", "calls"), EXAMPLES)
-def test_calls_are_found_and_the_rest_is_content(
+def test_calls_are_parsed_and_other_text_is_content(
     family: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read(tool_parser(family)(), [text]) == (content, "", calls)
     assert read(tool_parser(family)(), list(text)) == (content, "", calls)
 
 
-def test_calls_beyond_the_limit_are_left_out() -> None:
+def test_calls_beyond_the_limit_are_dropped() -> None:
     text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
     assert read(ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES, max_calls=1), [text])[2] == [WEATHER]
 
 
-def test_arguments_are_told_while_they_are_written() -> None:
+def test_arguments_are_streamed_while_they_are_generated() -> None:
     parser = ToolParser(TOOL_CALL_FORMATS["hermes"], NAMES)
-    assert parser.feed('<tool_call>{"name": "f", ').calls[0].name == "f"
-    assert parser.feed('"arguments": {"a"').calls[0].arguments == '{"a"'
-    assert parser.feed(": 1}").calls[0].arguments == ": 1}"
+    assert parser.feed('<tool_call>{"name": "f", ').tool_calls[0].name == "f"
+    assert parser.feed('"arguments": {"a"').tool_calls[0].arguments == '{"a"'
+    assert parser.feed(": 1}").tool_calls[0].arguments == ": 1}"
 
 
-def test_an_object_without_a_name_is_given_up_after_a_while() -> None:
+def test_an_object_without_a_name_becomes_content_within_bounded_work() -> None:
     nested = '<tool_call>{"a":[' * 500 + "]}" * 500 + "x"
     started = time.perf_counter()
     assert read(tool_parser("hermes")(), [nested]) == (nested, "", [])
@@ -107,23 +107,23 @@ def test_an_object_without_a_name_is_given_up_after_a_while() -> None:
     assert read(tool_parser("hermes")(), [late]) == read(tool_parser("hermes")(), list(late)) == (late, "", [])
 
 
-SCRAPS = [
+FRAGMENTS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "lo\n", '{"name": ', '"f"', ", ",
     '"arguments": ', '"parameters": ', '{"a": "}"}', "{}", "}", "{", "[", "]", '"', "\\", "\n", " ", ";", "f", "Hello.",
     "<think>", "</think>", "<", CALL, '"get_weather"',
 ]  # fmt: skip
-texts = st.lists(st.sampled_from(SCRAPS), max_size=12).map("".join)
+texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], AnswerParser]] = {
     **{family: tool_parser(family) for family in (*TOOL_CALL_FORMATS, "forced")},
     "named": lambda: NamedToolParser("f", None),
-    "thinks": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")()),
+    "reasoning": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")()),
     "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser()),
 }
 
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(text=texts, data=st.data())
-def test_cutting_a_text_changes_nothing(name: str, text: str, data: st.DataObject) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_cut(name: str, text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = read(PARSERS[name](), [text])
@@ -132,14 +132,14 @@ def test_cutting_a_text_changes_nothing(name: str, text: str, data: st.DataObjec
 
 
 @given(texts)
-def test_without_a_call_nothing_is_lost(text: str) -> None:
+def test_text_without_a_call_is_unchanged(text: str) -> None:
     for family in TOOL_CALL_FORMATS:
         content, _, calls = read(tool_parser(family)(), [text])
         assert calls or content == text
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3), min_size=1, max_size=3))
-def test_what_a_template_writes_is_read_back(arguments: list[dict[str, str]]) -> None:
+def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, str]]) -> None:
     calls = [json.dumps({"name": "f", "arguments": given}, ensure_ascii=False) for given in arguments]
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
     found = read(tool_parser("hermes")(), [text])[2]
@@ -158,14 +158,16 @@ def test_what_a_template_writes_is_read_back(arguments: list[dict[str, str]]) ->
         ("<think>\n\n</think>\n\nYes.", False, ("Yes.", "")),
     ],
 )
-def test_reasoning_is_parted_from_the_answer(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
+def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
     parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainTextParser())
     assert read(parser, [text])[:2] == expected
 
 
-def test_the_chat_template_tells_the_family() -> None:
+def test_the_call_format_is_derived_from_the_chat_template() -> None:
     assert tool_call_format("auto", "... [TOOL_CALLS] ...") is TOOL_CALL_FORMATS["mistral"]
     assert tool_call_format("auto", "... <|python_tag|> ...") is TOOL_CALL_FORMATS["llama3_json"]
     assert tool_call_format("auto", None) is TOOL_CALL_FORMATS["hermes"]
-    with pytest.raises(ConfigError, match="tool_call_parser='x': there are auto, hermes, llama3_json, mistral"):
+    with pytest.raises(
+        ConfigError, match="tool_call_parser must be one of auto, hermes, llama3_json, mistral; got 'x'"
+    ):
         tool_call_format("x", None)

@@ -112,7 +112,7 @@ class ReservationKVCacheManager:
                 f"{self._reservation(request, self._max_model_len)} slots = {needed} consecutive blocks of "
                 f"{self.block_size}, and the largest piece of the arena of {self.num_blocks} blocks has "
                 f"{self._arena.largest_piece}. Lower max_tokens, shorten the prompt, give the engine more "
-                f"--kv-cache-memory, or choose --kv paged.",
+                f"--kv-cache-memory-bytes, or choose --kv paged.",
                 "max_tokens",
             )
 

@@ -67,7 +67,7 @@ class PagedKVCacheManager:
                 f"request {request.request_id} can never fit: {request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} output tokens write "
                 f"{request.max_total_tokens - 1} slots = {needed} blocks of {self.block_size}, and the whole pool has "
-                f"{self.num_blocks}. Lower max_tokens, shorten the prompt, or give the engine more --kv-cache-memory.",
+                f"{self.num_blocks}. Lower max_tokens, shorten the prompt, or raise --kv-cache-memory-bytes.",
                 "max_tokens",
             )
 

@@ -1,1 +1,1 @@
-"""The engine core in a thread or a process of its own, and its client."""
+"""Runs the engine core in a thread or a process of its own, behind a client."""

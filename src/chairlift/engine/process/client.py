@@ -1,4 +1,4 @@
-"""What a front end needs of an engine, wherever that runs: in a thread of this process, or in one of its own."""
+"""The interface between a front end and an engine that runs in a thread of its process or in another process."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ EngineState = Literal["starting", "running", "restarting", "cannot_restart", "de
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """How an engine fares.
+    """The state of an engine.
 
     Attributes:
-        state: "restarting": requests that had begun were lost, others and new ones wait; "cannot_restart": starts have
-            failed for so long that requests end with EngineUnavailableError, and starts go on; "dead": for good.
-        restarts: how often it was started again.
-        seconds_since_step: since the last step ended, or since the engine was ready if there was none.
-        num_unfinished: prompts that are being answered.
-        seconds_stalled: without a step while something was to be done; 0 if nothing is.
-        last_failure: why it died when it last did; None if it never has.
+        state: "restarting": started requests have failed, other requests wait for the restart; "cannot_restart":
+            restarts have failed for so long that requests end with EngineUnavailableError, while restarts are still
+            attempted; "dead": the engine will not run again.
+        restarts: number of restarts.
+        seconds_since_step: time since the last step ended, or since the engine was ready if there was no step.
+        num_unfinished: prompts in progress.
+        seconds_stalled: time without a step while requests are unfinished; 0 if none are.
+        last_failure: the reason of the last failure; None if the engine has never failed.
     """
 
     state: EngineState
@@ -43,7 +44,7 @@ class EngineStatus:
 
 
 class ServedEngine(Protocol):
-    """What the front end knows of an engine, and what it makes and reads requests with."""
+    """The properties of an engine that a front end reads."""
 
     @property
     def tokenizer(self) -> Tokenizer | NoTokenizer: ...
@@ -62,11 +63,11 @@ class ServedEngine(Protocol):
 
 
 OnOutputs = Callable[[list[EngineCoreOutput]], None]
-OnLost = Callable[[list[str] | None, EngineDeadError], None]
+OnFailure = Callable[[list[str] | None, EngineDeadError], None]
 
 
 class EngineClient(Protocol):
-    """An engine at a distance. Both callbacks of `open` are called on the event loop that was running then."""
+    """Sends commands to an engine, and receives its outputs and events."""
 
     events: EventHub
 
@@ -78,7 +79,7 @@ class EngineClient(Protocol):
     def restarts(self) -> int: ...
     @property
     def unavailable(self) -> EngineUnavailableError | None:
-        """Why requests are refused now, in state "cannot_restart"."""
+        """The error that new requests end with in state "cannot_restart"; None in other states."""
 
     @property
     def seconds_since_step(self) -> float: ...
@@ -86,25 +87,25 @@ class EngineClient(Protocol):
     def last_failure(self) -> str | None: ...
 
     def now(self) -> float:
-        """The engine's time, in seconds."""
+        """The time of the engine's clock, in seconds."""
 
-    def open(self, on_outputs: OnOutputs, on_lost: OnLost) -> None:
-        """Begin to work, on the running loop.
+    def open(self, on_outputs: OnOutputs, on_failure: OnFailure) -> None:
+        """Deliver outputs, failures and events on the running event loop from now on.
 
         Args:
-            on_outputs: called with what each step gave.
-            on_lost: called with the requests that a death of the engine has ended, or None: all of them, and it will
-                not come back.
+            on_outputs: called with the outputs of each step.
+            on_failure: called with the ids of the requests that a failure of the engine has ended. None in place of
+                the ids: all requests have ended, and the engine will not run again.
         """
 
     def send(self, command: Command) -> None: ...
 
     def stop(self) -> None:
-        """Have the engine stop after the step it is in, and wait for nothing. `on_lost` is not called any more."""
+        """Stop the engine after its current step, without waiting. `on_failure` is not called any more."""
 
     def close(self, seconds: float | None = None) -> None:
-        """Stop it, and wait until it has stopped and is cleared away. May be called on another thread after `stop`.
+        """Stop the engine, wait until it has stopped, and release its resources. Any thread may call it after `stop`.
 
         Args:
-            seconds: an engine in a process of its own is killed if it runs for longer; None: a default.
+            seconds: an engine process that runs for longer is killed. None selects a default.
         """

@@ -1,4 +1,4 @@
-"""What a front end tells the engine core. The same records in one process and between two."""
+"""The commands that a front end sends to an engine core, in the same process or in another one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from chairlift.request import FinishReason
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Queue these siblings. They share a prompt, which only the first one carries."""
+    """Queues sibling requests. They share a prompt, which only the first one carries."""
 
     requests: list[EngineRequest]
 
     @classmethod
-    def of(cls, requests: list[EngineRequest]) -> Add:
-        """The command for siblings that all have their prompt."""
+    def from_siblings(cls, requests: list[EngineRequest]) -> Add:
+        """Create the command for siblings that all carry their prompt."""
         first, *others = requests
         return cls([first, *(replace(request, prompt_token_ids=[]) for request in others)])
 
@@ -26,20 +26,20 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
         return len(self.requests[0].prompt_token_ids)
 
     def siblings(self) -> list[EngineRequest]:
-        """The siblings, each with the prompt."""
+        """The requests, each with the prompt."""
         first, *others = self.requests
         return [first, *(replace(request, prompt_token_ids=first.prompt_token_ids) for request in others)]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """End these requests."""
+    """Aborts requests."""
 
     request_ids: list[str]
     reason: FinishReason = FinishReason.ABORT
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """End the loop; unfinished requests get no more."""
+    """Ends the loop of the engine core; unfinished requests get no further output."""
 
 
 Command = Add | Abort | Stop

@@ -1,4 +1,4 @@
-"""The loop of an engine core, whichever way commands come to it."""
+"""The loop of an engine core: take commands, run a step, deliver the outputs."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from chairlift.outputs import EngineCoreOutput
 from chairlift.request import FinishReason
 
 MAX_NEW_TOKENS: Final = 1 << 16
-"""Prompt tokens of new requests that are queued between two steps. Reading them takes time, in which no request gets a
-token; the others are queued after the step."""
+"""Maximum number of prompt tokens that are queued between two steps. Reading commands takes time in which no request
+gets a token, so the remaining commands are read after the next step."""
 
 TOKENS_PER_REQUEST: Final = 128
-"""The cost of a request itself, in prompt tokens."""
+"""The cost of reading a request without its prompt, in prompt tokens."""
 
 
 class Inbox(Protocol):
-    """Where commands come from."""
+    """A queue of commands."""
 
     def take(self, wait: bool) -> Command | None:
-        """The next one; None if there is none now. With `wait` there is one in the end."""
+        """Remove and return the next command. If there is none, wait for one, or return None unless `wait` is set."""
 
 
 def run_core(
     core: EngineCore,
     inbox: Inbox,
-    tell: Callable[[list[EngineCoreOutput]], None],
+    deliver: Callable[[list[EngineCoreOutput]], None],
     gate: GrammarGate | None = None,
 ) -> None:
-    """Take commands between two steps, and step while there is work, until a Stop arrives.
+    """Take commands between two steps, and run steps while there is work, until a Stop arrives.
 
     Args:
-        tell: called with what each step gave, also if that is nothing, and with refusals; must not block.
-        gate: keeps requests back whose grammar is not compiled.
+        deliver: called with the outputs of each step, even if there are none, and with rejections; must not block.
+        gate: holds requests until their grammar is compiled.
     """
     gate = gate or GrammarGate()
     while True:
@@ -51,34 +51,35 @@ def run_core(
                 return
             if isinstance(command, Add):
                 num_new_tokens += len(command.requests) * (command.num_prompt_tokens + TOKENS_PER_REQUEST)
-            if refusals := _handle(core, gate, command):
-                tell(refusals)
-        if refusals := _add_all(core, gate.released()):
-            tell(refusals)
+            if rejections := _execute(core, gate, command):
+                deliver(rejections)
+        if rejections := _add_all(core, gate.release()):
+            deliver(rejections)
         if gate.is_holding and not core.has_work:
             gate.wait()
         else:
-            tell(core.step())
+            deliver(core.step())
 
 
-def _handle(core: EngineCore, gate: GrammarGate, command: Add | Abort) -> list[EngineCoreOutput]:
+def _execute(core: EngineCore, gate: GrammarGate, command: Add | Abort) -> list[EngineCoreOutput]:
     if isinstance(command, Add):
         siblings = command.siblings()
-        return [] if gate.holds(siblings) else _add_all(core, siblings)
-    gate.drop(command.request_ids)
+        return [] if gate.hold(siblings) else _add_all(core, siblings)
+    gate.abort(command.request_ids)
     for request_id in command.request_ids:
         core.abort(request_id, command.reason)
     return []
 
 
 def _add_all(core: EngineCore, requests: list[EngineRequest]) -> list[EngineCoreOutput]:
-    return [refusal for request in requests if (refusal := _add(core, request)) is not None]
-
-
-def _add(core: EngineCore, request: EngineRequest) -> EngineCoreOutput | None:
-    try:
-        core.add(request.to_request())
-    except RequestError as error:
-        reason = FinishReason.ERROR.value
-        return EngineCoreOutput(request.request_id, [], finish_reason=reason, error=str(error), error_param=error.param)
-    return None
+    """Queue requests; returns an output with the error for each request that the scheduler rejects."""
+    rejections = []
+    for request in requests:
+        try:
+            core.add(request.to_request())
+        except RequestError as error:
+            reason = FinishReason.ERROR.value
+            rejections.append(
+                EngineCoreOutput(request.request_id, [], reason, error=str(error), error_param=error.param)
+            )
+    return rejections

@@ -1,7 +1,7 @@
 """The engine in a process of its own: `python -m chairlift.engine.process.engine_process`, started by a ProcessClient.
 
-A line of JSON on standard input says what to run and whom to talk to. Standard input is closed by nobody but the front
-end's end: then this process ends too.
+A line of JSON on standard input has the configuration of the engine and the address of the front end. Standard input
+stays open as long as the front end runs; when it is closed, this process exits.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from chairlift.system.memory_limits import describe_out_of_memory, is_out_of_mem
 logger = logging.getLogger("chairlift")
 
 MAX_UNREAD_EVENTS: Final = 16_384
-"""Events that the front end has not read; beyond them, those that may be dropped are, and are counted."""
+"""Maximum number of events that the front end has not read. Beyond it, droppable events are dropped and counted."""
 
 LINGER_SECONDS: Final = 2.0
-STACKS: Final = "stacks"
+STACKS_FILE: Final = "stacks"
 
 
 class EngineLaunch(msgspec.Struct):
-    """The line on standard input. `folder` is private to the two processes; the last one removes it."""
+    """The line on standard input. `folder` is private to the two processes, and the last one removes it."""
 
     address: Address
     config: dict[str, Any]
@@ -66,12 +66,15 @@ class EngineLaunch(msgspec.Struct):
     log_level: int
 
     @classmethod
-    def of(cls, config: EngineConfig, address: Address, folder: Path, log_level: int) -> EngineLaunch:
+    def create(cls, config: EngineConfig, address: Address, folder: Path, log_level: int) -> EngineLaunch:
         return cls(address, json.loads(json.dumps(asdict(config), default=str)), str(folder), log_level)
 
 
 class Outbox:
-    """Tells the front end: one message a step. Events of it ride along while the front end reads them."""
+    """Sends one message for each step to the front end, with the events since the last message.
+
+    Events are limited by the credit that the front end gives for those that it has read.
+    """
 
     def __init__(self, link: Link[ToEngine]) -> None:
         self._link = link
@@ -86,30 +89,30 @@ class Outbox:
         self._num_unread += 1
         self._events.append(event)
 
-    def credit(self, num_events: int) -> None:
-        """So many were read."""
+    def add_credit(self, num_events: int) -> None:
+        """Record that the front end has read this number of events."""
         self._num_unread -= num_events
 
-    def tell(self, outputs: list[EngineCoreOutput]) -> None:
-        """Send what a step gave; also if it gave nothing, since it proves progress."""
+    def send_result(self, outputs: list[EngineCoreOutput]) -> None:
+        """Send the outputs of a step, even if there are none, because the message proves progress."""
         self._link.send(StepResult(outputs, pack_events(self._events), self._num_dropped))
         self._events, self._num_dropped = [], 0
 
     def flush(self) -> None:
-        """Send what happened since the last step."""
+        """Send the events since the last step."""
         if self._events or self._num_dropped:
-            self.tell([])
+            self.send_result([])
 
-    def ready(self, facts: EngineFacts) -> None:
+    def send_ready(self, facts: EngineFacts) -> None:
         self._link.send(EngineReady(facts))
 
-    def begin(self, request_ids: list[str]) -> None:
-        """Send which requests the next step introduces, before it is computed."""
+    def send_started(self, request_ids: list[str]) -> None:
+        """Send the ids of the requests that the next step computes for the first time."""
         self._link.send(RequestsStarted(request_ids))
 
 
 class CommandSocket:
-    """The inbox of an engine core: commands of the front end."""
+    """The inbox of an engine core: receives the commands of the front end."""
 
     def __init__(self, link: Link[ToEngine], outbox: Outbox) -> None:
         self._link = link
@@ -119,7 +122,7 @@ class CommandSocket:
         while True:
             message = self._link.receive()
             if isinstance(message, EventCredit):
-                self._outbox.credit(message.num_events)
+                self._outbox.add_credit(message.num_events)
             elif message is not None or not wait:
                 return message
             else:
@@ -128,15 +131,15 @@ class CommandSocket:
 
 
 class AnnouncingExecutor:
-    """Says which requests a step introduces before it is computed: they are what dies with it."""
+    """An executor that reports the new requests of a step before it is computed, because they are lost if it fails."""
 
-    def __init__(self, executor: Executor, begin: Callable[[list[str]], None]) -> None:
+    def __init__(self, executor: Executor, on_start: Callable[[list[str]], None]) -> None:
         self._executor = executor
-        self._begin = begin
+        self._on_start = on_start
 
     def submit(self, output: SchedulerOutput) -> Any:
         if output.new_requests:
-            self._begin([request.request_id for request in output.new_requests])
+            self._on_start([request.request_id for request in output.new_requests])
         return self._executor.submit(output)
 
     def result(self, handle: Any) -> ModelRunnerOutput:
@@ -144,7 +147,7 @@ class AnnouncingExecutor:
 
 
 class ForwardingLogHandler(logging.Handler):
-    """The engine's log is the front end's."""
+    """Sends log lines to the front end, which writes them to its own log."""
 
     def __init__(self, link: Link[ToEngine]) -> None:
         super().__init__()
@@ -155,16 +158,16 @@ class ForwardingLogHandler(logging.Handler):
 
 
 def main() -> None:
-    """Run an engine until the front end says Stop or is gone."""
-    # Both reach every process of a terminal or a service; the front end first answers what is in flight.
+    """Run an engine until the front end sends a Stop or exits."""
+    # Terminals and service managers signal all processes, but running requests must finish before this one stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineLaunch)
-    threading.Thread(target=_end_with_the_front, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
+    threading.Thread(target=_exit_with_front_end, args=(launch.folder,), name="chairlift-lifeline", daemon=True).start()
     faulthandler.enable()
     link = open_engine_link(launch.address)
     logging.basicConfig(level=launch.log_level, handlers=[ForwardingLogHandler(link)], format="%(message)s")
-    with Path(launch.folder, STACKS).open("w") as stacks:
+    with Path(launch.folder, STACKS_FILE).open("w") as stacks:
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         status = run(EngineConfig(**launch.config), link)
@@ -174,7 +177,7 @@ def main() -> None:
 
 
 def run(config: EngineConfig, link: Link[ToEngine]) -> int:
-    """Build an engine and serve the link; returns the exit status."""
+    """Build an engine and run it over the link; returns the exit status of the process."""
     outbox = Outbox(link)
     try:
         engine = _build(config, outbox)
@@ -189,7 +192,7 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
         link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        run_core(engine.core, CommandSocket(link, outbox), outbox.tell, _gate(engine))
+        run_core(engine.core, CommandSocket(link, outbox), outbox.send_result, _make_gate(engine))
     except BaseException as error:
         logger.exception("the engine died")
         link.send(EngineFailed(repr(error)))
@@ -199,8 +202,8 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
     return 0
 
 
-def _gate(engine: Any) -> GrammarGate:
-    """The front end has tried every grammar before it sends it."""
+def _make_gate(engine: Any) -> GrammarGate:
+    """Create the gate. Its compiler skips the checks of grammars, because the front end has made them."""
     grammars = engine.loaded.grammars
     if grammars is not None:
         grammars.has_checker = False
@@ -210,7 +213,9 @@ def _gate(engine: Any) -> GrammarGate:
 def _build(config: EngineConfig, outbox: Outbox) -> Any:
     from chairlift.engine.startup.factory import build_engine
 
-    engine = build_engine(config, events=outbox, around_executor=lambda e: AnnouncingExecutor(e, outbox.begin))
+    engine = build_engine(
+        config, events=outbox, around_executor=lambda inner: AnnouncingExecutor(inner, outbox.send_started)
+    )
     facts = EngineFacts(
         engine.model_name,
         engine.model_config,
@@ -220,13 +225,13 @@ def _build(config: EngineConfig, outbox: Outbox) -> Any:
         engine.started,
     )
     trim_memory()
-    outbox.ready(facts)
+    outbox.send_ready(facts)
     return engine
 
 
-def _end_with_the_front(folder: str) -> None:
-    """Standard input ends when the front end does, however it ends."""
-    # Unbuffered: a buffer's lock would be held when the interpreter shuts down.
+def _exit_with_front_end(folder: str) -> None:
+    """Exit when standard input is closed, which happens when the front end exits for any reason."""
+    # An unbuffered read holds no lock of a buffer when the interpreter shuts down.
     os.read(sys.stdin.fileno(), 1)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What a front end has asked of its engine and not got yet, so that it knows what a death of the engine costs."""
+"""The unfinished requests of an engine process, which determine what is lost and what is sent again when it dies."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from chairlift.engine.process.commands import Add
 from chairlift.outputs import EngineCoreOutput
 
 MAX_RUNS: Final = 3
-"""Engines that a request is given to. One that dies before it says what it computes may have died of any of them."""
+"""Number of engine processes that a request is sent to. A process may die of a request before it reports that the
+request has started."""
 
 
 @dataclass(slots=True)
-class _Group:
-    """The unfinished ones among siblings."""
+class _SiblingGroup:
+    """The unfinished requests among siblings."""
 
     requests: dict[str, EngineRequest] = field(default_factory=dict)
-    has_begun: bool = False
+    has_started: bool = False
     num_runs: int = 0
 
 
@@ -27,31 +28,31 @@ class InFlightRequests:
     """Unfinished requests in order of arrival, siblings together."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
-        self._group_of: dict[str, str] = {}
+        self._groups: dict[str, _SiblingGroup] = {}
+        self._leader_of: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._group_of)
+        return len(self._leader_of)
 
     @property
     def waiting(self) -> list[EngineRequest]:
-        """Those of which nothing was computed."""
-        return [r for group in self._groups.values() if not group.has_begun for r in group.requests.values()]
+        """Requests of which no token was computed."""
+        return [r for group in self._groups.values() if not group.has_started for r in group.requests.values()]
 
     @property
-    def begun(self) -> list[EngineRequest]:
-        return [r for group in self._groups.values() if group.has_begun for r in group.requests.values()]
+    def started(self) -> list[EngineRequest]:
+        return [r for group in self._groups.values() if group.has_started for r in group.requests.values()]
 
     def add(self, requests: list[EngineRequest], *, is_sent: bool = True) -> None:
-        """Siblings were sent, or wait for an engine."""
+        """Add siblings that were sent to the engine, or that wait for a restart."""
         leader = requests[0].request_id
-        self._groups[leader] = _Group({request.request_id: request for request in requests}, num_runs=int(is_sent))
-        self._group_of.update((request.request_id, leader) for request in requests)
+        self._groups[leader] = _SiblingGroup({r.request_id: r for r in requests}, num_runs=int(is_sent))
+        self._leader_of.update((request.request_id, leader) for request in requests)
 
     def remove(self, request_ids: Iterable[str]) -> None:
-        """They ended, or nobody wants them."""
+        """Remove requests that have finished or were aborted; unknown ids are ignored."""
         for request_id in request_ids:
-            leader = self._group_of.pop(request_id, None)
+            leader = self._leader_of.pop(request_id, None)
             if leader is None:
                 continue
             group = self._groups[leader]
@@ -59,36 +60,35 @@ class InFlightRequests:
             if not group.requests:
                 del self._groups[leader]
 
-    def begin(self, request_ids: Iterable[str]) -> None:
-        """They are about to be computed."""
+    def remove_finished(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        """Remove the requests whose outputs have a finish reason."""
+        self.remove([output.request_id for output in outputs if output.finish_reason is not None])
+
+    def mark_started(self, request_ids: Iterable[str]) -> None:
+        """Record that the engine is about to compute these requests."""
         for request_id in request_ids:
-            leader = self._group_of.get(request_id)
+            leader = self._leader_of.get(request_id)
             if leader is not None:
-                self._groups[leader].has_begun = True
+                self._groups[leader].has_started = True
 
-    def note(self, outputs: Iterable[EngineCoreOutput]) -> None:
-        """Some may have ended."""
-        ended = [output.request_id for output in outputs if output.finish_reason is not None]
-        if ended:
-            self.remove(ended)
-
-    def lose_begun(self) -> list[str]:
-        """The engine is gone: forgets those that had begun, or were given to MAX_RUNS engines; returns their ids."""
+    def remove_lost(self) -> list[str]:
+        """Remove the requests that are lost with a dead engine: those that have started, and those that were sent to
+        MAX_RUNS engines. Returns their ids."""
         lost: list[str] = []
         for group in self._groups.values():
-            if group.has_begun or group.num_runs == MAX_RUNS:
+            if group.has_started or group.num_runs == MAX_RUNS:
                 lost += group.requests
         self.remove(lost)
         return lost
 
-    def lose_all(self) -> list[str]:
-        """Forget all requests; returns their ids."""
-        lost = list(self._group_of)
+    def clear(self) -> list[str]:
+        """Remove all requests; returns their ids."""
+        lost = list(self._leader_of)
         self.remove(lost)
         return lost
 
-    def again(self) -> list[Add]:
-        """What is sent to a new engine."""
+    def make_resend_commands(self) -> list[Add]:
+        """Create the commands that send all requests to a new engine, and count one more run of each."""
         for group in self._groups.values():
             group.num_runs += 1
-        return [Add.of(list(group.requests.values())) for group in self._groups.values()]
+        return [Add.from_siblings(list(group.requests.values())) for group in self._groups.values()]

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, started again when it dies."""
+"""ProcessClient: runs an engine in a process of its own, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.event_hub import EventHub
-from chairlift.engine.input_processor import InputProcessor, NoTokenizer
-from chairlift.engine.process.client import EngineState, OnLost, OnOutputs
+from chairlift.engine.input_processor import NoTokenizer
+from chairlift.engine.process.client import EngineState, OnFailure, OnOutputs
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.engine_child import (
     ENGINE_COMMAND,
     GRACE_SECONDS,
-    STACKS_SECONDS,
+    STACK_DUMP_SECONDS,
     EngineChild,
-    log_line,
     wait_for_facts,
+    write_log_line,
 )
 from chairlift.engine.process.in_flight import InFlightRequests
-from chairlift.engine.process.remote_engine import RemoteEngine, settled
+from chairlift.engine.process.remote_engine import RemoteEngine, restart_config
 from chairlift.engine.process.restart_policy import LONGEST_BACKOFF, RestartPolicy
 from chairlift.engine.process.watchdog import Watchdog, write_state_dump
 from chairlift.engine.process.wire import (
@@ -46,30 +46,30 @@ logger = logging.getLogger("chairlift")
 
 DEFAULT_WATCHDOG_TIMEOUT: Final = 120.0
 FIRST_START_SECONDS: Final = 1800.0
-"""The first start may take so long: minutes for a large model off a slow disk are usual, half an hour is not."""
+"""Time limit of the first start. Minutes are usual for a large model on a slow disk; half an hour is not."""
 
 START_FACTOR: Final = 4.0
-"""Times what the first start took: so long may another one take, and at least as long as the watchdog's timeout."""
+"""The time limit of a restart is this multiple of the first start's time, and at least the watchdog's timeout."""
 
 STOP_SECONDS: Final = 10.0
-CONNECTED_YET_SECONDS: Final = 0.002
-MESSAGES_A_TURN: Final = 16
-EVENTS_A_CREDIT: Final = 256
-EVENTS_KEPT: Final = 256
+CONNECT_POLL_SECONDS: Final = 0.002
+MESSAGES_PER_CALL: Final = 16
+EVENTS_PER_CREDIT: Final = 256
+LAST_EVENTS: Final = 256
 
 
 class ProcessClient:
-    """Starts an engine process at once; `wait_until_ready` before anything else.
+    """An EngineClient that starts an engine process at once. Call `wait_until_ready` before any other method.
 
-    When the process dies, requests that had begun are lost, and it is started again with the limits that it had, at
-    the times of a RestartPolicy. Requests that had not begun, and those that come meanwhile, are run then. If the
-    policy lets none wait any longer, they end with EngineUnavailableError, and so do new ones until the engine is back.
+    When the process dies, the requests that it had started are lost, and a RestartPolicy decides when it is restarted
+    with the same limits. Other requests, and those that arrive in the meantime, run after the restart. When the policy
+    does not let them wait, they end with EngineUnavailableError, and so do new ones until the engine is ready again.
 
     Args:
-        config: of the engine.
-        watchdog_timeout: seconds that the engine may be silent while it has work; then its state is written to a file,
-            and it is started again. So it is if it does not get ready, see START_FACTOR. 0: it may take any time, the
-            first start too, which has FIRST_START_SECONDS otherwise, or the timeout if that is longer.
+        config: the configuration of the engine.
+        watchdog_timeout: seconds without a step after which an engine with work is stuck. Its state is then written to
+            a file, and it is restarted. The first start is limited by FIRST_START_SECONDS, or by the timeout if that is
+            longer, and a restart as described at START_FACTOR. 0: there are no limits.
         command: runs `engine_process.main`.
 
     Raises:
@@ -92,12 +92,12 @@ class ProcessClient:
         self._files = resolve_model(config.model)
         self._engine: RemoteEngine | None = None
         self._in_flight = InFlightRequests()
-        self._last_events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._last_events: deque[Event] = deque(maxlen=LAST_EVENTS)
         self._num_uncredited = 0
         self._watchdog = Watchdog(watchdog_timeout)
         limit = max(watchdog_timeout, FIRST_START_SECONDS) if watchdog_timeout else 0.0
         self._start_watchdog = Watchdog(limit, GRACE_SECONDS)
-        self._last_words = ""
+        self._failure = ""
         self._policy = RestartPolicy()
         self._next_start = 0.0
         self._created = self._ready_time = self._last_step = self.now()
@@ -107,7 +107,7 @@ class ProcessClient:
 
     @property
     def engine(self) -> RemoteEngine:
-        assert self._engine is not None, "wait_until_ready comes first"
+        assert self._engine is not None, "wait_until_ready was not called"
         return self._engine
 
     @property
@@ -119,10 +119,9 @@ class ProcessClient:
         if self.state != "cannot_restart":
             return None
         seconds = max(0.0, self._next_start - self.now())
-        reason = self.last_failure or "it died"
         return EngineUnavailableError(
-            f"the engine cannot be started again: {reason}. It is tried again every {LONGEST_BACKOFF:g} s, so it comes "
-            "back once the cause is gone (if a file of the model is damaged, replace it); or restart the server",
+            f"the engine cannot be restarted: {self.last_failure}. A restart is attempted every {LONGEST_BACKOFF:g} s: "
+            "remove the cause (if a file of the model is damaged, replace it), or restart the server",
             seconds,
         )
 
@@ -131,37 +130,36 @@ class ProcessClient:
         return self.now() - self._last_step
 
     def now(self) -> float:
-        """The monotonic clock is the machine's, so the engine's too."""
+        """The time of the machine's monotonic clock, which all processes share."""
         return time.monotonic()
 
     def wait_until_ready(self) -> None:
-        """Load the tokenizer meanwhile.
+        """Wait until the engine accepts requests, and load the tokenizer in the meantime.
 
         Raises:
             ModelLoadError, ConfigError: as `build_engine`.
-            EngineDeadError: the process ended for another reason, or did not get ready in time.
+            EngineDeadError: the process ended for another reason, or was not ready in time.
         """
         try:
             tokenizer = NoTokenizer() if self._config.skip_tokenizer_init else load_tokenizer(self._files)
             facts = wait_for_facts(self._child, self._start_watchdog)
-            self._is_ready()
+            self._set_ready()
         except BaseException:
             self.close()
             raise
-        processor = InputProcessor(facts.model_config, tokenizer, facts.limits, self._config.seed)
-        self._engine = RemoteEngine(facts, tokenizer, processor)
+        self._engine = RemoteEngine.create(facts, tokenizer, self._config.seed)
         if timeout := self._watchdog.timeout:
             limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
             self._start_watchdog = Watchdog(limit, self._watchdog.interval)
 
-    def open(self, on_outputs: OnOutputs, on_lost: OnLost) -> None:
+    def open(self, on_outputs: OnOutputs, on_failure: OnFailure) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_outputs = on_outputs
-        self._on_lost = on_lost
+        self._on_failure = on_failure
         self.events.open(self._loop)
-        self._attach(self._loop)
+        self._attach_child(self._loop)
         if self._watchdog.timeout:
-            self._loop.call_later(self._watchdog.interval, self._look)
+            self._loop.call_later(self._watchdog.interval, self._check_watchdogs)
 
     def send(self, command: Command) -> None:
         if isinstance(command, Add):
@@ -187,161 +185,164 @@ class ProcessClient:
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read what the child sends, and learn of its end, on the loop."""
+    def _attach_child(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handle the messages and the exit of the child on the event loop."""
         child = self._child
 
-        def on_end() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(loop.call_later, GRACE_SECONDS, self._ended, child)
+        def on_exit() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(loop.call_later, GRACE_SECONDS, self._handle_exit, child)
 
         loop.add_reader(child.link.fileno, self._read, child)
-        # The descriptor tells of changes only, and something may be there already.
+        # The descriptor reports changes only, and messages may have arrived before.
         loop.call_soon(self._read, child)
-        child.watch(on_end)
+        child.notify_on_exit(on_exit)
 
     def _detach(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._child.link.fileno)
 
     def _read(self, child: EngineChild) -> None:
-        """Some messages; the rest in another turn of the loop, so that an engine in a hurry leaves time to others."""
-        for _ in range(MESSAGES_A_TURN):
+        """Handle a limited number of messages, and the rest in another callback, so that others run in between."""
+        for _ in range(MESSAGES_PER_CALL):
             if self._is_closed or child is not self._child or child.is_closed:
                 return
             message = child.link.receive()
             if message is None:
                 return
-            self._take(message)
+            self._handle(message)
         assert self._loop is not None
         self._loop.call_soon(self._read, child)
 
-    def _take(self, message: ToFront) -> None:
+    def _handle(self, message: ToFront) -> None:
         try:
-            self._understand(message)
+            self._dispatch(message)
         except Exception:
-            logger.exception("a message of the engine was not understood")
+            logger.exception("a message of the engine process could not be handled: %s", type(message).__name__)
 
-    def _understand(self, message: ToFront) -> None:
+    def _dispatch(self, message: ToFront) -> None:
         match message:
             case StepResult():
-                self._take_news(message)
+                self._handle_result(message)
             case RequestsStarted(request_ids):
-                self._in_flight.begin(request_ids)
+                self._in_flight.mark_started(request_ids)
             case LogLine():
-                log_line(message)
+                write_log_line(message)
             case EngineReady(facts) if facts.model_config != self.engine.model_config:
-                self._last_words = (
-                    f"model {self._config.model!r} is another one than when the server was started: put that back, or "
-                    "restart the server to serve this one"
+                self._failure = (
+                    f"model {self._config.model!r} has changed since the server was started: restore it, or restart "
+                    "the server to serve the new one"
                 )
                 self._child.kill()
             case EngineReady():
-                self._is_back(self._child)
+                self._resume(self._child)
             case EngineFailed(text) | StartFailed(_, text):
-                self._last_words = text
+                self._failure = text
                 assert self._loop is not None
-                self._loop.call_later(STOP_SECONDS, self._child.kill)  # should it not end by itself
+                self._loop.call_later(STOP_SECONDS, self._child.kill)  # in case it does not exit
 
-    def _take_news(self, news: StepResult) -> None:
-        self._watchdog.heard()
+    def _handle_result(self, result: StepResult) -> None:
+        self._watchdog.record_progress()
         self._last_step = self.now()
-        if news.events:
-            events = unpack_events(news.events)
+        if result.events:
+            events = unpack_events(result.events)
             self._last_events.extend(events)
             self.events.publish(events)
             self._num_uncredited += len(events)
-            if self._num_uncredited >= EVENTS_A_CREDIT:
+            if self._num_uncredited >= EVENTS_PER_CREDIT:
                 self._child.link.send(EventCredit(self._num_uncredited))
                 self._num_uncredited = 0
-        self.events.num_dropped += news.num_dropped_events
-        if news.outputs:
-            self._in_flight.note(news.outputs)
-            self._on_outputs(news.outputs)
+        self.events.num_dropped += result.num_dropped_events
+        if result.outputs:
+            self._in_flight.remove_finished(result.outputs)
+            self._on_outputs(result.outputs)
 
-    # -- death and return ----------------------------------------------------------------------------------------
+    # -- failure and restart ---------------------------------------------------------------------------------------
 
-    def _ended(self, child: EngineChild) -> None:
-        """The process is gone, and what it had sent has come."""
+    def _handle_exit(self, child: EngineChild) -> None:
+        """Handle the last messages of a process that has exited, and restart it."""
         while not (self._is_closed or child.is_closed) and (message := child.link.receive()) is not None:
-            self._take(message)
+            self._handle(message)
         if self._is_closed or child is not self._child or self._loop is None:
             return
-        reason = self._last_words or child.exit_description()
-        self._last_words = ""
+        reason = self._failure or child.exit_description()
+        self._failure = ""
         self._detach()
         child.close(0.0)
-        self._has_failed(self._loop, reason)
+        self._handle_failure(self._loop, reason)
 
-    def _has_failed(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        """End the requests that are lost, and those that wait if the policy lets them wait no longer."""
-        was_refusing = self.unavailable is not None
-        restart = self._policy.failed(self.now())
+    def _handle_failure(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        """End the requests that are lost, and waiting ones if the policy does not let them wait; schedule a restart."""
+        was_unavailable = self.unavailable is not None
+        restart = self._policy.record_failure(self.now())
         self.last_failure = reason
         self._next_start = self.now() + restart.delay
         self.state = "restarting" if restart.can_wait else "cannot_restart"
-        lost = self._in_flight.lose_begun()
+        lost = self._in_flight.remove_lost()
         logger.error(
-            "the engine died (%s): %d requests are lost, %d wait; starting it again in %.1f s",
+            "the engine died (%s): %d requests are lost, %d requests wait; restarting it in %.1f s",
             reason,
             len(lost),
             len(self._in_flight),
             restart.delay,
         )
-        self._on_lost(lost, EngineDeadError(f"the engine died ({reason}) and is started again: send this once more"))
-        if (error := self.unavailable) is not None and not was_refusing:
+        message = f"the engine died ({reason}) and is being restarted: send the request again"
+        self._on_failure(lost, EngineDeadError(message))
+        if (error := self.unavailable) is not None and not was_unavailable:
             logger.error("%d waiting requests end with an error: %s", len(self._in_flight), error)
-            self._on_lost(self._in_flight.lose_all(), error)
-        loop.call_later(restart.delay, self._start_again, loop)
+            self._on_failure(self._in_flight.clear(), error)
+        loop.call_later(restart.delay, self._restart, loop)
 
-    def _start_again(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _restart(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._is_closed:
             return
         self.restarts += 1
         self._num_uncredited = 0
-        self._start_watchdog.heard()
-        config = settled(self._config, self.engine.facts, self.restarts)
+        self._start_watchdog.record_progress()
+        config = restart_config(self._config, self.engine.facts, self.restarts)
         try:
-            # What it says of itself was said before.
+            # Its startup summary is in the log already.
             self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
         except (OSError, ConfigError) as error:
-            self._has_failed(loop, f"no process can be started: {error}")
+            self._handle_failure(loop, f"the engine process cannot be started: {error}")
             return
-        self._attach(loop)
+        self._attach_child(loop)
 
-    def _is_ready(self) -> None:
+    def _set_ready(self) -> None:
         self.state = "running"
         self._ready_time = self._last_step = self.now()
-        self._policy.ready(self._ready_time)
+        self._policy.record_ready(self._ready_time)
 
-    def _is_back(self, child: EngineChild) -> None:
+    def _resume(self, child: EngineChild) -> None:
+        """Send the waiting requests to a restarted engine, once it receives messages."""
         if self._is_closed or child is not self._child or child.is_closed:
             return
         if not child.link.has_receiver():
             assert self._loop is not None
-            self._loop.call_later(CONNECTED_YET_SECONDS, self._is_back, child)
+            self._loop.call_later(CONNECT_POLL_SECONDS, self._resume, child)
             return
-        self._is_ready()
-        again = self._in_flight.again()
-        logger.info("the engine is back; %d prompts that waited are run now", len(again))
-        for command in again:
+        self._set_ready()
+        commands = self._in_flight.make_resend_commands()
+        logger.info("the engine is running again; %d waiting prompts were sent to it", len(commands))
+        for command in commands:
             child.link.send(command)
 
-    def _look(self) -> None:
-        """Every now and then: is the engine stuck?"""
+    def _check_watchdogs(self) -> None:
+        """Check every interval whether the engine or its start is stuck."""
         if self._is_closed or self._loop is None or self.state == "dead":
             return
-        is_ending = bool(self._last_words)
-        if self._watchdog.is_stuck(self.state == "running" and not is_ending and len(self._in_flight) > 0):
+        is_ending = bool(self._failure)
+        if self._watchdog.check(self.state == "running" and not is_ending and len(self._in_flight) > 0):
             silence = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
-            self._unstick(self._loop, silence)
+            self._kill_stuck(self._loop, silence)
         is_starting = self.state in ("restarting", "cannot_restart") and not self._child.is_closed
-        if self._start_watchdog.is_stuck(is_starting and not is_ending):
-            self._unstick(self._loop, f"not ready {round(self._start_watchdog.timeout, 1):g} s after it was started")
-        self._loop.call_later(self._watchdog.interval, self._look)
+        if self._start_watchdog.check(is_starting and not is_ending):
+            self._kill_stuck(self._loop, f"not ready {round(self._start_watchdog.timeout, 1):g} s after its start")
+        self._loop.call_later(self._watchdog.interval, self._check_watchdogs)
 
-    def _unstick(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        self._last_words = f"it hung: {reason}"
+    def _kill_stuck(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+        """Write the state of a stuck engine to a file, and kill it, which leads to its restart."""
+        self._failure = f"it was stuck: {reason}"
         child = self._child
         child.request_stack_dump()
 
@@ -350,9 +351,9 @@ class ProcessClient:
                 where = write_state_dump(
                     reason, self.engine.started, self._in_flight, list(self._last_events), child.stacks()
                 )
-                logger.error("the engine hangs: %s; its state is in %s", reason, where)
+                logger.error("the engine is stuck: %s; its state is in %s", reason, where)
             except OSError as error:
-                logger.error("the engine hangs: %s; its state cannot be written: %s", reason, error)
+                logger.error("the engine is stuck: %s; its state cannot be written: %s", reason, error)
             child.kill()
 
-        loop.call_later(STACKS_SECONDS, dump_and_kill)
+        loop.call_later(STACK_DUMP_SECONDS, dump_and_kill)

@@ -1,4 +1,4 @@
-"""An engine in another process: what the front end holds of it, and how it is run once more."""
+"""RemoteEngine: the properties of an engine in another process, and its configuration for a restart."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ from chairlift.worker.kv_cache_plan import KVCachePlan
 
 @dataclass(frozen=True, slots=True)
 class RemoteEngine:
-    """What the front end holds of an engine in another process."""
+    """The facts that an engine process has reported, with the front end's own tokenizer and input processor."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | NoTokenizer
     input_processor: InputProcessor
+
+    @classmethod
+    def create(cls, facts: EngineFacts, tokenizer: Tokenizer | NoTokenizer, seed: int | None = None) -> RemoteEngine:
+        """Create the front end's view of an engine; `seed` as for `InputProcessor`."""
+        return cls(facts, tokenizer, InputProcessor(facts.model_config, tokenizer, facts.limits, seed))
 
     @property
     def model_config(self) -> ModelConfig:
@@ -43,12 +48,13 @@ class RemoteEngine:
         return self.facts.started
 
 
-def settled(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
-    """For another run: the limits of the first one, which requests were checked against, and logs of its own."""
+def restart_config(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
+    """The configuration of the restart number `run`: the limits of the first engine, because requests were checked
+    against them, and log files of its own."""
     return replace(
         config,
         num_kv_blocks=facts.kv_cache_plan.num_blocks,
-        kv_cache_memory=None,
+        kv_cache_memory_bytes=None,
         max_model_len=facts.scheduler_config.max_model_len,
         max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
         event_log=_numbered(config.event_log, run),

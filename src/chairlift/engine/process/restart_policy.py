@@ -1,4 +1,4 @@
-"""When an engine process that has died is started again, and how long requests wait for it. Time is an argument."""
+"""RestartPolicy: when a dead engine process is restarted, and whether requests wait for the restart."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Final
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 30.0
 MAX_WAIT_SECONDS: Final = 30.0
-"""Requests wait for no start of the engine that begins later than this after its death."""
+"""Requests do not wait for a restart that begins later than this after the failure."""
 
 MAX_FAILURES: Final = 8
-"""Deaths in a row, each within STABLE_SECONDS of being ready, after which requests wait no longer."""
+"""Number of failures in a row, each within STABLE_SECONDS of being ready, after which requests do not wait."""
 
 STABLE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """The next start of an engine that has died, or could not be started.
+    """The next restart of an engine that has died or could not be started.
 
     Attributes:
-        delay: seconds until then.
-        can_wait: requests wait for it; otherwise they are refused until the engine is ready again.
+        delay: seconds until the restart.
+        can_wait: requests wait for the restart; otherwise they are rejected until the engine is ready again.
     """
 
     delay: float
@@ -30,32 +30,33 @@ class RestartDecision:
 
 
 class RestartPolicy:
-    """Starts are FIRST_BACKOFF seconds apart, then twice as long each time, up to LONGEST_BACKOFF.
+    """Restarts with exponential backoff: FIRST_BACKOFF seconds, doubled after each failure, up to LONGEST_BACKOFF.
 
-    Requests are refused after MAX_WAIT_SECONDS or MAX_FAILURES; from then on the engine is started every
-    LONGEST_BACKOFF seconds, without a limit, so that a cause that goes away needs no restart of the server.
+    Requests are rejected after MAX_WAIT_SECONDS or MAX_FAILURES. From then on the engine is restarted every
+    LONGEST_BACKOFF seconds without a limit, so a cause that disappears does not require a restart of the server.
+    The policy reads no clock; the current time is an argument.
     """
 
     def __init__(self) -> None:
         self._num_failures = 0
         self._ready_time: float | None = None
-        self._death_time: float | None = None
+        self._failure_time: float | None = None
 
-    def ready(self, now: float) -> None:
-        """The engine serves requests."""
+    def record_ready(self, now: float) -> None:
+        """Record that the engine serves requests."""
         self._ready_time = now
-        self._death_time = None
+        self._failure_time = None
 
-    def failed(self, now: float) -> RestartDecision:
-        """The engine has died, or could not be started."""
-        if self._death_time is None:
-            self._death_time = now
+    def record_failure(self, now: float) -> RestartDecision:
+        """Record that the engine has died or could not be started; returns the next restart."""
+        if self._failure_time is None:
+            self._failure_time = now
         if self._ready_time is not None and now - self._ready_time >= STABLE_SECONDS:
             self._num_failures = 0
         self._ready_time = None
         self._num_failures += 1
         if self._num_failures <= MAX_FAILURES:
             delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** (self._num_failures - 1))
-            if now + delay - self._death_time <= MAX_WAIT_SECONDS:
+            if now + delay - self._failure_time <= MAX_WAIT_SECONDS:
                 return RestartDecision(delay, can_wait=True)
         return RestartDecision(LONGEST_BACKOFF, can_wait=False)

@@ -1,5 +1,4 @@
-"""Proof of progress: an engine with unfinished work has to be heard of, and what it was at is written down if it is
-not."""
+"""Watchdog: detects an engine that makes no progress; `write_state_dump` writes its state to a file."""
 
 from __future__ import annotations
 
@@ -20,30 +19,30 @@ PACKAGE: Final = Path(__file__).parents[2]
 
 
 class Watchdog:
-    """Adds up silence between regular looks.
+    """Counts the intervals in which an engine with work makes no progress.
 
-    A look that comes late counts as one in time: a front end that was held up itself, or a machine that slept, says
-    nothing of the engine.
+    It counts intervals and not clock time, so a front end that was blocked, or a machine that was suspended, does not
+    make a healthy engine look stuck.
 
     Args:
-        timeout: seconds of silence with unfinished work that are too many; 0: none are.
-        interval: seconds between two looks, if somebody else has set them.
+        timeout: seconds without progress after which the engine is stuck; 0: no limit.
+        interval: seconds between two calls of `check`; None selects a quarter of the timeout, at most 1.
     """
 
     def __init__(self, timeout: float, interval: float | None = None) -> None:
         self.timeout = timeout
         self.interval = min(1.0, timeout / 4) if interval is None else interval
         self._silence = 0.0
-        self._was_heard = False
+        self._has_progressed = False
 
-    def heard(self) -> None:
-        """The engine has done something."""
-        self._was_heard = True
+    def record_progress(self) -> None:
+        """Record that the engine has finished a step or was started."""
+        self._has_progressed = True
 
-    def is_stuck(self, has_work: bool) -> bool:
-        """Whether the silence is too long; to be asked every `interval` seconds."""
-        self._silence = 0.0 if self._was_heard or not has_work else self._silence + self.interval
-        self._was_heard = False
+    def check(self, has_work: bool) -> bool:
+        """Count one interval; returns whether the engine is stuck, and then starts counting again."""
+        self._silence = 0.0 if self._has_progressed or not has_work else self._silence + self.interval
+        self._has_progressed = False
         if not self.timeout or self._silence < self.timeout:
             return False
         self._silence = 0.0
@@ -53,17 +52,19 @@ class Watchdog:
 def write_state_dump(
     reason: str, started: EngineStarted | None, in_flight: InFlightRequests, events: Sequence[Event], stacks: str
 ) -> Path:
-    """A JSON file in the folder for temporary files: an engine's limits, what it had to do, its last events, its
-    threads. It has no limits yet while it starts.
+    """Write a JSON file with an engine's limits, unfinished requests, last events and stacks; returns its path.
 
-    Holds ids and numbers only, nothing of any prompt or answer.
+    The file is in the folder for temporary files. It contains ids and numbers, and no text of a prompt or an answer.
+
+    Args:
+        started: the limits; None if the engine is still starting.
     """
     steps = [event for event in events if isinstance(event, Step)]
     state = {
         "reason": reason,
         "engine": None if started is None else asdict(started),
-        "running": [_shown(request) for request in in_flight.begun],
-        "waiting": [_shown(request) for request in in_flight.waiting],
+        "running": [_describe_request(request) for request in in_flight.started],
+        "waiting": [_describe_request(request) for request in in_flight.waiting],
         "last_step": asdict(steps[-1]) if steps else None,
         "last_events": [{"type": event.type, **asdict(event)} for event in events],
         "stacks": stacks.splitlines(),
@@ -75,16 +76,20 @@ def write_state_dump(
 
 
 def main_frame(stacks: str) -> str:
-    """Where the main thread is in Chairlift's own code, out of what faulthandler wrote, as "in name (file:line)"."""
-    main_thread = stacks.rpartition("(most recent call first)")[2]  # threads come youngest first
+    """The innermost frame of the main thread in Chairlift's own code, as "in name (file:line)".
+
+    Args:
+        stacks: the output of faulthandler.
+    """
+    main_thread = stacks.rpartition("(most recent call first)")[2]  # faulthandler writes the youngest thread first
     frames = re.findall(r'File "(.*)", line (\d+) in (.*)', main_thread)
     own = [frame for frame in frames if Path(frame[0]).is_relative_to(PACKAGE)]
     for path, line, name in own or frames:
         return f"in {name} ({Path(path).name}:{line})"
-    return "not far enough to say where"
+    return "at an unknown position, because it wrote no stack"
 
 
-def _shown(request: EngineRequest) -> dict[str, Any]:
+def _describe_request(request: EngineRequest) -> dict[str, Any]:
     return {
         "request_id": request.request_id,
         "num_prompt_tokens": len(request.prompt_token_ids),

@@ -1,6 +1,6 @@
-"""What crosses between a front end and an engine process: records in msgpack, over one socket each way.
+"""The messages between a front end and an engine process: records in msgpack, one socket for each direction.
 
-front end  --Add, Abort, Stop, EventCredit------------------->  engine
+front end  --Add, Abort, Stop, EventCredit------------------------------------------------->  engine
            <--EngineReady, StartFailed, LogLine, RequestsStarted, StepResult, EngineFailed--
 """
 
@@ -24,12 +24,12 @@ from chairlift.outputs import EngineCoreOutput
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 MAX_IPC_PATH: Final = 100
-"""Bytes; a path of a Unix domain socket can be a few longer."""
+"""Maximum length of a socket path in bytes; the limit of Unix domain sockets is slightly higher."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine has settled when it is ready."""
+    """The properties of an engine that are fixed once it is ready."""
 
     model_name: str
     model_config: ModelConfig
@@ -40,19 +40,19 @@ class EngineFacts:
 
 
 class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
-    """So many events have been read: the engine may send as many more."""
+    """The front end has read this number of events, so the engine may send as many more."""
 
     num_events: int
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The engine takes requests."""
+    """The engine accepts requests."""
 
     facts: EngineFacts
 
 
 class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
-    """`kind` is the name of a class in `chairlift.errors`."""
+    """The engine could not be built. `kind` is the name of a class in `chairlift.errors`."""
 
     kind: str
     message: str
@@ -67,13 +67,13 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True, tag="log_line"):
 
 
 class RequestsStarted(msgspec.Struct, frozen=True, array_like=True, tag="requests_started"):
-    """These requests are about to be computed."""
+    """The next step computes these requests for the first time."""
 
     request_ids: list[str]
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):
-    """What one step gave, or what happened between two. `events` are (type, record); some may have been dropped."""
+    """The outputs of a step, and the events since the last message as pairs of type and record."""
 
     outputs: list[EngineCoreOutput]
     events: list[tuple[str, msgspec.Raw]]
@@ -81,7 +81,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
-    """A step raised this."""
+    """A step raised an error, and the engine process ends."""
 
     message: str
 
@@ -93,7 +93,7 @@ _EVENT_DECODERS: Final = {name: msgspec.msgpack.Decoder(kind) for name, kind in 
 
 
 def pack_events(events: Iterable[Event]) -> list[tuple[str, msgspec.Raw]]:
-    """For `StepResult`; a record is written where it says Raw, and read as its bytes."""
+    """The events of a `StepResult`: msgspec writes a record in the place of Raw, and reads its bytes."""
     return cast("list[tuple[str, msgspec.Raw]]", [(event.type, event) for event in events])
 
 
@@ -103,8 +103,7 @@ def unpack_events(packed: Iterable[tuple[str, msgspec.Raw]]) -> list[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an engine finds its front end. The keys (CURVE, in Z85) are there on TCP only, where no file system keeps
-    others out."""
+    """The endpoints of a front end. The keys (CURVE, in Z85) protect TCP endpoints; files have permissions."""
 
     to_engine: str
     to_front: str
@@ -117,7 +116,7 @@ Received = TypeVar("Received")
 
 
 class Link(Generic[Received]):
-    """One end: sends records of any kind, receives those of one union. Sending is safe from any thread."""
+    """One end of the connection: sends records and receives records of one union. Any thread may send."""
 
     def __init__(
         self, outgoing: zmq.Socket[bytes], incoming: zmq.Socket[bytes], decoder: msgspec.msgpack.Decoder[Received]
@@ -130,19 +129,19 @@ class Link(Generic[Received]):
 
     @property
     def fileno(self) -> int:
-        """Becomes readable when something has come since `receive` gave None."""
+        """A file descriptor that becomes readable when a message arrives after `receive` has returned None."""
         number = self._incoming.getsockopt(zmq.FD)
         assert isinstance(number, int)
         return number
 
     def has_receiver(self, seconds: float = 0.0) -> bool:
-        """Whether somebody is there to receive, within so many seconds. The two directions are connected one after the
-        other: that something came does not say so."""
+        """Whether the other end is connected for receiving, or will be within `seconds`. The two directions connect one
+        after the other, so a message from the other end does not imply it."""
         with self._lock:
             return bool(self._outgoing.poll(int(seconds * 1e3), zmq.POLLOUT))
 
     def send(self, record: msgspec.Struct) -> None:
-        """Never blocks: what nobody is there to receive is dropped, see `has_receiver`."""
+        """Send a record without blocking. It is dropped if there is no receiver, see `has_receiver`."""
         message = self._encoder.encode(record)
         with self._lock:
             try:
@@ -151,7 +150,7 @@ class Link(Generic[Received]):
                 return
 
     def receive(self) -> Received | None:
-        """What has come; None if nothing has."""
+        """Receive the next message; None if there is none."""
         try:
             message = self._incoming.recv(zmq.NOBLOCK)
         except zmq.Again:
@@ -159,17 +158,17 @@ class Link(Generic[Received]):
         return self._decoder.decode(message)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether something has come within so many seconds; None waits for it."""
+        """Wait for a message for at most `seconds` (None: without a limit); returns whether there is one."""
         return bool(self._incoming.poll(None if seconds is None else int(seconds * 1e3)))
 
     def close(self, linger: float = 0.0) -> None:
-        """Close both sockets; what was sent has so many seconds to leave."""
+        """Close both sockets, after at most `linger` seconds for messages that were sent."""
         self._outgoing.close(int(linger * 1e3))
         self._incoming.close(0)
 
 
 def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
-    """The front end's end, with sockets in a private folder, or on the loopback interface where that cannot be."""
+    """Open the front end's end: sockets in a private folder, or on the loopback interface if that is impossible."""
     decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
     outgoing, incoming = _sockets()
     paths = folder / "to-engine", folder / "to-front"
@@ -188,7 +187,7 @@ def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
 
 
 def open_engine_link(address: Address) -> Link[ToEngine]:
-    """The engine's end."""
+    """Open the engine's end."""
     decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
     outgoing, incoming = _sockets()
     for socket, endpoint in ((outgoing, address.to_front), (incoming, address.to_engine)):
@@ -201,7 +200,7 @@ def open_engine_link(address: Address) -> Link[ToEngine]:
 
 
 def _sockets() -> tuple[Any, Any]:
-    """Outgoing and incoming, without a limit: every sender here keeps one of its own."""
+    """An outgoing and an incoming socket without high-water marks, because the senders limit themselves."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     outgoing, incoming = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     for socket in (outgoing, incoming):

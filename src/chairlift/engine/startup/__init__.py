@@ -1,1 +1,1 @@
-"""Loading of the model, and the memory and token budgets of an engine."""
+"""Loads the model and plans the memory and the token budget of an engine."""

@@ -1,4 +1,4 @@
-"""Where policy meets tensors: builds an engine from its configuration, and says what it decided."""
+"""Builds an engine from its configuration: model, KV pool, token budget, scheduler and model runner."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from chairlift.worker.model_runner import ModelRunner
 logger = logging.getLogger("chairlift")
 
 STEPS_AHEAD = {"cpu": 0, "cuda": 1}
-"""A CUDA device is kept one step ahead of the host; on the CPU `submit` computes, so there is nothing to overlap."""
+"""Steps that are submitted in advance: a CUDA device runs one step ahead of the host; on the CPU `submit` computes."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """A loaded model behind a scheduler, and what belongs to it."""
+    """A loaded model with its scheduler, limits and event log."""
 
     core: EngineCore
     loaded: LoadedModel
@@ -65,7 +65,7 @@ class Engine:
 
     @property
     def tokenizer(self) -> Tokenizer | NoTokenizer:
-        """Loaded at first use."""
+        """The tokenizer, which is loaded at first use."""
         return self.loaded.tokenizer
 
     @property
@@ -77,7 +77,7 @@ class Engine:
         return self._input_processor
 
     def close(self) -> None:
-        """Write out the event log and the trace."""
+        """Close the event log and the trace file."""
         if self.event_file is not None:
             self.event_file.close()
         if self.recorder is not None:
@@ -92,22 +92,22 @@ def build_engine(
     events: EventSink | None = None,
     around_executor: Callable[[Executor], Executor] | None = None,
 ) -> Engine:
-    """Load the model, size the pool, join scheduler and runner.
+    """Load the model, plan the KV pool and the token budget, and connect the scheduler with the model runner.
 
     Args:
-        loaded: a model that `load_model` loaded for this configuration; it is loaded now if None. Engines that are to
-            be compared over one model must be given `num_kv_blocks`: what is free differs from one to the next.
-        clock: the engine's time; the machine's monotonic clock if None.
-        events: a listener besides `config.event_log`.
-        around_executor: puts something between the core and the model.
+        loaded: a model that `load_model` has loaded for this configuration; None loads it. Engines that are compared
+            over one model need `num_kv_blocks`, because the free memory differs between them.
+        clock: the engine's clock; None selects the monotonic clock.
+        events: a listener in addition to `config.event_log`.
+        around_executor: wraps the model runner in another executor.
 
     Raises:
-        ModelLoadError: the model cannot be had, read or run; says what would work.
-        ConfigError: an option that this model or this machine cannot honour, with the arithmetic.
+        ModelLoadError: the model cannot be found, read or run.
+        ConfigError: this model or this machine cannot satisfy an option.
     """
-    says = loaded is None
+    logs_summary = loaded is None
     loaded = loaded or load_model(config)
-    assert loaded.serves(config), "the model was loaded for another configuration"
+    assert loaded.matches(config), "the model was loaded for another configuration"
     plan = _plan_pool(config, loaded)
     limits = _request_limits(config, loaded, plan)
     loaded.provide_kv_cache(plan)
@@ -122,9 +122,10 @@ def build_engine(
     started = _started(config, loaded, scheduler_config, plan, clock.now())
     if listeners.sink is not None:
         listeners.sink.emit(started)
-    if says:
-        _say(config, loaded, scheduler_config, plan)
-        _say_budget(scheduler_config.max_num_batched_tokens, times)
+    if logs_summary:
+        _log_startup_summary(config, loaded, scheduler_config, plan)
+        if times is not None:
+            _log_token_budget(scheduler_config.max_num_batched_tokens, times)
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     return Engine(
         core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
@@ -141,7 +142,7 @@ def build_engine(
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """Who is told what happens: the event log, the recorder of a trace, and `sink`, which is all of them."""
+    """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
 
     event_file: EventFile | None
     recorder: EngineRecorder | None
@@ -160,7 +161,7 @@ def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listener
 
 
 def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:
-    """What one request may ask for, be it alone in the pool."""
+    """The limits of a request that is alone in the pool."""
     max_slots = max_request_slots(
         config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
     )
@@ -181,9 +182,9 @@ def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: Schedule
 
 
 def _step_times(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTimes | None:
-    """What the token budget is chosen by; None: it is given, or not chosen.
+    """The step times for choosing the token budget; None if the budget is configured or has a fixed default.
 
-    Static batches stream nothing, so there is no reason to keep their steps short.
+    Static batches do not stream tokens, so their steps need not be short.
     """
     is_chosen = config.max_num_batched_tokens is None and config.batching == "continuous"
     if not is_chosen or loaded.choice.kernels != "native":
@@ -209,7 +210,7 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
 
 
 def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
-    """The pool in blocks; asked once the weights are loaded, so that what is free then is what is left."""
+    """Plan the KV pool. Call it after the weights are loaded, because the free memory is measured now."""
     slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
     return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
 
@@ -242,16 +243,18 @@ def _started(
 
 
 def _read_bytes(loaded: LoadedModel) -> int:
-    """Of weights, in every step: the matrices of all layers and of the LM head."""
+    """Bytes of weights that every step reads: the matrices of all layers and of the LM head."""
     if loaded.choice.kernels == "native":
         return native_matrix_bytes(loaded.model)
     return ModelShape.from_config(loaded.config, loaded.name, DTYPE_BYTES[loaded.choice.dtype]).weight_bytes
 
 
-def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan) -> None:
+def _log_startup_summary(
+    config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan
+) -> None:
     logger.info(
-        "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len %d, max_num_seqs %d, "
-        "max_num_batched_tokens %d",
+        "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len=%d, max_num_seqs=%d, "
+        "max_num_batched_tokens=%d",
         plan.num_blocks,
         plan.block_size,
         plan.num_slots,
@@ -279,14 +282,13 @@ def _say(config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerC
         logger.info("%s", line)
 
 
-def _say_budget(budget: int, times: StepTimes | None) -> None:
-    if times is None:
-        return
+def _log_token_budget(budget: int, times: StepTimes) -> None:
     logger.info(
-        "max_num_batched_tokens %d: such a step takes about %.0f ms here, one of %d tokens %.0f; %.0f are the limit",
+        "max_num_batched_tokens=%d: about %.0f ms per step on this machine "
+        "(%d tokens: %.0f ms; target: at most %.0f ms)",
         budget,
-        times.of(budget) * 1e3,
+        times.estimate(budget) * 1e3,
         2 * budget,
-        times.of(2 * budget) * 1e3,
+        times.estimate(2 * budget) * 1e3,
         TARGET_STEP_SECONDS * 1e3,
     )

@@ -1,4 +1,4 @@
-"""A model on its device, with its KV memory: what engines stand on."""
+"""LoadedModel: a model on its device with its KV memory; `load_model` loads it."""
 
 from __future__ import annotations
 
@@ -45,33 +45,35 @@ LOADING_OPTIONS: Final = (
     "kernels",
     "quantization",
     "kv_cache_dtype",
-    "random_weights",
+    "load_format",
     "skip_tokenizer_init",
     "num_threads",
 )
-"""The fields of EngineConfig that are settled once a model is loaded."""
+"""The fields of EngineConfig that affect how a model is loaded."""
 
 MAX_NAMES_SHOWN: Final = 5
-"""Tensors that one message names."""
+"""Maximum number of tensor names in a message."""
 
 MAX_THREADS: Final = 256
-"""kMaxThreads in kernels/cpu/csrc/pool.h."""
+"""Maximum number of threads: kMaxThreads in kernels/cpu/csrc/pool.h."""
 
-CPU_ALLOCATOR_WORDS: Final = ("can't allocate memory", "not enough memory")
-"""What torch's allocators on the CPU say in a RuntimeError, on POSIX and on Windows (c10/core/impl/alloc_cpu.cpp)."""
+CPU_ALLOCATOR_MESSAGES: Final = ("can't allocate memory", "not enough memory")
+"""Parts of the RuntimeErrors of torch's CPU allocators on POSIX and on Windows (c10/core/impl/alloc_cpu.cpp)."""
 
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Weights and KV memory; tokenizer and grammars once they are asked for. Engines over one loaded model share all of
-    it, so only one of them may have unfinished requests, and what an earlier one has cached in KV memory is lost.
+    """Weights and KV memory of a model, and its tokenizer and grammars, which are loaded at first use.
+
+    Engines over one loaded model share all of these. Only one of them may have unfinished requests, and prefixes that
+    another one has cached in KV memory are lost.
 
     Attributes:
-        engine_config: the one it was loaded for.
-        choice: the kernels that it runs on, and in which types.
-        planned_weights: what it was planned to hold.
-        kv_cache_plan: of the KV memory; None before the first engine.
-        step_times: as the first engine that asked has measured them; all others go by them too.
+        engine_config: the configuration that it was loaded for.
+        choice: its kernels and data types.
+        planned_weights: the planned memory of its weights.
+        kv_cache_plan: the plan of its KV memory; None before the first engine.
+        step_times: the step times that the first engine has measured, for all engines.
     """
 
     engine_config: EngineConfig
@@ -92,7 +94,7 @@ class LoadedModel:
 
     @property
     def tokenizer(self) -> Tokenizer | NoTokenizer:
-        """Loaded at first use; raises ModelLoadError as `load_tokenizer`."""
+        """The tokenizer, which is loaded at first use; raises ModelLoadError as `load_tokenizer`."""
         if self._tokenizer is None:
             skip = self.engine_config.skip_tokenizer_init
             self._tokenizer = NoTokenizer() if skip else load_tokenizer(self.files)
@@ -100,7 +102,7 @@ class LoadedModel:
 
     @property
     def grammars(self) -> GrammarCompiler | None:
-        """Compiles structured outputs; None where there is no text, or no token to end an answer with."""
+        """The compiler of structured outputs; None if the engine has no tokenizer or the model no EOS token."""
         if self.engine_config.skip_tokenizer_init or not self.config.eos_token_ids:
             return None
         if self._grammars is None:
@@ -112,49 +114,49 @@ class LoadedModel:
         assert isinstance(tokenizer, Tokenizer), "without a tokenizer there are no grammars"
         return tokenizer
 
-    def serves(self, config: EngineConfig) -> bool:
-        """Whether the model would be loaded in the same way for `config`."""
+    def matches(self, config: EngineConfig) -> bool:
+        """Whether `config` has the same loading options as the configuration that the model was loaded for."""
         return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
 
     def provide_kv_cache(self, plan: KVCachePlan) -> None:
-        """KV memory for all block ids of the pool: what is there, if it has blocks of that size and enough of them.
+        """Allocate KV memory for the blocks of the pool, or keep the existing memory if it has enough such blocks.
 
         Raises:
-            ConfigError: there is not so much memory.
+            ConfigError: there is not enough memory.
         """
         held = self.kv_cache_plan
         if held is not None and held.block_size == plan.block_size and held.num_blocks >= plan.num_blocks:
             return
         total = total_memory(self.device)
-        if plan.num_bytes > total:  # the system may well promise it, and end whoever comes to use it
+        if plan.num_bytes > total:  # the system may still promise it, and kill the process when it is written
             raise _kv_cache_too_large(plan, f"more than the {format_memory(total)} that this process may use")
         self._warn_of_short_memory(plan)
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
         except (MemoryError, RuntimeError) as error:
-            if not _says_memory_is_short(error):
+            if not _is_out_of_memory(error):
                 raise
-            raise _kv_cache_too_large(plan, f"which cannot be had ({error})") from None
+            raise _kv_cache_too_large(plan, f"which cannot be allocated ({error})") from None
         self.kv_cache_plan = plan
 
     def _warn_of_short_memory(self, plan: KVCachePlan) -> None:
-        """Pages of a CPU's pool are claimed when they are first written, which may be days after the start."""
+        """Warn if the pool exceeds the free memory: pages are only claimed when they are first written."""
         available = available_memory(self.device)
         if self.device.type == "cpu" and plan.num_bytes > available:
             logger.warning(
-                "the KV pool takes %s once it is full, and only %s are free now: the system may kill the engine then; "
-                "lower kv_cache_memory or free memory",
+                "the KV pool takes %s when it is full, but only %s are free now, so the system may kill the engine: "
+                "lower kv_cache_memory_bytes or free some memory",
                 format_memory(plan.num_bytes),
                 format_memory(available),
             )
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Find, read and build the model; no KV memory and no tokenizer yet.
+    """Find, read and build the model, without KV memory and tokenizer.
 
     Raises:
-        ModelLoadError: the model cannot be had, read or run; says what would work.
-        ConfigError: a device, dtype or kernel set that this machine does not have; a log that cannot be written.
+        ModelLoadError: the model cannot be found, read or run.
+        ConfigError: this machine lacks a device, dtype or kernel set, or a log file cannot be written.
     """
     config.check_files()
     device = _device(config.device)
@@ -173,7 +175,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         quantization=choice.quantization,
         kv_cache_dtype=_torch_dtype(choice.kv_cache_dtype),
     )
-    _refuse_undeclared_tensors(weights.unused(), files, model_config)
+    _reject_undeclared_tensors(weights.unused(), files, model_config)
     logger.info(
         "%s (%s, %d layers) on %s, %s kernels; activations in %s, K and V in %s",
         files.name,
@@ -184,31 +186,31 @@ def load_model(config: EngineConfig) -> LoadedModel:
         choice.dtype,
         choice.kv_cache_dtype,
     )
-    formats = matrix_formats(None if config.random_weights else files, model_config)
+    formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats)
     close_gguf()
     return LoadedModel(config, files, model_config, model, device, choice, planned)
 
 
-def _refuse_undeclared_tensors(names: list[str], files: ModelFiles, model_config: ModelConfig) -> None:
+def _reject_undeclared_tensors(names: list[str], files: ModelFiles, model_config: ModelConfig) -> None:
     if not names:
         return
     shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
     raise ModelLoadError(
         f"{files.path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
-        f"({model_config.name}): {shown}. Without them another model would be computed; take a checkpoint without them"
+        f"({model_config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
     )
 
 
-def _says_memory_is_short(error: Exception) -> bool:
-    """Of an allocation that failed. torch has a type of its own for that on a device, and none on the CPU."""
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed for lack of memory; on the CPU torch has no error type for it."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return any(words in str(error) for words in CPU_ALLOCATOR_WORDS)
+    return any(message in str(error) for message in CPU_ALLOCATOR_MESSAGES)
 
 
 def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
-    option = "num_kv_blocks" if plan.limited_by == "num_kv_blocks" else "kv_cache_memory"
+    option = "num_kv_blocks" if plan.limited_by == "num_kv_blocks" else "kv_cache_memory_bytes"
     return ConfigError(
         f"the KV pool of {plan.num_blocks} blocks takes {format_memory(plan.num_bytes)}, {why}: lower {option}"
     )
@@ -216,31 +218,31 @@ def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
 
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) sees no CUDA device; use cpu")
+        raise ConfigError(f"device={name}: this build of torch ({torch.__version__}) finds no CUDA device; use cpu")
     return torch.device(name)
 
 
 def default_num_threads() -> int:
-    """CPUs that this process may run on, and no more than its control groups give it the time of.
+    """The number of CPUs that this process may use, within the CPU quota of its control groups, rounded down.
 
-    With more threads than that all of them are stopped for the rest of every period, in the middle of a step. A part of
-    a CPU is left to the process that answers HTTP.
+    With more threads than the quota all threads are stopped for the rest of every period, in the middle of a step. The
+    fraction of a CPU that remains is for the HTTP process.
     """
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = ControlGroups().cpu_quota()
     if quota is None or quota >= num_cores:
         return min(num_cores, MAX_THREADS)
     num_threads = min(max(1, int(quota)), MAX_THREADS)
-    logger.info("num_threads %d: the control group allows the time of %.3g of %d CPUs", num_threads, quota, num_cores)
+    logger.info("num_threads=%d: the control group allows %.3g of %d CPUs", num_threads, quota, num_cores)
     return num_threads
 
 
 def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
-    """Native kernels have threads of their own, and torch's would only take turns with them."""
+    """Set the number of threads of the native kernels, or else of torch, so that they do not compete for CPUs."""
     if num_threads is None:
         num_threads = default_num_threads()
     if num_threads > MAX_THREADS:
-        raise ConfigError(f"num_threads={num_threads} is more than the {MAX_THREADS} that kernels share work among")
+        raise ConfigError(f"num_threads={num_threads} exceeds the limit of {MAX_THREADS} threads")
     if choice.kernels == "native":
         load().set_num_threads(num_threads)
         num_threads = 1
@@ -256,6 +258,6 @@ def _torch_dtype(name: str) -> torch.dtype:
 def _weights(
     config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> FileWeights | RandomWeights:
-    if config.random_weights:
+    if config.load_format == "dummy":
         return RandomWeights(model_config, dtype, device)
     return open_weights(files, model_config, dtype, device)

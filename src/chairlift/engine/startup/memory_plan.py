@@ -1,6 +1,6 @@
-"""What a model holds in memory: its weights exactly, the activations of a step as an upper bound.
+"""Memory plan of the torch kernels: the exact size of the weights, and an upper bound of a step's activations.
 
-Everything is a list of lines, each with its arithmetic in words, so that a plan can be checked by hand.
+A plan is a list of items, each with the formula of its size, so that it can be checked by hand.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_DTYPE_BYTES: Final = {**DTYPE_BYTES, "int8": 1}
 
 INT8_SCALE_BYTES: Final = 8
-"""A float32 for the key and one for the value of each token and KV head."""
+"""One float32 scale for the key and one for the value of each token and KV head."""
 
 PACKED_DTYPES: Final = ("float32", "bfloat16")
-"""Types whose matrices the CPU kernels keep in an order of their own."""
+"""Types whose matrices the CPU kernels store in packed form."""
 
 TILE_BYTES: Final = {"cpu": 1 << 22, "cuda": 1 << 29}
-"""Of K and V that one attention product of decodes gathers; those of `kernels.torch_plan`."""
+"""Bytes of K and V that one attention product of decodes gathers, as in `kernels.torch_plan`."""
 
 LOGIT_BYTES: Final = 48
-"""A sampled row and token of the vocabulary at worst, besides the logit in the model's type: float32 logits (4), a copy
-for logprobs (4), of the rows that are drawn (4) and of those that are filtered (4), a full sort (values 4, ids 8), its
-running sum and the sum before each (8 + 8), penalty counts (4)."""
+"""Maximum bytes for each sampled row and token of the vocabulary, without the logit in the model's type: float32 logits
+(4); copies for logprobs (4), drawn rows (4) and filtered rows (4); a full sort (values 4, ids 8); its cumulative sum
+and the sum before each token (8 + 8); penalty counts (4)."""
 
 PROMPT_LOGPROB_ROWS: Final = 256
-"""Rows of prompt logprobs at a time, that of `worker.model_runner`."""
+"""Number of rows for which prompt logprobs are computed at a time, as in `worker.model_runner`."""
 
 PROMPT_LOGIT_BYTES: Final = 12
-"""Such a row and token, besides the logit in the model's type: float32 logits (4), and what log_softmax and ranks need
-besides (8)."""
+"""Bytes for each such row and token of the vocabulary, without the logit in the model's type: float32 logits (4),
+log_softmax and ranks (8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class MemoryItem:
 
 
 def total(items: Sequence[MemoryItem]) -> int:
-    """The bytes of all of them."""
+    """The sum of the bytes of all items."""
     return sum(item.num_bytes for item in items)
 
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
-    """K and V of one token in all layers, in bytes, scales included; the type is one of KV_DTYPE_BYTES."""
+    """Bytes of K and V of one token in all layers, with scales. The type is a key of KV_DTYPE_BYTES."""
     num_heads = sum(layer.state.num_kv_heads for layer in config.layers)
     scales = INT8_SCALE_BYTES * num_heads if kv_cache_dtype == "int8" else 0
     return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
@@ -64,69 +64,72 @@ def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
 
 
 def plan_weights(config: ModelConfig, dtype: str, device: str, kernels: str = "torch") -> list[MemoryItem]:
-    """What a loaded model holds, in bytes: every parameter in the compute type, whatever type its file has.
+    """Plan the weights of a loaded model: every parameter in the compute type, whatever the type in its file is.
 
-    On the CPU the kernels keep matrices packed, and the plain ones are dropped; but a table that is tied to the LM head
-    is needed as it is, too, and so it is there twice.
+    The CPU kernels store matrices in packed form only. An embedding table that is tied to the LM head is stored in both
+    forms, because it is also read by rows.
 
     Args:
-        dtype: of DTYPE_BYTES; device: "cpu" or "cuda".
+        dtype: a key of DTYPE_BYTES.
+        device: "cpu" or "cuda".
     """
     size = DTYPE_BYTES[dtype]
     is_packed = device == "cpu" and kernels != "reference" and dtype in PACKED_DTYPES
     groups: dict[str, Counter[tuple[int, int]]] = {}
     for matrix in config.matrices:
         groups.setdefault(matrix.group, Counter())[matrix.out_features, matrix.in_features] += 1
-    items = [_matrix_values(group, shapes, size) for group, shapes in groups.items()]
+    items = [_matrix_item(group, shapes, size) for group, shapes in groups.items()]
     if config.tie_word_embeddings and is_packed:
         table = Counter({(config.head.out_features, config.head.in_features): 1})
-        items.append(_matrix_values(f"{LM_HEAD}, packed copy of the {EMBEDDING}", table, size))
+        items.append(_matrix_item(f"{LM_HEAD}, packed copy of the {EMBEDDING}", table, size))
     return [*items, *small_values(config, size), *rotary_tables(config)]
 
 
-def _matrix_values(what: str, shapes: Counter[tuple[int, int]], size: int) -> MemoryItem:
+def _matrix_item(name: str, shapes: Counter[tuple[int, int]], size: int) -> MemoryItem:
     count = sum(number * out * inputs for (out, inputs), number in shapes.items())
     terms = (
         f"{out:,} x {inputs:,}" if number == 1 else f"{number} x {out:,} x {inputs:,}"
         for (out, inputs), number in shapes.items()
     )
-    return values(what, joined(terms), count, size)
+    return value_item(name, join_terms(terms), count, size)
 
 
 def small_values(config: ModelConfig, size: int) -> list[MemoryItem]:
-    """Everything that is no matrix of a product, in values of `size` bytes; rotary tables are not among them."""
+    """All parameters that are not matrices, in values of `size` bytes, without rotary tables."""
     layers = Counter(layer.num_values_beside_matrices for layer in config.layers)
     count = sum(number * small for small, number in layers.items())
-    how = joined(f"{number} x {small:,}" for small, number in layers.items())
-    items = [values("norms and biases", how, count, size)]
+    formula = join_terms(f"{number} x {small:,}" for small, number in layers.items())
+    items = [value_item("norms and biases", formula, count, size)]
     table, norm = config.positions, config.final_norm
     if table is not None:
-        items.append(values("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
+        items.append(value_item("positions", f"{table.rows:,} x {table.size:,}", table.num_values, size))
     if norm is not None:
-        items.append(values("final norm", f"{norm.num_values:,}", norm.num_values, size))
+        items.append(value_item("final norm", f"{norm.num_values:,}", norm.num_values, size))
     return items
 
 
 def rotary_tables(config: ModelConfig) -> list[MemoryItem]:
-    """Cosines and sines of all positions, a table for each rotary embedding."""
+    """Cosines and sines of all positions, in one table for each rotary embedding."""
     positions, sizes = config.max_position_embeddings, [head_dim for _, head_dim in config.ropes]
     if not sizes:
         return []
-    how = f"{positions:,} x {joined(str(size) for size in sizes)}"
+    formula = f"{positions:,} x {join_terms(str(size) for size in sizes)}"
     return [
-        values("rotary table, float32" if len(sizes) == 1 else "rotary tables, float32", how, positions * sum(sizes), 4)
+        value_item(
+            "rotary table, float32" if len(sizes) == 1 else "rotary tables, float32", formula, positions * sum(sizes), 4
+        )
     ]
 
 
-def joined(terms: Iterable[str]) -> str:
-    """The terms as a sum, in parentheses if there are several."""
+def join_terms(terms: Iterable[str]) -> str:
+    """The sum of the terms as text, in parentheses if there are several."""
     text = " + ".join(found := list(terms))
     return text if len(found) == 1 else f"({text})"
 
 
-def values(what: str, how: str, count: int, size: int) -> MemoryItem:
-    """So many values of `size` bytes."""
-    return MemoryItem(what, f"{how} values x {size} bytes", count * size)
+def value_item(name: str, formula: str, count: int, size: int) -> MemoryItem:
+    """An item of `count` values of `size` bytes."""
+    return MemoryItem(name, f"{formula} values x {size} bytes", count * size)
 
 
 # -- activations -----------------------------------------------------------------------------------------------------
@@ -134,10 +137,12 @@ def values(what: str, how: str, count: int, size: int) -> MemoryItem:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step there can be.
+    """The limits of a step.
 
     Attributes:
-        num_tokens: the token budget; num_seqs: seats; max_model_len: tokens that a query can see.
+        num_tokens: the token budget.
+        num_seqs: the number of seats.
+        max_model_len: maximum number of tokens that a query attends to.
     """
 
     num_tokens: int
@@ -147,19 +152,19 @@ class StepLimits:
 
 
 def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device: str) -> list[MemoryItem]:
-    """An upper bound of what the largest step needs besides weights, K and V, in bytes, for the torch kernels.
+    """Plan an upper bound of the memory of the largest step on the torch kernels, without weights, K and V.
 
-    With T tokens, N rows that sample, L = max_model_len, H hidden, I inner, b bytes a value:
+    With T tokens, N sampled rows, L = max_model_len, hidden size H, inner size I, and b bytes for each value:
 
-        residual stream   4 T H b; 6 T H b where something comes between a product and the sum
+        residual stream   4 T H b; 6 T H b if a layer has an operation between a product and the residual sum
         widest layer      max(attention T d (7 heads + 3 KV heads) b + rotation in float32, MLP 3 T I b (ungated 2))
-        gathered K, V     twice (it may grow within a step) one tile or one longest sequence, of one layer
-        masks             of every chunk and every decode, over all L keys, a set for each window and backend
-        logits            N V (48 + b), or prompt logprobs where they are more
-        request rows      token ids and block tables of every seat, penalties
+        gathered K, V     one tile or the longest sequence of one layer, twice, because it may grow within a step
+        masks             for every chunk and decode over all L keys, one set for each window and backend
+        logits            N V (48 + b), or the prompt logprobs if they need more
+        request rows      token ids, block tables and penalties of every seat
 
-    All of it at once, which never happens: the sum is what is set aside. Attention itself is taken to be fused, so no
-    scores are kept. The process (interpreter, libraries, a CUDA context) is not in it.
+    The sum is an upper bound, because these are never all in memory at the same time. Attention is assumed to be fused,
+    so no scores are stored. The memory of the process (interpreter, libraries, a CUDA context) is not included.
     """
     size = DTYPE_BYTES[dtype]
     return [
@@ -175,8 +180,8 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
 def _residual(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
     tokens, hidden = limits.num_tokens, config.hidden_size
     copies = 4 if all(layer.is_fused for layer in config.layers) else 6
-    how = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
-    return MemoryItem("residual stream", how, copies * tokens * hidden * size)
+    formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
+    return MemoryItem("residual stream", formula, copies * tokens * hidden * size)
 
 
 def _widest(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
@@ -191,22 +196,24 @@ def _attention(spec: AttentionSpec, limits: StepLimits, size: int) -> MemoryItem
     values = dim * (7 * heads + 3 * kv_heads)
     rotation = 4 * dim * (4 * heads + 4) if spec.rope is not None else 0
     ids = 32 * kv_heads
-    how = f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {ids} slots) bytes"
-    return MemoryItem("widest layer: attention", how, tokens * (values * size + rotation + ids))
+    formula = (
+        f"{tokens:,} x ({dim} x (7 x {heads} + 3 x {kv_heads}) x {size} + {rotation:,} rotation + {ids} slots) bytes"
+    )
+    return MemoryItem("widest layer: attention", formula, tokens * (values * size + rotation + ids))
 
 
 def _mlp(spec: FeedForwardSpec, limits: StepLimits, size: int) -> MemoryItem:
     tokens, inner = limits.num_tokens, spec.inner_size
     factor = 3 if spec.gated else 2
-    how = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
-    return MemoryItem("widest layer: MLP", how, tokens * factor * inner * size)
+    formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
+    return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
 
 
 def _gathered(config: ModelConfig, limits: StepLimits, size: int, device: str) -> MemoryItem:
-    """Every attention backend has a tile of its own."""
+    """The gathered K and V of all attention backends, each of which has its own tile."""
     found = [_gathered_by(key_size, limits, size, device) for key_size in _backend_key_sizes(config)]
-    how, count = joined(how for how, _ in found), sum(count for _, count in found)
-    return MemoryItem("gathered K and V of a layer", f"2 x {how} bytes", 2 * count)
+    formula, count = join_terms(formula for formula, _ in found), sum(count for _, count in found)
+    return MemoryItem("gathered K and V of a layer", f"2 x {formula} bytes", 2 * count)
 
 
 def _backend_key_sizes(config: ModelConfig) -> list[int]:
@@ -221,8 +228,8 @@ def _gathered_by(key_size: int, limits: StepLimits, size: int, device: str) -> t
     blocks = -(-limits.max_model_len // limits.block_size)
     sequence = blocks * limits.block_size * 2 * key_size * size
     batch = limits.num_seqs * sequence
-    how = f"min(max({TILE_BYTES[device]:,} tile, {sequence:,} sequence), {batch:,} batch)"
-    return how, min(max(TILE_BYTES[device], sequence), batch)
+    formula = f"min(max({TILE_BYTES[device]:,} tile, {sequence:,} sequence), {batch:,} batch)"
+    return formula, min(max(TILE_BYTES[device], sequence), batch)
 
 
 def _masks(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
@@ -232,12 +239,12 @@ def _masks(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
     sets = len({(spec.scale, spec.query_size, spec.head_dim, spec.key_size, spec.sliding_window) for spec in specs})
     ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // limits.block_size)
     row = length * (size + 9) + ids
-    how = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
-    return MemoryItem("masks and block ids", how, sets * (tokens * length * (size + 1) + seqs * row))
+    formula = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
+    return MemoryItem("masks and block ids", formula, sets * (tokens * length * (size + 1) + seqs * row))
 
 
 def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
-    """Logits of sampled rows, or of prompt tokens if those are more, and all that is made of them."""
+    """Plan the logits and their copies: those of sampled rows, or those of prompt logprobs if they need more."""
     vocab, rows = config.vocab_size, min(limits.num_seqs, limits.num_tokens)
     prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.num_tokens)
     sampled, prompt = rows * vocab * logit_bytes, prompt_rows * vocab * prompt_logit_bytes
@@ -247,8 +254,8 @@ def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, promp
 
 
 def plan_request_rows(limits: StepLimits) -> MemoryItem:
-    """Token ids int32, a block table int32, and the index arrays of penalties (token ids, counts, values: 48 bytes)."""
+    """Plan the request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
     seqs, length = limits.num_seqs, limits.max_model_len
     blocks = -(-length // limits.block_size)
-    how = f"{seqs:,} x ({length:,} x (4 + 48) + {blocks:,} x 4) bytes"
-    return MemoryItem("request rows and penalties", how, seqs * (length * 52 + blocks * 4))
+    formula = f"{seqs:,} x ({length:,} x (4 + 48) + {blocks:,} x 4) bytes"
+    return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + blocks * 4))

@@ -1,4 +1,4 @@
-"""What a step of a model costs, derived from the declaration of its layers."""
+"""The sizes of a model that determine the cost of a step, derived from the declaration of its layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chairlift.models.declaration import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The sizes of a layer that decide what it costs.
+    """The sizes of a layer that determine its cost.
 
     Attributes:
-        num_weights: values in its matrices; norms and biases are left out.
-        attention_size: query heads times head size.
-        kv_values: K and V of one token.
+        num_weights: number of values in its matrices, without norms and biases.
+        attention_size: number of query heads times head size.
+        kv_values: number of values of K and V of one token.
     """
 
     num_weights: int
@@ -34,11 +34,11 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A declaration, and how many bytes its values have in memory. Sliding windows are not modelled: every layer is
-    taken to attend to everything.
+    """The declaration of a model with the size of its values in memory. Sliding windows are not modelled: every layer
+    is assumed to attend to all tokens.
 
     Attributes:
-        bytes_per_weight, bytes_per_kv_value: 2 is half precision; those of quantized values include the scales.
+        bytes_per_weight, bytes_per_kv_value: 2 for half precision. Sizes of quantized values include the scales.
     """
 
     name: str
@@ -48,11 +48,7 @@ class ModelShape:
 
     @classmethod
     def from_config(cls, config: ModelConfig, name: str, bytes_per_value: int = 2) -> ModelShape:
-        """The shape of a model.
-
-        Args:
-            bytes_per_value: of weights and of K and V, as they are kept in memory.
-        """
+        """Create a shape whose weights, keys and values all have `bytes_per_value` bytes."""
         return cls(name, config, bytes_per_value, bytes_per_value)
 
     @property
@@ -61,7 +57,7 @@ class ModelShape:
 
     @cached_property
     def layers(self) -> list[tuple[LayerCost, int]]:
-        """Layers that cost the same, and how many there are of them."""
+        """The different layer costs, each with its number of layers."""
         return list(Counter(LayerCost.from_layer(layer) for layer in self.config.layers).items())
 
     @property
@@ -70,7 +66,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that every step reads: all layers and the LM head."""
+        """Bytes of weights that every step reads: all layers and the LM head."""
         return round(sum(matrix.num_weights for matrix in self.config.read_matrices) * self.bytes_per_weight)
 
     @property

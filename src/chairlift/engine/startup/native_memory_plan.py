@@ -1,5 +1,4 @@
-"""What a model holds in memory on native kernels: matrices in the formats of the file or in the one asked for,
-everything else in float32, and the memory that a step's rows are written to."""
+"""Memory plan of the native kernels: matrices in the file's formats or the configured one, and all else in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from chairlift.engine.startup.memory_plan import (
     plan_request_rows,
     rotary_tables,
     small_values,
-    values,
+    value_item,
 )
 from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
 from chairlift.models.config import ModelConfig
@@ -22,16 +21,16 @@ from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec
 from chairlift.models.torch_operations import torch_operations
 
 MatrixFormats = Callable[[str], str]
-"""Name of a parameter -> how the file holds it, as `PackedRows.format`."""
+"""Maps the name of a parameter to its format in the file, as in `PackedRows.format`."""
 
 FLOAT_BYTES: Final = 4
 
 LOGIT_BYTES: Final = 12
-"""A sampled row and token of the vocabulary at worst: the logit, a copy for logprobs, penalty counts (4 each)."""
+"""Maximum bytes for each sampled row and token of the vocabulary: logit, copy for logprobs, penalty count (4 each)."""
 
 
 def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> list[MemoryItem]:
-    """As `plan_weights`. A table that is tied to the LM head is there once, and serves both."""
+    """Plan the weights as `plan_weights`. An embedding table that is tied to the LM head is stored once."""
     groups: dict[str, Counter[tuple[int, int, str]]] = {}
     for matrix in config.matrices:
         group = _table(config) if matrix.group == EMBEDDING else matrix.group
@@ -45,7 +44,7 @@ def plan_native_weights(config: ModelConfig, formats: MatrixFormats, quantizatio
 
 
 def native_read_bytes(config: ModelConfig, formats: MatrixFormats, quantization: str | None) -> int:
-    """Of the matrices that every step reads: all but an embedding that is not tied."""
+    """Bytes of the matrices that every step reads, which are all except an untied embedding table."""
     return sum(
         matrix_bytes(_format_of(matrix, formats, quantization), matrix.out_features, matrix.in_features)
         for matrix in config.read_matrices
@@ -60,9 +59,9 @@ def _format_of(matrix: MatrixSpec, formats: MatrixFormats, quantization: str | N
     return quantization or common_format([formats(name) for name in matrix.weight_names])
 
 
-def _item(what: str, shapes: Counter[tuple[int, int, str]]) -> MemoryItem:
-    num_bytes = sum(count * matrix_bytes(name, out, size) for (out, size, name), count in shapes.items())
-    return MemoryItem(what, " + ".join(_term(*shape, count) for shape, count in sorted(shapes.items())), num_bytes)
+def _item(name: str, shapes: Counter[tuple[int, int, str]]) -> MemoryItem:
+    num_bytes = sum(count * matrix_bytes(kind, out, size) for (out, size, kind), count in shapes.items())
+    return MemoryItem(name, " + ".join(_term(*shape, count) for shape, count in sorted(shapes.items())), num_bytes)
 
 
 def _term(out_features: int, in_features: int, name: str, count: int) -> str:
@@ -71,13 +70,15 @@ def _term(out_features: int, in_features: int, name: str, count: int) -> str:
 
 
 def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[MemoryItem]:
-    """As `plan_activations`. Every layer writes into the same rows, all float32: with T tokens, H hidden, Q and K the
-    widths of queries and keys, I inner, each of the widest layer,
+    """Plan the activations as `plan_activations`. All layers write to the same float32 rows.
 
-        residual stream   3 T H (an OPT adds positions)
-        attention         T (2 Q + 2 K), and T d of rotation
+    With T tokens, hidden size H, and for the widest layer Q and K as the widths of queries and keys, I as the inner
+    size and d as the head size, the numbers of values are:
+
+        residual stream   3 T H (OPT adds positions)
+        attention         T (2 Q + 2 K), and T d for the rotation
         MLP               2 T I
-        row formats       T of the widest input, in float32 at most, with its scales
+        product inputs    T times the widest input, at most float32, with scales
     """
     tokens, hidden = limits.num_tokens, config.hidden_size
     inner = max(layer.feed_forward.inner_size for layer in config.layers)
@@ -86,15 +87,15 @@ def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Mem
     head_dim = max(spec.head_dim for spec in specs)
     widest = max(hidden, queries, inner)
     return [
-        values("residual stream", f"3 x {tokens:,} x {hidden:,}", 3 * tokens * hidden, FLOAT_BYTES),
-        values(
+        value_item("residual stream", f"3 x {tokens:,} x {hidden:,}", 3 * tokens * hidden, FLOAT_BYTES),
+        value_item(
             "attention",
             f"{tokens:,} x (2 x {queries:,} + 2 x {keys:,} + {head_dim})",
             tokens * (2 * queries + 2 * keys + head_dim),
             FLOAT_BYTES,
         ),
-        values("MLP", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES),
-        values("rows as the products read them", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
+        value_item("MLP", f"{tokens:,} x 2 x {inner:,}", tokens * 2 * inner, FLOAT_BYTES),
+        value_item("inputs of the products", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
         *_torch_rows(config, tokens, inner),
         plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
         plan_request_rows(limits),
@@ -102,10 +103,10 @@ def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Mem
 
 
 def _torch_rows(config: ModelConfig, tokens: int, inner: int) -> list[MemoryItem]:
-    """Rows that torch writes where native kernels have no function: an activation and a part of it; a branch, its norm
-    and the norm of the sum."""
+    """Rows of the operations that torch computes because native kernels lack them: an activation and a part of it; a
+    branch, its norm and the norm of the sum."""
     if not torch_operations(config):
         return []
     hidden = config.hidden_size
     how = f"{tokens:,} x (2 x {inner:,} + 3 x {hidden:,})"
-    return [values("rows that torch computes", how, tokens * (2 * inner + 3 * hidden), FLOAT_BYTES)]
+    return [value_item("rows that torch computes", how, tokens * (2 * inner + 3 * hidden), FLOAT_BYTES)]

@@ -1,4 +1,4 @@
-"""How many requests a KV pool holds at once, under each policy: counted with the managers of the engine itself."""
+"""Counts how many requests a KV pool holds at the same time under each policy, with the engine's own managers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LENGTHS_PER_DRAW: Final = 1000
 """Number of lengths drawn at a time. So many rejected requests in a row end the count."""
 
 FORCED: Final = SamplingParams(temperature=0, ignore_eos=True)
-"""Of all requests: policies look at a request's own lengths."""
+"""The parameters of all counted requests; their lengths are fields of the request."""
 
 
 class RequestLengths(NamedTuple):
-    """A request: prompt tokens, output tokens that there will be, and how many it asks for; all at least 1."""
+    """The lengths of a request, each at least 1: prompt tokens, output tokens that it generates, and its max_tokens."""
 
     prompt: int
     output: int
@@ -30,7 +30,7 @@ class RequestLengths(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """A KV pool and the policy over it; fields are those of `EngineConfig`."""
+    """A KV pool and its policy; the fields are those of `EngineConfig`."""
 
     num_blocks: int
     block_size: int
@@ -43,23 +43,23 @@ class KVPool:
         return self.kv if self.kv == "paged" else f"{self.kv}, {self.kv_arena}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PoolCapacity:
-    """How many requests of given lengths a pool holds.
+    """The number of requests of given lengths that a pool holds.
 
     Attributes:
         num_fit: requests that the pool holds at their full length, all at the same time.
-        num_running: requests that run at once: `num_fit`, or fewer where seats or the static batch end sooner.
-        limited_by: what ends `num_running`: "memory", "max_num_seqs" or "static_batch_size".
-        num_rejected: requests before the last that fits which could never fit, each refused at the door.
-        num_slots_held, num_slots_written: by all `num_fit` at full length; the rest of the pool is free or lost.
-        error: the error, if nothing fits.
+        num_running: requests that run at the same time: `num_fit`, or fewer if the seats or the static batch limit it.
+        limited_by: the limit of `num_running`: "memory", "max_num_seqs" or "static_batch_size".
+        num_rejected: requests before the last one that fits which could not run even alone.
+        num_slots_held, num_slots_written: slots of all `num_fit` requests at full length.
+        error: the reason why no request fits.
     """
 
     pool: KVPool
-    num_fit: int
-    num_running: int
-    limited_by: str
+    num_fit: int = 0
+    num_running: int = 0
+    limited_by: str = "memory"
     num_rejected: int = 0
     num_slots_held: int = 0
     num_slots_written: int = 0
@@ -67,61 +67,46 @@ class PoolCapacity:
 
 
 def compute_pool_capacity(pool: KVPool, limits: SchedulerConfig, lengths: Iterable[RequestLengths]) -> PoolCapacity:
-    """Admit requests in the order given, each grown to its full length, until one does not fit any more.
+    """Admit requests in the given order, each grown to its full length, until one does not fit.
 
-    Prompts are taken to be distinct: nobody shares a block. P prompt and n output tokens write P + n - 1 slots.
+    Prompts are assumed to be distinct, so no block is shared. P prompt and n output tokens write P + n - 1 slots.
 
-    Under a reservation this is what the engine does, so the next request waits. Paged, nobody who is counted is ever
-    preempted, whatever arrives when; one more request may run as well, if others end or are young while it is long.
-    Only with equal lengths, arrivals at once, and a token budget for all prompts in one step do all of them reach their
-    full length in the same step, and then one more always waits or causes a preemption.
+    Under a reservation the engine does the same: the next request waits. Under paging none of the counted requests is
+    ever preempted, whatever the arrival times are, and one more request may run while others are short or have
+    finished. If lengths are equal, all requests arrive together, and one step has a token budget for all prompts, then
+    all reach their full length in the same step, and one more request always waits or causes a preemption.
 
-    A static batch sets aside what its members ask for, paged as well.
+    A static batch reserves the maximum length of its requests under paging as well.
     """
     try:
         manager = make_empty_manager(pool)
     except ConfigError as error:
-        return PoolCapacity(pool, 0, 0, "memory", error=str(error))
-    counted = _count(pool, manager, limits.batching == "static", lengths)
-    running, limited_by = counted.num_fit, "memory"
-    if limits.max_num_seqs < running:
-        running, limited_by = limits.max_num_seqs, "max_num_seqs"
-    if limits.batching == "static" and limits.static_batch_size < running:
-        running, limited_by = limits.static_batch_size, "static_batch_size"
-    return PoolCapacity(
-        pool=pool,
-        num_fit=counted.num_fit,
-        num_running=running,
-        limited_by=limited_by,
-        num_rejected=counted.num_rejected,
-        num_slots_held=counted.num_slots_held,
-        num_slots_written=counted.num_slots_written,
-        error=counted.error if not counted.num_fit else None,
-    )
+        return PoolCapacity(pool, error=str(error))
+    capacity = PoolCapacity(pool)
+    is_static = limits.batching == "static"
+    _admit_requests(capacity, manager, is_static, lengths)
+    if capacity.num_fit:
+        capacity.error = None
+    seats = {"max_num_seqs": limits.max_num_seqs}
+    if is_static:
+        seats["static_batch_size"] = limits.static_batch_size
+    capacity.num_running = capacity.num_fit
+    for name, limit in seats.items():
+        if limit < capacity.num_running:
+            capacity.num_running, capacity.limited_by = limit, name
+    return capacity
 
 
-@dataclass(slots=True)
-class _Counted:
-    num_fit: int = 0
-    num_rejected: int = 0
-    num_slots_held: int = 0
-    num_slots_written: int = 0
-    error: str | None = None
-
-    def add(self, length: RequestLengths, num_slots_held: int) -> None:
-        self.num_fit += 1
-        self.num_slots_written += length.prompt + length.output - 1
-        self.num_slots_held += num_slots_held
-
-
-def _count(pool: KVPool, manager: KVCacheManager, is_static: bool, lengths: Iterable[RequestLengths]) -> _Counted:
-    counted = _Counted()
+def _admit_requests(
+    capacity: PoolCapacity, manager: KVCacheManager, is_static: bool, lengths: Iterable[RequestLengths]
+) -> None:
+    pool = capacity.pool
     worst_case = num_rejected = 0
     for length in lengths:
-        request = forced_request(counted.num_fit, length)
-        if (refusal := rejection_message(request, pool, manager)) is not None:
+        request = forced_request(capacity.num_fit, length)
+        if (message := rejection_message(request, pool, manager)) is not None:
             num_rejected += 1
-            counted.error = refusal
+            capacity.error = message
             if num_rejected == LENGTHS_PER_DRAW:
                 break
             continue
@@ -131,15 +116,16 @@ def _count(pool: KVPool, manager: KVCacheManager, is_static: bool, lengths: Iter
             break
         if num_slots > request.num_slots and manager.grow(request, num_slots) is None:
             break
-        counted.num_rejected += num_rejected
+        capacity.num_rejected += num_rejected
         num_rejected = 0
-        counted.add(length, request.num_slots)
-    counted.num_slots_held += manager.num_rounding_blocks * pool.block_size
-    return counted
+        capacity.num_fit += 1
+        capacity.num_slots_written += num_slots
+        capacity.num_slots_held += request.num_slots
+    capacity.num_slots_held += manager.num_rounding_blocks * pool.block_size
 
 
 def make_empty_manager(pool: KVPool) -> KVCacheManager:
-    """A manager of the empty pool, without a prefix cache."""
+    """Create a manager of the pool without requests and without a prefix cache."""
     return make_kv_cache_manager(
         pool.kv,
         num_blocks=pool.num_blocks,
@@ -151,7 +137,7 @@ def make_empty_manager(pool: KVPool) -> KVCacheManager:
 
 
 def rejection_message(request: Request, pool: KVPool, manager: KVCacheManager) -> str | None:
-    """Why a pool rejects the request; None if it can run."""
+    """The reason why the request cannot run even alone; None if it can run."""
     if request.max_total_tokens > pool.max_model_len:
         return f"{request.max_total_tokens} prompt and output tokens exceed max_model_len={pool.max_model_len}"
     try:
@@ -162,5 +148,5 @@ def rejection_message(request: Request, pool: KVPool, manager: KVCacheManager) -
 
 
 def forced_request(index: int, length: RequestLengths) -> Request:
-    """A request that generates exactly `length.output` tokens."""
+    """Create a request that generates exactly `length.output` tokens."""
     return Request(str(index), [0] * length.prompt, FORCED, length.max_tokens, output_len=length.output)

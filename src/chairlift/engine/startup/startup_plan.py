@@ -1,4 +1,4 @@
-"""What planner and engine must agree on: the pool, the longest request, and what an engine says of both."""
+"""Decisions that the engine and `chairlift plan` share: the KV pool, the longest request, and the startup summary."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from chairlift.worker.kv_cache_plan import KVCachePlan, plan_kv_cache
 from chairlift.worker.memory import format_memory
 
 TYPICAL: Final = RequestLengths(256, 256, 256)
-"""What an engine counts at its start, besides requests of full length."""
+"""The request whose number in the pool is logged at startup, in addition to requests of full length."""
 
 
 def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes: int) -> KVCachePlan:
-    """The pool of `config`: `num_kv_blocks`, or what `kv_cache_memory` holds, or else `memory_bytes`.
+    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`.
 
     Args:
-        slot_bytes: K and V of one token, over all layers; context: tokens that the model can reach at most.
+        slot_bytes: bytes of K and V of one token in all layers.
+        context: the model's maximum number of tokens.
 
     Raises:
         ConfigError: as `plan_kv_cache`.
@@ -37,7 +38,7 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
         slot_bytes=slot_bytes,
         context=context,
         block_size=config.block_size,
-        memory_bytes=config.kv_cache_memory or memory_bytes,
+        memory_bytes=config.kv_cache_memory_bytes or memory_bytes,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size,
@@ -45,13 +46,13 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
 
 
 def resolve_max_model_len(config: EngineConfig, context: int, num_blocks: int, max_slots: int) -> int:
-    """The smaller of the model's context and what the pool can give to one request, unless asked for less.
+    """Resolve `max_model_len`; the default is the smaller of the model's context and the slots of one request.
 
     Args:
-        max_slots: of `max_request_slots`.
+        max_slots: see `max_request_slots`.
 
     Raises:
-        ConfigError: more is asked for.
+        ConfigError: `max_model_len` exceeds one of them.
     """
     if config.max_model_len is None:
         return min(context, max_slots)
@@ -60,14 +61,14 @@ def resolve_max_model_len(config: EngineConfig, context: int, num_blocks: int, m
     if config.max_model_len > max_slots:
         raise ConfigError(
             f"max_model_len={config.max_model_len} exceeds the {max_slots} slots that the KV pool of "
-            f"{num_blocks} blocks x {config.block_size} can give to one request under kv={config.kv}: lower the "
-            "one or enlarge the other"
+            f"{num_blocks} blocks x {config.block_size} can give to one request under kv={config.kv}: lower "
+            "max_model_len or enlarge the pool"
         )
     return config.max_model_len
 
 
 def planned_pool(config: EngineConfig, context: int, num_blocks: int) -> KVPool:
-    """The pool under the policy of `config`; raises ConfigError as `resolve_max_model_len`."""
+    """The pool with the KV policy of `config`; raises ConfigError as `resolve_max_model_len`."""
     slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=config.block_size, arena=config.kv_arena)
     max_model_len = resolve_max_model_len(config, context, num_blocks, slots)
     return KVPool(num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
@@ -76,11 +77,11 @@ def planned_pool(config: EngineConfig, context: int, num_blocks: int) -> KVPool:
 def planned_weights(
     model_config: ModelConfig, choice: KernelChoice, device: str, formats: MatrixFormats
 ) -> list[MemoryItem]:
-    """What a loaded model will hold.
+    """The planned memory of a loaded model's weights.
 
     Args:
         device: "cpu" or "cuda".
-        formats: of the model's file, see `loading.resolve.matrix_formats`.
+        formats: the formats of the matrices in the model's file, see `loading.resolve.matrix_formats`.
     """
     if choice.kernels == "native":
         return plan_native_weights(model_config, formats, choice.quantization)
@@ -90,7 +91,7 @@ def planned_weights(
 def planned_activations(
     model_config: ModelConfig, choice: KernelChoice, device: str, limits: StepLimits
 ) -> list[MemoryItem]:
-    """What the largest step will need at most, besides weights, K and V."""
+    """An upper bound of the memory that the largest step needs in addition to weights, K and V."""
     if choice.kernels == "native":
         return plan_native_activations(model_config, limits)
     return plan_activations(model_config, limits, choice.dtype, device)
@@ -105,11 +106,13 @@ def startup_summary(
     activations: Sequence[MemoryItem],
     held_bytes: int,
 ) -> list[str]:
-    """The plan beside what an engine got, for its log.
+    """The log lines that describe the memory and the capacity of an engine.
 
     Args:
-        config: of the engine; limits: its scheduler's; plan: its pool.
-        weights, activations: as planned; held_bytes: of weights, that its model really holds.
+        limits: the configuration of its scheduler.
+        plan: its KV pool.
+        weights, activations: the planned memory.
+        held_bytes: bytes of weights that the loaded model holds.
     """
     pool = KVPool(plan.num_blocks, plan.block_size, limits.max_model_len, config.kv, config.kv_arena)
     half = limits.max_model_len // 2
@@ -117,10 +120,10 @@ def startup_summary(
     longest = RequestLengths(limits.max_model_len - 1, 1, 1)
     counts = [compute_pool_capacity(pool, limits, repeat(lengths)).num_fit for lengths in (longest, typical)]
     is_static = limits.batching == "static"
-    seats = f"static batches of {limits.static_batch_size}" if is_static else f"seats for {limits.max_num_seqs}"
+    batch = f"static_batch_size={limits.static_batch_size}" if is_static else f"max_num_seqs={limits.max_num_seqs}"
     return [
-        f"weights: {format_memory(total(weights))} planned, {format_memory(held_bytes)} held; activations of a step: "
-        f"up to {format_memory(total(activations))} planned",
-        f"kv={pool.name}: memory for {counts[0]} requests of max_model_len at once, or {counts[1]} of {typical.prompt} "
-        f"prompt and {typical.output} output tokens; {seats}",
+        f"weights: {format_memory(held_bytes)} (planned: {format_memory(total(weights))}); activations of a step: at "
+        f"most {format_memory(total(activations))}",
+        f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "
+        f"{typical.prompt} prompt and {typical.output} output tokens; {batch}",
     ]

@@ -1,4 +1,4 @@
-"""The token budget that nobody gave: the largest whose steps stay short, after a few steps on the machine itself."""
+"""The default token budget: the largest one whose steps are short on this machine, found by timing a few steps."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from chairlift.sampling_params import SamplingParams
 from chairlift.worker.model_runner import ModelRunner
 
 TARGET_STEP_SECONDS: Final = 0.2
-"""What MLPerf Inference allows between two tokens of Llama 2 70B (server scenario, 99th percentile of TPOT)."""
+"""The limit of MLPerf Inference for Llama 2 70B (server scenario, 99th percentile of TPOT)."""
 
 BUDGETS: Final = (64, 128, 256, DEFAULT_MAX_NUM_BATCHED_TOKENS)
 
 PROBES: Final = (8, 32, 128)
-"""Tokens of the chunks that are timed, as far as PATIENCE_SECONDS reach."""
+"""Numbers of tokens of the chunks that are timed, within MEASURING_SECONDS."""
 
 PROBE_CONTEXT: Final = 512
-"""Where in its prompt such a chunk stands, if the model and the pool have so much room."""
+"""Number of tokens before such a chunk, if the model and the pool have room for them."""
 
 REPEATS: Final = 2
-"""The first one finds memory that was never touched; the faster one counts."""
+"""Each chunk is timed this often, and the fastest time is used, because the first run touches new memory."""
 
-PATIENCE_SECONDS: Final = 0.25
+MEASURING_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step that computes a chunk of a prompt, by its tokens, ascending; at least one."""
+    """Measured seconds of a step with one chunk, by its number of tokens in ascending order; at least one entry."""
 
     seconds: dict[int, float]
 
-    def of(self, num_tokens: int) -> float:
-        """By the line through the neighbours; in proportion to the only one."""
+    def estimate(self, num_tokens: int) -> float:
+        """Estimate the seconds of a step by linear interpolation; with a single entry, in proportion to it."""
         points = list(self.seconds.items())
         if len(points) == 1:
             known, seconds = points[0]
@@ -48,19 +48,19 @@ class StepTimes:
 
 
 def measure_steps(seconds_of: Callable[[int], float], longest: int) -> StepTimes | None:
-    """Time chunks of growing length, for PATIENCE_SECONDS at most but for the shortest.
+    """Time chunks of increasing length. Only the shortest one may exceed MEASURING_SECONDS.
 
     Args:
-        seconds_of: runs a chunk of so many tokens.
-        longest: chunk that there is room for.
+        seconds_of: runs a chunk with this number of tokens and returns its time.
+        longest: number of tokens of the longest chunk that fits.
 
     Returns:
-        None: there is no room for the shortest.
+        The times; None if not even the shortest chunk fits.
     """
     times = StepTimes({})
     spent = 0.0
     for num_tokens in (probe for probe in PROBES if probe <= longest):
-        if times.seconds and spent + REPEATS * times.of(num_tokens) > PATIENCE_SECONDS:
+        if times.seconds and spent + REPEATS * times.estimate(num_tokens) > MEASURING_SECONDS:
             break
         measured = [seconds_of(num_tokens) for _ in range(REPEATS)]
         times.seconds[num_tokens] = min(measured)
@@ -69,32 +69,30 @@ def measure_steps(seconds_of: Callable[[int], float], longest: int) -> StepTimes
 
 
 def largest_budget(times: StepTimes, max_num_seqs: int) -> int:
-    """The largest of BUDGETS that has room for all seats and whose steps keep to TARGET_STEP_SECONDS; the smallest with
-    room if none does."""
+    """The largest of BUDGETS with room for all seats and steps of at most TARGET_STEP_SECONDS; if there is none, the
+    smallest with room for all seats."""
     budgets = [budget for budget in BUDGETS if budget >= max_num_seqs] or [max_num_seqs]
-    return max((budget for budget in budgets if times.of(budget) <= TARGET_STEP_SECONDS), default=budgets[0])
+    return max((budget for budget in budgets if times.estimate(budget) <= TARGET_STEP_SECONDS), default=budgets[0])
 
 
 class ChunkTimer:
-    """Runs chunks of a prompt in the first blocks of a pool that nobody uses yet.
+    """Runs chunks of a prompt in the first blocks of a pool that is not in use yet.
 
     Args:
-        runner: without requests.
-        room: tokens that a request can have, in the model and in the pool.
+        runner: a runner without requests.
+        max_model_len: maximum number of tokens of a request.
+
+    Attributes:
+        longest: number of tokens of the longest chunk; one token remains uncomputed, so that nothing is sampled.
     """
 
-    def __init__(self, runner: ModelRunner, room: int, block_size: int) -> None:
+    def __init__(self, runner: ModelRunner, max_model_len: int, block_size: int) -> None:
         self._runner = runner
-        self._room = room
         self._block_size = block_size
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest chunk: one is left to be computed later, so that nothing is sampled."""
-        return self._room - 1
+        self.longest = max_model_len - 1
 
     def seconds_of(self, num_tokens: int) -> float:
-        """Of one step with a chunk of so many tokens."""
+        """Run one step with a chunk of this number of tokens; returns its seconds."""
         context = min(PROBE_CONTEXT, self.longest - num_tokens)
         num_prompt_tokens = context + num_tokens + 1
         blocks = list(range(-(-num_prompt_tokens // self._block_size)))

@@ -132,7 +132,7 @@ def _tiny_step_seconds(num_threads: int | None, num_layers: int, num_steps: int)
         Path(folder, "config.json").write_text(json.dumps(_tiny_config(num_layers, num_steps)), encoding="utf-8")
         config = EngineConfig(
             model=folder,
-            random_weights=True,
+            load_format="dummy",
             skip_tokenizer_init=True,
             num_kv_blocks=2 + num_steps // 16,
             num_threads=num_threads,

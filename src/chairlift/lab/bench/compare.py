@@ -217,7 +217,8 @@ def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineC
     """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
     plan = build_engine(next(iter(configs.values())), loaded=loaded).kv_cache_plan
     pooled = {
-        name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory=None) for name, config in configs.items()
+        name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory_bytes=None)
+        for name, config in configs.items()
     }
     engines = [build_engine(config, loaded=loaded) for config in pooled.values()]
     max_model_len = min(engine.scheduler_config.max_model_len for engine in engines)

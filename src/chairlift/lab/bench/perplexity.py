@@ -129,7 +129,7 @@ class Scorer:
     """
 
     def __init__(self, config: EngineConfig, window: int) -> None:
-        if config.num_kv_blocks is None and config.kv_cache_memory is None:
+        if config.num_kv_blocks is None and config.kv_cache_memory_bytes is None:
             config = replace(config, num_kv_blocks=math.ceil((window + 1) / config.block_size))
         loaded = load_model(config)
         self._model = loaded.model
@@ -288,7 +288,7 @@ def _reference(config: EngineConfig, options: PerplexityOptions, vocab_size: int
         device=config.device,
         dtype="float32",
         kernels="torch",
-        random_weights=config.random_weights,
+        load_format=config.load_format,
         skip_tokenizer_init=True,
         num_threads=config.num_threads,
     )

@@ -162,7 +162,7 @@ def sim_config(config: EngineConfig, model: ModelShape, device: Device, num_devi
         ConfigError: weights and activations leave no memory for the pool, or max_model_len exceeds the limit of the
             model or of the pool.
     """
-    is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
+    is_pool_given = config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None
     kind = "cuda" if device.name in DEVICES else "cpu"
     model_config = model.config
     memory = plan_memory(
@@ -190,7 +190,7 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
         ConfigError: max_model_len exceeds the limit of the pool.
     """
     num_blocks, block_size = recorded.num_blocks, recorded.block_size
-    if config.num_kv_blocks is not None or config.kv_cache_memory is not None:
+    if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         pool = plan_pool(config, recorded.kv_bytes_per_slot, recorded.max_model_len, 0)
         num_blocks, block_size = pool.num_blocks, pool.block_size
     slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)

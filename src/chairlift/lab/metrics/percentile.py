@@ -1,4 +1,4 @@
-"""The one percentile of this project, and what is said about a set of numbers."""
+"""Percentiles, and the summary of a set of numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is said about a set of numbers, in their unit."""
+    """Count, mean, percentiles and maximum of a set of numbers, in their unit."""
 
     count: int
     mean: float
@@ -38,7 +38,7 @@ class Summary:
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> Summary | None:
-        """None if there are no values."""
+        """The summary of a list of values; None if it is empty."""
         if not values:
             return None
         ordered = sorted(values)
@@ -47,7 +47,7 @@ class Summary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[float, int]) -> Summary | None:
-        """The same of a set in which each value occurs as often as its count says, without writing the set out."""
+        """The summary of a set in which each value occurs `counts[value]` times; None if it is empty."""
         values = sorted(counts)
         if not values:
             return None

@@ -1,4 +1,4 @@
-"""The figures of a run that reports show, one line each."""
+"""The metrics of a run that benchmarks and simulations print, one line each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.lab.metrics.run import RunMetrics
 
 @dataclass(frozen=True, slots=True)
 class ReportedMetric:
-    """What, in which unit (after `scale`), and where a run has it."""
+    """A metric of a run: its label, the unit of the value after scaling, and the function that returns the value."""
 
     key: str
     label: str

@@ -1,4 +1,4 @@
-"""Latencies of single requests, from events."""
+"""Metrics of single requests, computed from events."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import pairwise
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestFinished, Step
 
 ANSWERED = frozenset({"stop", "length"})
-"""Finish reasons of requests that got their whole answer."""
+"""Finish reasons of requests with a complete answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """One request (each of n siblings is one); all times in seconds.
+    """The metrics of one request; each of n siblings is a request. Times are in seconds.
 
-    A token's time is when the result of its step was known; under static batching, which answers with the whole batch,
-    when the request left, and then there are no ITLs and no TPOT (`is_streamed` is False). `num_cached_tokens` are
-    prompt tokens that had K and V when the request was first admitted.
+    The time of a token is when the result of its step was known. In a static batch it is the end of the request, and
+    there are no ITLs and no TPOT (`is_streamed` is False). `num_cached_tokens` is the number of prompt tokens that had
+    K and V when the request was first admitted.
 
         arrival ------- first_scheduled ------- token_times[0] --- ... --- token_times[-1]
            |-- queue_time --|                         |-- itls: the gaps ---------|
@@ -46,7 +46,7 @@ class RequestMetrics:
 
     @property
     def queue_time(self) -> float | None:
-        """From arrival until first scheduled."""
+        """The time from arrival to the schedule of the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrival
 
     @property
@@ -56,26 +56,26 @@ class RequestMetrics:
 
     @property
     def itls(self) -> list[float]:
-        """Inter-token latencies: the gaps between consecutive tokens. Tokens of one step are 0 apart."""
+        """Inter-token latencies: the times between consecutive tokens; 0 between tokens of one step."""
         if not self.is_streamed:
             return []
         return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None with fewer than two."""
+        """Time per output token after the first; None with fewer than two output tokens."""
         if len(self.token_times) < 2 or not self.is_streamed:
             return None
         return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
 
     @property
     def e2e_latency(self) -> float | None:
-        """From arrival to the last token; None unless it was answered."""
+        """The time from arrival to the last token; None without a complete answer."""
         return self.token_times[-1] - self.arrival if self.is_answered and self.token_times else None
 
     @property
     def normalized_latency(self) -> float | None:
-        """E2E latency by output token (Kwon et al., SOSP'23, section 6.1); None unless it was answered."""
+        """E2E latency per output token (Kwon et al., SOSP'23, section 6.1); None without a complete answer."""
         latency = self.e2e_latency
         return None if latency is None else latency / len(self.token_times)
 
@@ -95,25 +95,25 @@ class _Track:
 
     @property
     def is_complete(self) -> bool:
-        """It has ended, and all its tokens are here."""
-        return self.finished is not None and len(self.token_times) >= self.num_told
+        """Whether the request has ended and the steps of all its tokens are known."""
+        return self.finished is not None and len(self.token_times) >= self.num_returned
 
-    def end(self, event: RequestFinished) -> None:
+    def finish(self, event: RequestFinished) -> None:
         self.finished = event
         if not self.is_streamed:
-            self.token_times = [event.time] * self.num_told
+            self.token_times = [event.time] * self.num_returned
 
     @property
-    def num_told(self) -> int:
-        """Tokens that somebody got: none of a member of a static batch that was aborted."""
+    def num_returned(self) -> int:
+        """The number of returned tokens; 0 for an aborted member of a static batch."""
         assert self.finished is not None
-        is_told = self.is_streamed or self.finished.first_token_time is not None
-        return self.finished.num_output_tokens if is_told else 0
+        is_returned = self.is_streamed or self.finished.first_token_time is not None
+        return self.finished.num_output_tokens if is_returned else 0
 
     def result(self) -> RequestMetrics:
-        """A request's end comes before its last step, and a step that was in flight then may have sampled more than
-        the request got: what it says itself counts."""
-        count = len(self.token_times) if self.finished is None else self.num_told
+        """The metrics so far. Tokens are limited to the returned ones, because a step that was in flight when the
+        request ended may have sampled more."""
+        count = len(self.token_times) if self.finished is None else self.num_returned
         return RequestMetrics(
             request_id=self.arrived.request_id,
             num_prompt_tokens=self.arrived.num_prompt_tokens,
@@ -128,15 +128,14 @@ class _Track:
 
 
 class RequestTally:
-    """Takes in events in the order in which they were emitted, and gives each request away once it is complete: only
-    the others are kept.
+    """An event sink that computes the metrics of requests and keeps only those that are not complete.
 
     Args:
-        done: gets (index by arrival, metrics) of each complete request.
+        on_complete: called with the index by arrival and the metrics of each complete request.
     """
 
-    def __init__(self, done: Callable[[int, RequestMetrics], None]) -> None:
-        self._done = done
+    def __init__(self, on_complete: Callable[[int, RequestMetrics], None]) -> None:
+        self._on_complete = on_complete
         self._tracks: dict[str, _Track] = {}
         self._replaced: list[_Track] = []
         self._num_arrived = 0
@@ -144,31 +143,31 @@ class RequestTally:
 
     def emit(self, event: Event) -> None:
         if isinstance(event, Step):
-            self._take_step(event)
+            self._add_step(event)
         elif isinstance(event, RequestArrived):
-            self._take_arrival(event)
+            self._add_request(event)
         elif isinstance(event, RequestFinished):
             if (track := self._tracks.get(event.request_id)) is not None:
-                track.end(event)
-                self._give_away(track)
+                track.finish(event)
+                self._remove_if_complete(track)
         elif isinstance(event, EngineStarted):
             self._is_streamed = event.batching != "static"
 
     def incomplete(self) -> list[tuple[int, RequestMetrics]]:
-        """Index and metrics so far of the requests that were not given away."""
+        """The index and the metrics so far of each request that is not complete."""
         tracks = [*self._replaced, *self._tracks.values()]
         return [(track.index, track.result()) for track in tracks]
 
-    def _take_arrival(self, event: RequestArrived) -> None:
-        """A request id may come again once it has finished."""
+    def _add_request(self, event: RequestArrived) -> None:
+        """Add a request, which may reuse the id of a finished one."""
         if (track := self._tracks.get(event.request_id)) is not None:
             self._replaced.append(track)
         self._tracks[event.request_id] = _Track(self._num_arrived, event, self._is_streamed)
         self._num_arrived += 1
 
-    def _take_step(self, step: Step) -> None:
-        """Requests that arrived before the first event are skipped; so is a step that belongs to an earlier request of
-        the same id, because the later one was not admitted yet."""
+    def _add_step(self, step: Step) -> None:
+        """Add the tokens of a step. Requests whose arrival is unknown are skipped, and so are requests that were not
+        admitted, since the step then belongs to an earlier request with the same id."""
         tracks, time = self._tracks, step.time
         if step.admitted:
             self._admit(step)
@@ -181,7 +180,7 @@ class RequestTally:
                     track.token_times += (time,) * num_new
         for request_id in step.finished:
             if (track := tracks.get(request_id)) is not None:
-                self._give_away(track)
+                self._remove_if_complete(track)
 
     def _admit(self, step: Step) -> None:
         num_computed = dict(zip(step.request_ids, step.num_computed, strict=True))
@@ -191,14 +190,14 @@ class RequestTally:
                 track.first_scheduled = step.scheduled_time
                 track.num_cached_tokens = num_computed[request_id]
 
-    def _give_away(self, track: _Track) -> None:
+    def _remove_if_complete(self, track: _Track) -> None:
         if track.is_complete:
             del self._tracks[track.arrived.request_id]
-            self._done(track.index, track.result())
+            self._on_complete(track.index, track.result())
 
 
 def request_metrics(events: Iterable[Event]) -> list[RequestMetrics]:
-    """One entry for every request that arrived, in that order. A request id may come again once it has finished."""
+    """The metrics of all requests in the order of arrival. A request id may be reused after its request has ended."""
     found: list[tuple[int, RequestMetrics]] = []
     tally = RequestTally(lambda index, metrics: found.append((index, metrics)))
     for event in events:

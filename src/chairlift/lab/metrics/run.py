@@ -1,4 +1,4 @@
-"""Metrics of a run: throughput, latency percentiles, batch sizes, KV memory."""
+"""Metrics of a run: throughput, latency percentiles, batch sizes and KV memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from chairlift.lab.metrics.requests import RequestMetrics, RequestTally
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Means over time of the five kinds of slots (see `core.kv.accounting`), as shares of the pool; their sum is 1.
+    """The mean share of the pool of each kind of slot (see `core.kv.accounting`), weighted by the duration of steps.
 
-    `reserved` and `internal` are split as in the events, by `max_tokens`. A step counts by its duration.
+    As in the events, `max_tokens` separates `reserved` from `internal` slots. The sum of the shares is 1.
     """
 
     token_states: float
@@ -29,22 +29,23 @@ class MemoryShares:
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """A run from its first arrival to its last step. Times in seconds; each of n siblings counts as a request.
+    """The metrics of a run from its first arrival to its last step. Times are in seconds; each of n siblings is a
+    request.
 
     Attributes:
-        num_answered: requests that ended by a stop or by length; num_unfinished: that had not ended.
-        prompt_tokens: of requests that got a first token; cached_tokens: how many of all prompt tokens were found in
-            the prefix cache.
-        total_tokens_per_s: prompt and output tokens; requests_per_s: answered ones.
-        ttft, queue_time, tpot, itl: over all requests that have one; e2e_latency: over the answered ones;
-            normalized_latency: that by output token.
-        mean_batch_size: requests a step; mean_batch_tokens: tokens computed a step, without padding.
-        kv_use_mean, kv_use_peak: share of the pool's blocks that requests hold, sampled after each schedule; None
-            without an EngineStarted event.
-        preemptions: how often a request was thrown out to be recomputed.
-        padding_tokens: computed for rows of static batches beside their tokens; recomputed_tokens: that had K and V
-            before a preemption.
-        memory: None if the events do not say.
+        num_answered: number of requests with a complete answer; num_unfinished: number of requests that have not ended.
+        prompt_tokens: prompt tokens of requests with an output token.
+        cached_tokens: prompt tokens that were found in the prefix cache.
+        total_tokens_per_s: prompt and output tokens per second; requests_per_s: answered requests per second.
+        ttft, queue_time, tpot, itl: over all requests that have a value.
+        e2e_latency, normalized_latency: over the answered requests; the latter is divided by the output tokens.
+        mean_batch_size, mean_batch_tokens: mean number of requests, and of computed tokens without padding, per step.
+        kv_use_mean, kv_use_peak: share of the blocks that requests hold after each schedule; None without an
+            EngineStarted event.
+        preemptions: number of preemptions of requests.
+        padding_tokens: padding tokens computed for static batches.
+        recomputed_tokens: tokens that were computed again after a preemption.
+        memory: None if the events have no kinds of slots.
     """
 
     duration: float
@@ -76,14 +77,14 @@ class RunMetrics:
     memory: MemoryShares | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers, None and nested dicts: ready for JSON."""
+        """The metrics as nested dictionaries for JSON."""
         return asdict(self)
 
 
 def summarize(events: Iterable[Event]) -> RunMetrics:
-    """The metrics of a run out of its events, in the order in which they were emitted.
+    """The metrics of a run from its events, in the order in which they were emitted.
 
-    Rates of a run that took no time are 0, and so are the means of a run without steps.
+    Rates of a run without duration and means of a run without steps are 0.
     """
     tally = RunTally()
     for event in events:
@@ -92,8 +93,7 @@ def summarize(events: Iterable[Event]) -> RunMetrics:
 
 
 class RunTally:
-    """An event sink that adds up a run and drops its events: what it keeps grows with the requests, not with their
-    tokens."""
+    """An event sink that computes the metrics of a run. Its memory grows with the requests, not with their tokens."""
 
     def __init__(self) -> None:
         self._steps = _StepTotals()
@@ -161,7 +161,7 @@ class RunTally:
 
 @dataclass(slots=True)
 class _RequestTotals:
-    """Sums and values over requests. The gaps between tokens are counted by value: a step's requests share theirs."""
+    """Sums and values over requests. ITLs are counted by value, because the requests of a step share them."""
 
     num_requests: int = 0
     num_answered: int = 0
@@ -197,7 +197,7 @@ class _RequestTotals:
 
 @dataclass(slots=True)
 class _StepTotals:
-    """Sums over steps. `kinds` are slot seconds by kind, in the order of MemoryShares."""
+    """Sums over steps. `kinds` are slot-seconds by kind, in the order of MemoryShares."""
 
     num_blocks: int = 0
     num_steps: int = 0

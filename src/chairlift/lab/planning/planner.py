@@ -163,7 +163,7 @@ def make_plan(
     Args:
         config: the configuration of `chairlift serve`; its `model` is ignored.
         memory_bytes: memory for weights, activations, K and V together. It is required unless `config` has
-            num_kv_blocks or kv_cache_memory, which it cannot be combined with.
+            num_kv_blocks or kv_cache_memory_bytes, which it cannot be combined with.
         free_share: share of the memory left by weights and activations that K and V get.
         hardware: the device whose roofline times the steps; None predicts no times.
 
@@ -212,11 +212,11 @@ def plan_memory(
     )
     weights = planned_weights(model_config, choice, device, model.formats)
     activations = planned_activations(model_config, choice, device, limits)
-    kv_bytes = config.kv_cache_memory
+    kv_bytes = config.kv_cache_memory_bytes
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
     elif memory_bytes is not None:
-        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory or num_kv_blocks")
+        raise ConfigError("memory cannot be combined: give memory, kv_cache_memory_bytes or num_kv_blocks")
     slot_bytes = kv_slot_bytes(model_config, choice.kv_cache_dtype)
     pool = plan_pool(config, slot_bytes, context, kv_bytes or 0)
     max_model_len = planned_pool(config, context, pool.num_blocks).max_model_len
@@ -236,7 +236,7 @@ def plan_memory(
 
 def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_share: float) -> int:
     if memory_bytes is None:
-        raise ConfigError("the size of the memory is unknown: give memory, kv_cache_memory or num_kv_blocks")
+        raise ConfigError("the size of the memory is unknown: give memory, kv_cache_memory_bytes or num_kv_blocks")
     left = int((memory_bytes - weights - activations) * free_share)
     if left <= 0:
         raise ConfigError(

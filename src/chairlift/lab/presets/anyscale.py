@@ -304,7 +304,7 @@ def _claims_table(latencies: dict[int, dict[str, LatencyRun]], saturated: dict[s
     rows = [
         ["at 1/s every continuous system is below static at every percentile", "yes", always_below(1)],
         [
-            "at 1/s p50 of max, exact, exact in the quota, divided by that of paged",
+            "at 1/s p50 of max, exact, exact in the quota, over that of paged",
             "about equal",
             median_ratios(1, reserving),
         ],

@@ -1,1 +1,1 @@
-"""Figures and tables from events: data preparation in modules of their own, drawing in `figures`, HTML in `page`."""
+"""Figures and tables of runs from their events. `figures` draws, `page` writes HTML, other modules prepare the data."""

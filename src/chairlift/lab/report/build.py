@@ -1,4 +1,4 @@
-"""A report: the page, and its figures as files if wanted."""
+"""Draws the figures of a report and writes its files."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import matplotlib as mpl
 
 from chairlift.errors import ConfigError
 from chairlift.lab.report.figures import all_figures
-from chairlift.lab.report.figures.drawing import STYLE, Drawing, LeftOut
+from chairlift.lab.report.figures.drawing import STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.page import render
 from chairlift.lab.report.run_log import RecordedRun
 
 DOTS_PER_INCH = 160
 
 
-def draw_all(runs: Sequence[RecordedRun]) -> list[Drawing | LeftOut]:
-    """Every figure of the report, in order."""
+def draw_all(runs: Sequence[RecordedRun]) -> list[Drawing | OmittedFigure]:
+    """Draw every figure of the report, in order."""
     with mpl.rc_context(STYLE):
         return [draw(runs) for draw in all_figures()]
 
 
 def write_report(runs: Sequence[RecordedRun], output: Path, title: str | None = None, png: bool = False) -> list[Path]:
-    """Draw the runs and write the page; returns the files written, the page first.
+    """Draw the runs and write the page; returns the written files, the page first.
 
     Args:
-        png: write every figure beside the page too, as STEM-FIGURE.png.
+        png: write each figure next to the page too, as STEM-FIGURE.png.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -46,7 +46,7 @@ def write_report(runs: Sequence[RecordedRun], output: Path, title: str | None = 
 
 
 def default_title(runs: Sequence[RecordedRun]) -> str:
-    """Such as "static(8)/max and continuous/paged on smollm2-135m-instruct"."""
+    """A title with the runs and models, such as "static(8)/max and continuous/paged on smollm2-135m-instruct"."""
     labels = [run.label for run in runs]
     models = list(dict.fromkeys(run.started.model for run in runs))
     what = f"{len(runs)} runs" if len(runs) > 3 else ", ".join(labels[:-1]) + " and " * (len(runs) > 1) + labels[-1]

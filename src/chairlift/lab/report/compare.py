@@ -1,4 +1,4 @@
-"""Runs beside one another: the points of figures in which every run is one."""
+"""Compares runs: the points of figures in which each run is a point or a bar."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ CDF_POINTS = 200
 
 
 def cdf(values: Sequence[float], num_points: int = CDF_POINTS) -> tuple[list[float], list[float]]:
-    """Values in rising order, from the lowest at 0, and the share of all that is at most as large; percentiles if
-    there are many."""
+    """The points of a cumulative distribution: values in ascending order, and the share of values at most as large.
+
+    With more than `num_points` values, the points are percentiles.
+    """
     ordered = sorted(values)
     if len(values) <= num_points:
         return [ordered[0], *ordered], [rank / len(values) for rank in range(len(values) + 1)]
@@ -29,15 +31,15 @@ def cdf(values: Sequence[float], num_points: int = CDF_POINTS) -> tuple[list[flo
 
 @dataclass(frozen=True, slots=True)
 class WasteShares:
-    """Mean shares of the pool over time, by kind; `is_saturated`: over the steps that left requests waiting."""
+    """The mean shares of the pool by kind, over the steps with waiting requests if `is_saturated`, else over all."""
 
     shares: dict[str, float]
     is_saturated: bool
 
 
 def waste_shares(run: RecordedRun) -> WasteShares:
-    """The mean over the steps in which somebody waited, since memory that nobody asks for is not wasted; over all steps
-    if nobody ever did."""
+    """The mean shares over the steps with waiting requests, because memory that no request needs is not wasted; over
+    all steps if no request waited."""
     assert run.kinds is not None
     trace = run.trace
     weights = trace.held_ends() - trace.starts
@@ -52,14 +54,14 @@ def waste_shares(run: RecordedRun) -> WasteShares:
 
 
 def variation(values: Sequence[float]) -> float | None:
-    """The coefficient of variation: standard deviation over mean; None without values."""
+    """The coefficient of variation: standard deviation divided by mean; None without values."""
     if not values or not (mean := fmean(values)):
         return None
     return pstdev(values) / mean
 
 
 def group_by(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], str]) -> dict[str, list[RecordedRun]]:
-    """The runs by what `key` says of them, in the order in which it says so first."""
+    """The runs grouped by `key`, in the order of the first run of each group."""
     groups: dict[str, list[RecordedRun]] = defaultdict(list)
     for run in runs:
         groups[key(run)].append(run)
@@ -68,15 +70,14 @@ def group_by(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizePoint:
-    """What one run says about its batch size.
+    """The batch size of one run and its effects.
 
     Attributes:
-        batch_size: that was allowed (`num_seats`); peak: that was reached; mean: rows over the run's time.
-        decode_step_time: median of the steps without a prefill, in seconds: the ITL of whoever is in the batch,
-            streamed or not. None without such steps.
-        weight_bytes_per_token: read from memory for an output token; None if the log does not say.
-        kv_use: share of the pool that is held, mean over time.
-        memory_limit: requests that fit the pool, each with the mean of what it held; None if nothing was held.
+        batch_size: the number of seats; peak: the largest batch; mean: the mean number of rows over time.
+        decode_step_time: median seconds of the steps without a prefill, which are the ITL; None without such steps.
+        weight_bytes_per_token: bytes of weights read from memory for each output token; None if not in the log.
+        kv_use: mean share of the pool that requests hold.
+        memory_limit: number of requests that fit in the pool at the mean memory of a request; None without any.
     """
 
     batch_size: int
@@ -113,13 +114,13 @@ def batch_size_point(run: RecordedRun) -> BatchSizePoint:
 def prefill_steps(run: RecordedRun) -> np.typing.NDArray[np.bool_]:
     """[steps]: whether a row of the step was in prefill."""
     is_prefill = np.zeros(len(run.trace.steps), dtype=np.bool_)
-    for stay in run.trace.stays:
-        for phase in stay.phases:
+    for residency in run.trace.residencies:
+        for phase in residency.phases:
             if phase.kind is RowKind.PREFILL:
                 is_prefill[phase.first : phase.last + 1] = True
     return is_prefill
 
 
 def has_several(runs: Sequence[RecordedRun], value: Callable[[RecordedRun], float | int | None]) -> bool:
-    """Whether the runs differ in a value that they have."""
+    """Whether the runs have at least two different values."""
     return len({v for run in runs if (v := value(run)) is not None}) > 1

@@ -1,4 +1,4 @@
-"""Who sits where: one lane a seat."""
+"""Assigns the requests of a batch to lanes, one for each seat."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.lab.report.trace import Floats, RowKind, RunTrace, Stay
+from chairlift.lab.report.trace import Floats, Residency, RowKind, RunTrace
 
 
 class LaneCell(NamedTuple):
-    """Consecutive steps of one stay that look alike. `request`: its number by arrival; times in seconds."""
+    """Consecutive steps of a residency with the same kind of row. `request` is the number of the request by arrival."""
 
     lane: int
     kind: RowKind
@@ -21,37 +21,37 @@ class LaneCell(NamedTuple):
     end: float
 
 
-def assign_lanes(stays: Sequence[Stay]) -> list[int]:
-    """The lane of every stay, given in the order of admission: the lowest one that is free in its first step."""
+def assign_lanes(residencies: Sequence[Residency]) -> list[int]:
+    """The lane of each residency, in the order of admission: the lowest lane that is free in its first step."""
     lanes: list[int] = []
     occupied: list[tuple[int, int]] = []
     free: list[int] = []
     num_lanes = 0
-    for stay in stays:
-        while occupied and occupied[0][0] < stay.first:
+    for residency in residencies:
+        while occupied and occupied[0][0] < residency.first:
             heapq.heappush(free, heapq.heappop(occupied)[1])
         if not free:
             heapq.heappush(free, num_lanes)
             num_lanes += 1
         lanes.append(heapq.heappop(free))
-        heapq.heappush(occupied, (stay.last, lanes[-1]))
+        heapq.heappush(occupied, (residency.last, lanes[-1]))
     return lanes
 
 
 def lane_cells(trace: RunTrace) -> list[LaneCell]:
-    """Every cell of the run; a lane is empty wherever it has none."""
+    """The cells of all residencies of a run."""
     starts, ends = trace.starts.tolist(), trace.ends.tolist()
     return [
-        LaneCell(lane, phase.kind, stay.request.number, starts[phase.first], ends[phase.last])
-        for stay, lane in zip(trace.stays, assign_lanes(trace.stays), strict=True)
-        for phase in stay.phases
+        LaneCell(lane, phase.kind, residency.request.number, starts[phase.first], ends[phase.last])
+        for residency, lane in zip(trace.residencies, assign_lanes(trace.residencies), strict=True)
+        for phase in residency.phases
     ]
 
 
 def lane_shares(cells: Iterable[LaneCell], num_lanes: int, duration: float, num_columns: int) -> Floats:
-    """How much of each column's time a lane spends on each kind: [kinds, lanes, columns], in 0..1.
+    """The share of the time of each column for each kind of row and lane: [kinds, lanes, columns], from 0 to 1.
 
-    For runs with more cells than a picture has pixels.
+    It is used to draw runs with more cells than an image has pixels.
     """
     shares = np.zeros((len(RowKind), num_lanes, num_columns))
     scale = num_columns / duration

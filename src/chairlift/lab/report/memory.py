@@ -1,4 +1,4 @@
-"""KV memory over time: the kinds of slots with the true lengths, and which blocks whose were."""
+"""KV memory over time: the kinds of slots with the true output lengths, and the blocks of each request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from chairlift.events import Event
-from chairlift.lab.report.trace import Floats, RunTrace, Stay, trace_events
+from chairlift.lab.report.trace import Floats, Residency, RunTrace, trace_events
 
 
 class MemoryKinds(NamedTuple):
-    """The slots of the pool after one step's schedule, each in exactly one kind; see `core.kv.accounting`."""
+    """The number of slots of each kind after the schedule of a step, as defined in `core.kv.accounting`."""
 
     token_states: int
     reserved: int
@@ -27,32 +27,31 @@ KINDS = MemoryKinds._fields
 
 
 def live_kinds(trace: RunTrace) -> list[MemoryKinds] | None:
-    """The kinds as the engine saw them, step by step; None if the log has none (schema version 1)."""
+    """The kinds of slots of each step in the log; None if it has none (schema version 1)."""
     kinds = [MemoryKinds(s.token_states, s.reserved, s.internal, s.external, s.free) for s in trace.steps]
     return kinds if any(map(sum, kinds)) else None
 
 
 def true_kinds(events: Iterable[Event]) -> list[MemoryKinds]:
-    """The kinds of every step's slots, split again now that the true lengths are known.
+    """The kinds of slots of each step, with reserved and internal slots separated by the true output lengths.
 
-    An engine cannot know which of the held and empty slots will be written, and takes `max_tokens` for the length:
+    A running engine does not know which held slots will be written, and assumes `max_tokens` as the output length:
 
         |-- token states --|------ reserved ------|--------------- internal ---------------|   live
         |-- token states --|- reserved -|-------------------- internal --------------------|   true
                            written      P + n - 1          P + max_tokens - 1              held
 
-    Only the border between reserved and internal moves, so the five still add up to the pool. Of a request that was
-    aborted or had not ended, what is known counts: see `TracedRequest.final_slots`. A preempted request is taken to
-    write on where it is.
+    Only the border between reserved and internal changes, so the sum is still the pool. For aborted and unfinished
+    requests see `TracedRequest.final_slots`.
 
     Args:
-        events: of one run, in the order in which they were emitted, with the kinds (schema version 2).
+        events: the events of one run with kinds of slots (schema version 2 or later), in order.
     """
     return true_kinds_of(trace_events(events))
 
 
 def true_kinds_of(trace: RunTrace) -> list[MemoryKinds]:
-    """`true_kinds`, of a run that is traced already."""
+    """The result of `true_kinds` for a trace."""
     kinds = []
     for step, reserved in zip(trace.steps, _reserved_slots(trace), strict=True):
         unwritten = step.reserved + step.internal
@@ -62,12 +61,12 @@ def true_kinds_of(trace: RunTrace) -> list[MemoryKinds]:
 
 
 def _reserved_slots(trace: RunTrace) -> list[int]:
-    """Slots that are held and will be written, step by step. What several hold is written, so nobody counts twice."""
-    arrivals: dict[int, list[Stay]] = defaultdict(list)
+    """The number of slots in each step that are held and will be written. Shared slots are already written."""
+    arrivals: dict[int, list[Residency]] = defaultdict(list)
     departures: dict[int, list[str]] = defaultdict(list)
-    for stay in trace.stays:
-        arrivals[stay.first].append(stay)
-        departures[stay.last + 1].append(stay.request.arrived.request_id)
+    for residency in trace.residencies:
+        arrivals[residency.first].append(residency)
+        departures[residency.last + 1].append(residency.request.arrived.request_id)
     block_size = trace.started.block_size
     final: dict[str, int] = {}
     held: dict[str, int] = {}
@@ -76,9 +75,9 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
     for position, step in enumerate(trace.steps):
         for request_id in departures[position]:
             total -= reserved.pop(request_id)
-        for stay in arrivals[position]:
-            request_id = stay.request.arrived.request_id
-            final[request_id], held[request_id], reserved[request_id] = stay.request.final_slots, 0, 0
+        for residency in arrivals[position]:
+            request_id = residency.request.arrived.request_id
+            final[request_id], held[request_id], reserved[request_id] = residency.request.final_slots, 0, 0
         for request_id, block_ids in step.new_blocks.items():
             held[request_id] += len(block_ids) * block_size
         for request_id, computed, scheduled in zip(
@@ -92,7 +91,7 @@ def _reserved_slots(trace: RunTrace) -> list[int]:
 
 
 def kind_shares(kinds: Sequence[MemoryKinds]) -> Floats:
-    """[steps, kinds] as shares of the pool."""
+    """The kinds as shares of the pool: [steps, kinds]."""
     slots = np.array(kinds, dtype=np.float64)
     shares: Floats = slots / slots.sum(axis=1, keepdims=True)
     return shares
@@ -109,18 +108,18 @@ class BlockSpan(NamedTuple):
 
 
 def block_spans(trace: RunTrace) -> list[BlockSpan]:
-    """Who holds which blocks when, by the step in which they were taken. A block held by several is in several."""
+    """The blocks that each request holds, ordered by the step of their allocation, including shared blocks."""
     spans = [
-        BlockSpan(block, count, position, stay.last, stay.request.number)
-        for stay in trace.stays
-        for position, block_ids in stay.blocks
+        BlockSpan(block, count, position, residency.last, residency.request.number)
+        for residency in trace.residencies
+        for position, block_ids in residency.blocks
         for block, count in _runs(block_ids)
     ]
     return sorted(spans, key=lambda span: span.first)
 
 
 def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:
-    """(first, count) of each run of consecutive ids."""
+    """(first id, count) of each range of consecutive ids."""
     runs = []
     for _, group in groupby(enumerate(sorted(block_ids)), key=lambda item: item[1] - item[0]):
         members = [block for _, block in group]
@@ -129,7 +128,7 @@ def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
-    """Single blocks while more than one request holds them; `request` is the later one."""
+    """Spans of one block each while several requests hold it; `request` is the latest of them."""
     held: dict[int, list[BlockSpan]] = defaultdict(list)
     for span in spans:
         for block in range(span.block, span.block + span.num_blocks):
@@ -145,7 +144,7 @@ def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
 
 
 def rounding_spans(trace: RunTrace) -> list[BlockSpan]:
-    """Blocks that the buddy allocator gives beyond what was asked for: lost to all as long as the request stays."""
+    """The blocks that the buddy allocator adds to round up a reservation."""
     if trace.started.kv_arena != "buddy":
         return []
     spans = []
@@ -157,11 +156,11 @@ def rounding_spans(trace: RunTrace) -> list[BlockSpan]:
 
 
 def owner_colours(spans: Iterable[BlockSpan], num_blocks: int, num_colours: int) -> dict[int, int]:
-    """A colour for every request, chosen when it first takes blocks: the one that is rarest among the neighbours and
-    earlier owners of these blocks, and of several such the one used longest ago.
+    """A colour for each request: the one that is rarest among the neighbours and previous owners of its first blocks.
+    Of several such colours it is the least recently used one.
 
     Args:
-        spans: in the order of `first`.
+        spans: the blocks of requests, ordered by `first`.
     """
     colour_of_block = np.full(num_blocks + 2, num_colours)
     colours: dict[int, int] = {}

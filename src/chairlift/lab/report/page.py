@@ -1,4 +1,4 @@
-"""The page: one HTML document with everything inside, for the screen and for paper."""
+"""The page of a report: one self-contained HTML document, for the screen and for printing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from html import escape
 import matplotlib as mpl
 
 from chairlift import __version__
-from chairlift.lab.report.figures.drawing import STYLE, Drawing, LeftOut
+from chairlift.lab.report.figures.drawing import STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.tables import SECTIONS
 
 RUNS_A_TABLE = 4
 LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
-"""A coordinate, in points, with more than two decimals."""
+"""A coordinate with more than two decimals."""
 
 CSS = """
 :root { color-scheme: light; }
@@ -49,7 +49,7 @@ footer { margin-top: 3rem; color: #666; font-size: .85rem; }
 
 
 def svg_of(drawing: Drawing) -> str:
-    """The figure as an SVG element for a page, with ids that no other figure has."""
+    """A figure as an SVG element whose ids are unique on the page."""
     file = io.StringIO()
     with mpl.rc_context(STYLE):
         drawing.figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
@@ -61,8 +61,8 @@ def svg_of(drawing: Drawing) -> str:
     return element.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
 
 
-def render(title: str, runs: Sequence[RecordedRun], parts: Iterable[Drawing | LeftOut]) -> str:
-    """The HTML document: contents, a table of the runs, and every figure with its caption, or why it is not there."""
+def render(title: str, runs: Sequence[RecordedRun], parts: Iterable[Drawing | OmittedFigure]) -> str:
+    """The HTML document: contents, a table of the runs, and each figure with its caption, or why it is omitted."""
     parts = list(parts)
     lines = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -75,21 +75,21 @@ def render(title: str, runs: Sequence[RecordedRun], parts: Iterable[Drawing | Le
         "</section>",
         *(line for part in parts for line in _section(part)),
         "</main>",
-        f"<footer>Drawn by Chairlift {escape(__version__)} from event logs; what was published is marked.</footer>",
+        f"<footer>Drawn by Chairlift {escape(__version__)} from event logs; published numbers are marked.</footer>",
         "</body>\n</html>\n",
     ]
     return "\n".join(lines)
 
 
-def _contents(parts: Iterable[Drawing | LeftOut]) -> Iterator[str]:
+def _contents(parts: Iterable[Drawing | OmittedFigure]) -> Iterator[str]:
     yield '<nav aria-label="Contents">\n<ol>\n<li><a href="#runs">The runs</a></li>'
     for part in parts:
-        missing = " (left out)" if isinstance(part, LeftOut) else ""
+        missing = " (left out)" if isinstance(part, OmittedFigure) else ""
         yield f'<li><a href="#{part.key}">{escape(part.title)}</a>{missing}</li>'
     yield "</ol>\n</nav>"
 
 
-def _section(part: Drawing | LeftOut) -> Iterator[str]:
+def _section(part: Drawing | OmittedFigure) -> Iterator[str]:
     yield f'<section id="{part.key}">\n<h2>{escape(part.title)}</h2>'
     if isinstance(part, Drawing):
         yield f"<figure>\n{svg_of(part)}\n<figcaption>{escape(part.caption)}</figcaption>\n</figure>"

@@ -1,4 +1,4 @@
-"""Published figures that ours are shown beside. Data with its source; nothing here is computed by us."""
+"""Published numbers that a report shows for comparison, with their source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class PublishedWaste:
-    """Shares of KV memory in percent, as printed in the figure. `undivided`: where only the sum of three is given."""
+    """Shares of KV memory in percent. `undivided` is the sum of the kinds of waste, where only the sum is published."""
 
     name: str
     policy: str

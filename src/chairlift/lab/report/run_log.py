@@ -1,4 +1,4 @@
-"""Event logs as runs: read, checked, traced, named."""
+"""Reads event logs, checks them, and returns runs with distinct labels."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds_of
 from chairlift.lab.report.trace import RunTrace, trace_events
 
-AT_ONCE = 0.01
-"""Arrivals within this share of the run came at once."""
+BURST_SHARE = 0.01
+"""Arrivals within this share of the duration of a run are a burst."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One event log.
+    """A run with its trace and metrics, from one event log.
 
     Attributes:
-        live: the kinds of KV memory step by step as the engine saw them, `kinds` with the true lengths; None if the log
-            does not have them (schema version 1).
+        live: the kinds of slots of each step as in the log; None if the log has none (schema version 1).
+        kinds: the kinds of slots with the true output lengths.
     """
 
     label: str
@@ -45,7 +45,7 @@ class RecordedRun:
 
     @property
     def policy(self) -> str:
-        """What is compared: `batching`/`kv`."""
+        """The compared policy as `batching`/`kv`."""
         return f"{self.started.batching}/{self.started.kv}"
 
     @property
@@ -54,26 +54,26 @@ class RecordedRun:
 
     @property
     def num_seats(self) -> int:
-        """Requests that may be in the batch at once."""
+        """The maximum number of requests in the batch."""
         static_batch_size = self.started.static_batch_size
         return self.started.max_num_seqs if static_batch_size is None else static_batch_size
 
     @property
     def output_lengths(self) -> list[int]:
-        """Of the requests that were answered, in tokens."""
+        """The output tokens of each answered request."""
         return [r.num_output_tokens for r in self.requests if r.is_answered]
 
     @property
     def arrivals(self) -> str:
-        """How the requests came: the rate that was observed."""
+        """The observed rate of arrivals, as text."""
         times = [r.arrival for r in self.requests]
-        if len(times) < 2 or times[-1] - times[0] <= AT_ONCE * self.trace.duration:
+        if len(times) < 2 or times[-1] - times[0] <= BURST_SHARE * self.trace.duration:
             return "all at once"
         return f"{(len(times) - 1) / (times[-1] - times[0]):.3g} requests/s"
 
 
 def recorded_run(events: Iterable[Event], label: str | None = None, source: str = "") -> RecordedRun:
-    """A run from events that are known to be whole, in the order in which they were emitted."""
+    """The run of a list of events, which must be valid, in the order in which they were emitted."""
     events = list(events)
     trace = trace_events(events)
     live = live_kinds(trace)
@@ -89,23 +89,23 @@ def recorded_run(events: Iterable[Event], label: str | None = None, source: str 
 
 
 def default_label(started: EngineStarted) -> str:
-    """Such as "static(8)/max" and "continuous/paged"."""
+    """A label with the policies of a run, such as "static(8)/max" and "continuous/paged"."""
     size = "" if started.static_batch_size is None else f"({started.static_batch_size})"
     run_to = ", to global" if started.static_run_to == "global" else ""
     return f"{started.batching}{size}/{started.kv}{run_to}"
 
 
 def load_runs(arguments: Sequence[str]) -> list[RecordedRun]:
-    """The runs of log files, each given as PATH or LABEL=PATH; a folder stands for the .jsonl files in it.
+    """The runs of event logs, each given as PATH or LABEL=PATH. For a folder, the .jsonl files in it are read.
 
     Raises:
-        ConfigError: a file that cannot be read or is no event log (names file and line), or a label given twice.
+        ConfigError: a file cannot be read or is not an event log, or a label is used twice.
     """
     given = [entry for argument in arguments for entry in _logs_in(*_split(argument))]
     labels = [label for label, _ in given if label is not None]
     if repeated := [label for label, count in Counter(labels).items() if count > 1]:
-        raise ConfigError(f"label {repeated[0]!r} is given to several event logs; give each its own as LABEL=PATH")
-    with _uncollected():
+        raise ConfigError(f"label {repeated[0]!r} is used for several event logs: use a different LABEL=PATH for each")
+    with _without_garbage_collection():
         runs = [recorded_run(read_log(path), label, path.name) for label, path in given]
     return _with_distinct_labels(runs, set(labels))
 
@@ -117,8 +117,8 @@ def _logs_in(label: str | None, path: Path) -> list[tuple[str | None, Path]]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """A log becomes millions of objects and no garbage, which the collector would search again and again."""
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector, which would repeatedly scan the millions of objects of a log."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -133,12 +133,12 @@ def _split(argument: str) -> tuple[str | None, Path]:
     if not separator or os.path.exists(argument):
         return None, Path(argument)
     if not label or not path:
-        raise ConfigError(f"{argument!r} is neither a file nor LABEL=PATH")
+        raise ConfigError(f"{argument!r} must be PATH or LABEL=PATH")
     return label, Path(path)
 
 
 def _with_distinct_labels(runs: Sequence[RecordedRun], fixed: set[str]) -> list[RecordedRun]:
-    """Runs that would be called alike get the name of their file besides, and then a number."""
+    """The runs with distinct labels: equal labels get the name of the file, and then a number."""
     alike = Counter(run.label for run in runs)
     named = [
         run
@@ -155,31 +155,31 @@ def _with_distinct_labels(runs: Sequence[RecordedRun], fixed: set[str]) -> list[
 
 
 def read_log(path: Path) -> list[Event]:
-    """The events of one run.
+    """The events of the log of one run.
 
     Raises:
-        ConfigError: says in which line the file stops being an event log, or what it lacks.
+        ConfigError: the file is not a valid event log; the message has the line and the reason.
     """
     events: list[Event] = []
-    checker = _Checker(path)
+    checker = _LogChecker(path)
     try:
         for event in read_events(path):
-            checker.take(event)
+            checker.check(event)
             events.append(event)
     except OSError as error:
         raise ConfigError(f"event log {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}, line {len(events) + 1}: not UTF-8, so not an event log") from None
+        raise ConfigError(f"not an event log: {path}, line {len(events) + 1}: not UTF-8") from None
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"not an event log: {error}") from None
-    checker.end()
+    checker.check_end()
     return events
 
 
-class _Checker:
-    """What figures rely on beyond the fields' names: events of one run, in order, with columns that are parallel."""
+class _LogChecker:
+    """Checks the order of the events of one run and the lengths of the columns of steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -188,17 +188,17 @@ class _Checker:
         self._known: set[str] = set()
         self._running: set[str] = set()
 
-    def take(self, event: Event) -> None:
+    def check(self, event: Event) -> None:
         self._line += 1
         if (self._line == 1) is not isinstance(event, EngineStarted):
-            expected = "the first event must be" if self._line == 1 else "a second run begins here with"
-            raise self._error(f"{expected} engine_started; a report takes one whole run a file")
+            problem = "the first event must be" if self._line == 1 else "a second run begins with"
+            raise self._error(f"{problem} engine_started; an event log must have exactly one run")
         if isinstance(event, RequestArrived):
             self._known.add(event.request_id)
         elif isinstance(event, Step):
-            self._take_step(event)
+            self._check_step(event)
 
-    def _take_step(self, step: Step) -> None:
+    def _check_step(self, step: Step) -> None:
         try:
             self._check_columns(step)
             self._check_order(step)
@@ -215,20 +215,20 @@ class _Checker:
             raise self._error(f"column num_padding has {len(step.num_padding)} entries for {num_rows} request_ids")
         self._running.update(step.admitted)
         if strangers := self._running - self._known:
-            raise self._error(f"request {min(strangers)!r} was admitted and never arrived")
+            raise self._error(f"request {min(strangers)!r} was admitted without an arrival")
         if strangers := {*step.request_ids, *step.new_blocks} - self._running:
-            raise self._error(f"request {min(strangers)!r} is in a step and was never admitted")
+            raise self._error(f"request {min(strangers)!r} is in a step without an admission")
 
     def _check_order(self, step: Step) -> None:
         last, self._last_step = self._last_step, step
         if step.time < step.scheduled_time or (last is not None and step.time < last.time):
             raise self._error(f"time goes backwards in step {step.step}")
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         if not self._line:
-            raise ConfigError(f"event log {self._path} is empty: write one with --event-log")
+            raise ConfigError(f"event log {self._path} is empty: record one with --event-log")
         if self._last_step is None:
-            raise ConfigError(f"event log {self._path}, {self._line} lines: no step was computed, nothing can be drawn")
+            raise ConfigError(f"event log {self._path} has {self._line} lines but no step, so there is nothing to draw")
 
     def _error(self, message: str) -> ConfigError:
         return ConfigError(f"{self._path}, line {self._line}: {message}")

@@ -1,4 +1,4 @@
-"""The numbers of runs, as rows of a table."""
+"""The rows of the table of runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from chairlift.lab.report.run_log import RecordedRun
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table: `value` gives the text of a run."""
+class TableRow:
+    """A row of the table; `value` returns the text of a run."""
 
     label: str
     value: Callable[[RecordedRun], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class TableSection:
+    """A part of the table with its title."""
+
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
 
 
 def number(value: float) -> str:
-    """Three or more significant digits, without an exponent."""
+    """A number with at least three significant digits and without an exponent."""
     if value == int(value):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -57,8 +59,8 @@ def _lengths(run: RecordedRun) -> str:
 
 def _requests(run: RecordedRun) -> str:
     metrics = run.metrics
-    others = {"unfinished": metrics.num_unfinished, "refused": metrics.num_rejected}
-    others["ended otherwise"] = metrics.num_requests - metrics.num_answered - metrics.num_unfinished
+    others = {"unfinished": metrics.num_unfinished, "rejected": metrics.num_rejected}
+    others["aborted or failed"] = metrics.num_requests - metrics.num_answered - metrics.num_unfinished
     return ", ".join([f"{metrics.num_answered} answered", *(f"{n} {name}" for name, n in others.items() if n)])
 
 
@@ -77,47 +79,49 @@ def _recomputed(run: RecordedRun) -> str:
     return _share_of_computed(run, sum(step.num_recomputed for step in run.trace.steps))
 
 
-SECTIONS: tuple[Section, ...] = (
-    Section(
+SECTIONS: tuple[TableSection, ...] = (
+    TableSection(
         "engine",
         (
-            Row("event log", lambda run: run.source or "none"),
-            Row("model", lambda run: run.started.model),
-            Row("batching", lambda run: run.started.batching),
-            Row("KV memory", _kv),
-            Row("KV pool", _pool),
-            Row("seats", lambda run: number(run.num_seats)),
-            Row("max_num_batched_tokens", lambda run: number(run.started.max_num_batched_tokens)),
-            Row("max_model_len", lambda run: number(run.started.max_model_len)),
+            TableRow("event log", lambda run: run.source or "none"),
+            TableRow("model", lambda run: run.started.model),
+            TableRow("batching", lambda run: run.started.batching),
+            TableRow("KV memory", _kv),
+            TableRow("KV pool", _pool),
+            TableRow("seats", lambda run: number(run.num_seats)),
+            TableRow("max_num_batched_tokens", lambda run: number(run.started.max_num_batched_tokens)),
+            TableRow("max_model_len", lambda run: number(run.started.max_model_len)),
         ),
     ),
-    Section(
+    TableSection(
         "load",
         (
-            Row("requests", _requests),
-            Row("arrivals", lambda run: run.arrivals),
-            Row("prompt tokens", lambda run: number(run.metrics.prompt_tokens)),
-            Row("output tokens", lambda run: number(run.metrics.output_tokens)),
-            Row("output length, mean", _lengths),
+            TableRow("requests", _requests),
+            TableRow("arrivals", lambda run: run.arrivals),
+            TableRow("prompt tokens", lambda run: number(run.metrics.prompt_tokens)),
+            TableRow("output tokens", lambda run: number(run.metrics.output_tokens)),
+            TableRow("output length, mean", _lengths),
         ),
     ),
-    Section(
+    TableSection(
         "result",
         (
-            Row("duration", lambda run: f"{number(run.metrics.duration)} s"),
-            Row("output tokens/s", lambda run: number(run.metrics.output_tokens_per_s)),
-            Row("prompt and output tokens/s", lambda run: number(run.metrics.total_tokens_per_s)),
-            Row("requests/s", lambda run: number(run.metrics.requests_per_s)),
-            Row("TTFT p50 / p99", lambda run: _seconds(run.metrics.ttft)),
-            Row("ITL p50 / p99", lambda run: "none" if run.is_static else _seconds(run.metrics.itl)),
-            Row("E2E latency p50 / p99", lambda run: _seconds(run.metrics.e2e_latency)),
-            Row("steps", lambda run: number(run.metrics.num_steps)),
-            Row("batch, mean / peak", lambda run: f"{run.metrics.mean_batch_size:.1f} / {run.metrics.peak_batch_size}"),
-            Row("padding tokens", lambda run: _share_of_computed(run, _padding(run))),
-            Row("recomputed tokens", _recomputed),
-            Row("preemptions", lambda run: number(run.metrics.preemptions)),
-            Row("KV blocks held, mean", lambda run: _or_none(run.metrics.kv_use_mean, " %", 100)),
-            Row("KV blocks held, peak", lambda run: _or_none(run.metrics.kv_use_peak, " %", 100)),
+            TableRow("duration", lambda run: f"{number(run.metrics.duration)} s"),
+            TableRow("output tokens/s", lambda run: number(run.metrics.output_tokens_per_s)),
+            TableRow("prompt and output tokens/s", lambda run: number(run.metrics.total_tokens_per_s)),
+            TableRow("requests/s", lambda run: number(run.metrics.requests_per_s)),
+            TableRow("TTFT p50 / p99", lambda run: _seconds(run.metrics.ttft)),
+            TableRow("ITL p50 / p99", lambda run: "none" if run.is_static else _seconds(run.metrics.itl)),
+            TableRow("E2E latency p50 / p99", lambda run: _seconds(run.metrics.e2e_latency)),
+            TableRow("steps", lambda run: number(run.metrics.num_steps)),
+            TableRow(
+                "batch, mean / peak", lambda run: f"{run.metrics.mean_batch_size:.1f} / {run.metrics.peak_batch_size}"
+            ),
+            TableRow("padding tokens", lambda run: _share_of_computed(run, _padding(run))),
+            TableRow("recomputed tokens", _recomputed),
+            TableRow("preemptions", lambda run: number(run.metrics.preemptions)),
+            TableRow("KV blocks held, mean", lambda run: _or_none(run.metrics.kv_use_mean, " %", 100)),
+            TableRow("KV blocks held, peak", lambda run: _or_none(run.metrics.kv_use_peak, " %", 100)),
         ),
     ),
 )

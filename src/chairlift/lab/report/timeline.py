@@ -1,4 +1,4 @@
-"""Numbers of steps as numbers of equal stretches of time, so that a picture of 100,000 steps stays small."""
+"""Converts values of steps to values of time bins of equal width, so that figures of many steps remain small."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def amounts_in_bins(starts: Floats, ends: Floats, amounts: Floats, edges: Floats
 
 
 def rates(starts: Floats, ends: Floats, amounts: Floats, edges: Floats) -> Floats:
-    """Amounts a second in every bin."""
+    """The amount per second in each bin."""
     return amounts_in_bins(starts, ends, amounts, edges) / np.diff(edges)
 
 
 def means(starts: Floats, ends: Floats, values: Floats, edges: Floats) -> Floats:
-    """The mean over time of a value in every bin; it is 0 while no step runs."""
+    """The mean over time of a value in each bin; the value is 0 while no step runs."""
     return rates(starts, ends, values * (ends - starts), edges)
 
 
 def time_edges(trace: RunTrace, duration: float, num_bins: int) -> Floats:
-    """Edges of bins over the run, as wide as those of a run that takes `duration`."""
+    """The edges of bins over a run, with the width of `num_bins` bins over `duration`."""
     width = duration / num_bins
     return np.append(np.arange(0, trace.duration, width), trace.duration)
 
 
 def stairs(edges: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """x and y of a line that is level over every bin."""
+    """x and y of a step line with a constant value in each bin."""
     return np.repeat(edges, 2)[1:-1], np.repeat(values, 2)

@@ -1,4 +1,4 @@
-"""A run's events as stays: who was in the batch from which step to which, doing what, holding which blocks.
+"""Reconstructs from events when each request was in the batch, what its rows computed, and which blocks it held.
 
 Everything that the report draws over time is derived from a `RunTrace`.
 """
@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class RowKind(enum.IntEnum):
-    """What a row of the batch computes in a step. PADDING: nothing of its own (before a short prompt, or after END)."""
+    """The kind of a row in a step. PADDING: only padding is computed, before a short prompt or after the end."""
 
     PREFILL = 0
     DECODE = 1
@@ -27,7 +27,7 @@ class RowKind(enum.IntEnum):
 
 
 class Phase(NamedTuple):
-    """Consecutive steps in which a row is of one kind; both ends included."""
+    """Consecutive steps with one kind of row; `last` is included."""
 
     kind: RowKind
     first: int
@@ -36,7 +36,7 @@ class Phase(NamedTuple):
 
 @dataclass(slots=True)
 class TracedRequest:
-    """A request as its events tell it. `number` counts arrivals from 0; `max_written`: slots it ever had written."""
+    """A request with its events. `number` counts arrivals from 0; `max_written` is the maximum of its written slots."""
 
     number: int
     arrived: RequestArrived
@@ -45,8 +45,8 @@ class TracedRequest:
 
     @property
     def final_slots(self) -> int:
-        """Slots that are written when it ends: P + n - 1 for P prompt and n output tokens, or as many as were written
-        by then. Of an unfinished request: if it gets its forced length, or else all of `max_tokens`."""
+        """The number of slots that are written at the end: P + n - 1 for P prompt and n output tokens. For an
+        unfinished request, n is the forced length or `max_tokens`."""
         arrived, finished = self.arrived, self.finished
         if finished is not None:
             num_output_tokens = finished.num_output_tokens
@@ -59,13 +59,14 @@ class TracedRequest:
 
 
 @dataclass(slots=True)
-class Stay:
-    """From an admission until the request finishes or is preempted; in a static batch, until the batch ends.
+class Residency:
+    """The time of a request in the batch, from an admission until it ends or is preempted; in a static batch, until the
+    batch ends.
 
     Attributes:
-        first, last: positions of steps in `RunTrace.steps`, both included.
-        phases: in order, without overlap; steps in which it had no row are in none.
-        blocks: (position of the step, ids of the blocks that it received in it).
+        first, last: positions of the first and the last step in `RunTrace.steps`.
+        phases: in order, without overlap; steps without a row of the request are in none.
+        blocks: (position of the step, ids of the blocks that the request received in it).
     """
 
     request: TracedRequest
@@ -74,23 +75,24 @@ class Stay:
     phases: list[Phase] = field(default_factory=list)
     blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     has_sampled: bool = False
-    left_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(slots=True)
 class RunTrace:
-    """One run. `stays` are in the order of admission.
+    """The requests, steps and residencies of one run.
 
     Attributes:
-        starts, ends: of every step, in seconds since `origin`; a step that was planned while another one ran starts
-            when that one ends. If the clock never moved, the position of the step and the next one.
-        is_timed: False if the clock never moved.
+        residencies: in the order of admission.
+        starts, ends: the times of each step in seconds since `origin`. A step that was scheduled while another step ran
+            starts at the end of that step. If the clock did not move, the positions of the step and of the next one.
+        is_timed: False if the clock did not move.
     """
 
     started: EngineStarted
     requests: list[TracedRequest]
     steps: list[Step]
-    stays: list[Stay]
+    residencies: list[Residency]
     origin: float
     starts: Floats
     ends: Floats
@@ -105,46 +107,45 @@ class RunTrace:
         return float(self.ends[-1])
 
     def held_ends(self) -> Floats:
-        """Like `ends`; but as long as somebody stays, a step lasts until the next one starts."""
-        num_over = np.zeros(len(self.steps) + 1, dtype=np.int64)
-        for stay in self.stays:
-            num_over[stay.first] += 1
-            num_over[stay.last] -= 1
-        is_over = np.cumsum(num_over)[: len(self.steps) - 1] > 0
+        """The ends of steps, extended to the start of the next step if a request remains in the batch."""
+        num_continuing = np.zeros(len(self.steps) + 1, dtype=np.int64)
+        for residency in self.residencies:
+            num_continuing[residency.first] += 1
+            num_continuing[residency.last] -= 1
+        is_continuing = np.cumsum(num_continuing)[: len(self.steps) - 1] > 0
         ends = self.ends.copy()
-        ends[:-1] = np.where(is_over, self.starts[1:], ends[:-1])
+        ends[:-1] = np.where(is_continuing, self.starts[1:], ends[:-1])
         return ends
 
 
 def trace_events(events: Iterable[Event]) -> RunTrace:
-    """The trace of one run, from its events in the order in which they were emitted.
+    """The trace of one run from its events, in the order in which they were emitted.
 
-    The events must be valid for `chairlift.lab.report.run_log`: an EngineStarted first, at least one step, and
-    no request in a step that did not arrive before.
+    The events must be valid as in `chairlift.lab.report.run_log.read_log`.
     """
     tracer = _Tracer()
     for event in events:
-        tracer.take(event)
+        tracer.add(event)
     return tracer.result()
 
 
 class _Tracer:
-    """Takes events in; `_open` are the stays that have not ended."""
+    """Builds a trace from events; `_open` contains the residencies that have not ended."""
 
     def __init__(self) -> None:
         self._started: EngineStarted | None = None
         self._requests: list[TracedRequest] = []
         self._latest: dict[str, TracedRequest] = {}
         self._steps: list[Step] = []
-        self._stays: list[Stay] = []
-        self._open: dict[str, Stay] = {}
-        self._leaving: list[str] = []
+        self._stays: list[Residency] = []
+        self._open: dict[str, Residency] = {}
+        self._ended: list[str] = []
         self._is_static = False
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         match event:
             case Step():
-                self._take_step(event)
+                self._add_step(event)
             case RequestArrived():
                 request = TracedRequest(len(self._requests), event)
                 self._requests.append(request)
@@ -159,67 +160,70 @@ class _Tracer:
         if (request := self._latest.get(event.request_id)) is not None:
             request.finished = event
         if event.request_id in self._open:
-            self._open[event.request_id].left_at = event.time
-            self._leaving.append(event.request_id)
+            self._open[event.request_id].ended_at = event.time
+            self._ended.append(event.request_id)
 
-    def _take_step(self, step: Step) -> None:
+    def _add_step(self, step: Step) -> None:
         position = len(self._steps)
         self._steps.append(step)
         if self._is_static:
             if step.admitted:
                 self._close(list(self._open), position)
         else:
-            self._close(self._left_before(step), position)
+            self._close(self._ended_before(step), position)
             self._close([rid for rid in step.preempted if rid in self._open], position)
         for request_id in step.admitted:
             self._admit(request_id, position)
         for request_id, block_ids in step.new_blocks.items():
             self._open[request_id].blocks.append((position, block_ids))
-        self._take_rows(step, position)
+        self._add_rows(step, position)
 
     def _admit(self, request_id: str, position: int) -> None:
-        """Whoever got all its tokens in its first step has finished by now: that is told before the step is."""
+        """Begin a residency. A request that ends with its first step has already ended, because events of ends precede
+        the event of the step."""
         if request_id in self._open:
             self._close([request_id], position)
-        stay = Stay(self._latest[request_id], position, position)
-        self._open[request_id] = stay
-        self._stays.append(stay)
-        if stay.request.finished is not None:
-            stay.left_at = stay.request.finished.time
-            self._leaving.append(request_id)
+        residency = Residency(self._latest[request_id], position, position)
+        self._open[request_id] = residency
+        self._stays.append(residency)
+        if residency.request.finished is not None:
+            residency.ended_at = residency.request.finished.time
+            self._ended.append(request_id)
 
-    def _left_before(self, step: Step) -> list[str]:
-        """Who had finished when the step was planned. A step that was planned ahead may still compute a row of one that
-        has finished since."""
-        if not self._leaving:
+    def _ended_before(self, step: Step) -> list[str]:
+        """The requests that ended before the step was scheduled. A step that was scheduled ahead may still have a row
+        of a request that ended later."""
+        if not self._ended:
             return []
         rows = set(step.request_ids).difference(step.admitted)
         return [
             rid
-            for rid in self._leaving
-            if (left_at := self._open[rid].left_at) is not None and left_at <= step.scheduled_time and rid not in rows
+            for rid in self._ended
+            if (ended_at := self._open[rid].ended_at) is not None
+            and ended_at <= step.scheduled_time
+            and rid not in rows
         ]
 
     def _close(self, request_ids: list[str], position: int) -> None:
-        """End stays before the step at `position`."""
+        """End residencies before the step at `position`."""
         for request_id in request_ids:
             self._open.pop(request_id).last = position - 1
-        if request_ids and self._leaving:
-            self._leaving = [rid for rid in self._leaving if rid in self._open]
+        if request_ids and self._ended:
+            self._ended = [rid for rid in self._ended if rid in self._open]
 
-    def _take_rows(self, step: Step, position: int) -> None:
+    def _add_rows(self, step: Step, position: int) -> None:
         columns = zip(step.request_ids, step.num_scheduled, step.num_computed, step.num_new, strict=True)
         for request_id, num_scheduled, num_computed, num_new in columns:
-            stay = self._open[request_id]
+            residency = self._open[request_id]
             if not num_scheduled:
                 kind = RowKind.PADDING
             else:
-                kind = RowKind.DECODE if stay.has_sampled else RowKind.PREFILL
-                if num_computed + num_scheduled > stay.request.max_written:
-                    stay.request.max_written = num_computed + num_scheduled
+                kind = RowKind.DECODE if residency.has_sampled else RowKind.PREFILL
+                if num_computed + num_scheduled > residency.request.max_written:
+                    residency.request.max_written = num_computed + num_scheduled
             if num_new:
-                stay.has_sampled = True
-            phases = stay.phases
+                residency.has_sampled = True
+            phases = residency.phases
             if phases and phases[-1].kind is kind and phases[-1].last == position - 1:
                 phases[-1] = Phase(kind, phases[-1].first, position)
             else:

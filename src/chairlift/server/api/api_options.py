@@ -1,4 +1,4 @@
-"""What the operator decides about the API."""
+"""The options of the API that the command line sets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from chairlift.server.tools.reasoning_parser import reasoning_format
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """Attributes:
-    tool_call_parser: how the model writes tool calls, see `tools/call_formats.py`; `auto` goes by its chat template.
-    reasoning_parser: the same for its reasoning; `none` leaves reasoning in the content.
-    chat_template: Jinja2 text, instead of the model's.
-    trust_request_chat_template: requests may bring their own.
-    allow_special_tokens_in_content: added tokens that the content of messages spells become these tokens; otherwise
-        they are plain text.
+    """How the API renders prompts and parses answers.
+
+    Attributes:
+        tool_call_parser: the format of tool calls; `auto` derives it from the chat template.
+        reasoning_parser: the format of reasoning; `auto` derives it from the chat template, and `none` keeps reasoning
+            in the content.
+        chat_template: a Jinja2 template that replaces that of the model.
+        trust_request_chat_template: requests may contain a chat template.
+        allow_special_tokens_in_content: encode special tokens in the content of messages as such, not as plain text.
 
     Raises:
-        ConfigError: there is no parser of that name.
+        ConfigError: the name of a parser is unknown.
     """
 
     tool_call_parser: str = "auto"

@@ -1,17 +1,22 @@
-"""What an API call costs: tokens, and time."""
+"""The token counts and times of an API call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from chairlift.outputs import RequestOutput, RequestTimes
-from chairlift.server.api.protocol import PromptTokensDetails, Timings, UsageInfo
+from chairlift.server.api.protocol.base import PromptTokensDetails, Timings, UsageInfo
 
 
 @dataclass(slots=True)
 class CallUsage:
-    """Over all prompts of one API call. Deltas and whole answers add up to the same. `finish_reason` is that of the
-    answer that ended first."""
+    """The token counts and times of one API call, over all of its prompts and answers.
+
+    Attributes:
+        num_choices: the number of finished answers.
+        times: the times of the answer that finished last.
+        finish_reason: the reason of the answer that finished first.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -21,7 +26,7 @@ class CallUsage:
     finish_reason: str | None = None
 
     def add(self, output: RequestOutput) -> None:
-        """Take in an answer, or what is new of it."""
+        """Add an output: a complete answer, or a delta of one."""
         for answer in output.outputs:
             self.completion_tokens += len(answer.token_ids)
             self.num_choices += answer.finish_reason is not None
@@ -30,6 +35,7 @@ class CallUsage:
         self.times = output.times or self.times
 
     def usage(self) -> UsageInfo:
+        """The token counts in the form of OpenAI."""
         return UsageInfo(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
@@ -38,7 +44,7 @@ class CallUsage:
         )
 
     def timings(self) -> Timings | None:
-        """None if nothing was computed."""
+        """The times in seconds, or None if no token was computed."""
         times = self.times
         if times is None or times.first_scheduled is None or times.first_token is None or times.finished is None:
             return None
@@ -58,7 +64,7 @@ def _rate(tokens: int, seconds: float) -> float | None:
 
 
 def timing_headers(timings: Timings | None) -> dict[str, str]:
-    """As `Server-Timing`, in milliseconds (W3C Server Timing)."""
+    """The header `Server-Timing` with the times in milliseconds (W3C Server Timing)."""
     if timings is None:
         return {}
     spans = {"queue": timings.queue, "prefill": timings.prefill, "decode": timings.decode}

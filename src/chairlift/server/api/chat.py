@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""The endpoint /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -14,51 +14,48 @@ from chairlift.request import FinishReason
 from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol import (
+from chairlift.server.api.protocol.base import CompletionTokensDetails, UsageInfo
+from chairlift.server.api.protocol.chat import (
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
     ChatResponseMessage,
-    CompletionTokensDetails,
-    FunctionCall,
-    ToolCall,
-    UsageInfo,
 )
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter, has_content
-from chairlift.server.api.stream_chunks import DONE, NULL, ChunkWriter, encode, usage_bytes
+from chairlift.server.api.protocol.tools import FunctionCall, ToolCall
+from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter, has_content
+from chairlift.server.api.stream_chunks import NULL, encode
 from chairlift.server.http.error_responses import ERROR_RESPONSES
 from chairlift.server.preparation.request_plan import RequestPlanner
-from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, PlainTextParser
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall
 
 ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]
 
 
 CHARACTERS_PER_FEED: Final = 1024
-"""A parser may look at all text that it holds again and again, so a long answer is parsed in pieces."""
+"""A long answer is parsed in pieces of this size, because a parser may scan the text that it holds repeatedly."""
 
 
 @dataclass(slots=True)
 class ParsedAnswer:
-    """One whole answer, read: content, reasoning, tool calls."""
+    """The content, the reasoning and the tool calls of one answer."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: DeltaMessage) -> None:
-        """Take in what is new."""
         self.content += piece.content
         self.reasoning += piece.reasoning
-        for delta in piece.calls:
+        for delta in piece.tool_calls:
             if delta.id is not None:
                 function = FunctionCall(name=delta.name or "", arguments="")
-                self.calls.append(ToolCall(id=delta.id, function=function))
-            self.calls[delta.index].function.arguments += delta.arguments
+                self.tool_calls.append(ToolCall(id=delta.id, function=function))
+            self.tool_calls[delta.index].function.arguments += delta.arguments
 
 
 def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
-    """The parts of a whole answer."""
-    parser = PlainTextParser() if plan.new_parser is None else plan.new_parser()
+    """Split the text of a complete answer into its parts."""
+    parser = plan.make_parser()
     answer = ParsedAnswer()
     for start in range(0, len(text), CHARACTERS_PER_FEED):
         answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
@@ -67,7 +64,7 @@ def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
 
 
 def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:
-    """The engine's, or `tool_calls`."""
+    """The finish reason in the response: that of the engine, or `tool_calls`."""
     return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.finishes_with_tool_calls else reason
 
 
@@ -77,7 +74,7 @@ def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) ->
 
 
 class ChatPlanner(RequestPlanner[ChatCompletionRequest, ChatPlan]):
-    """Plans answers to chats."""
+    """Plans requests of /v1/chat/completions."""
 
     body_type = ChatCompletionRequest
     content_fields: ClassVar[dict[str, Any]] = {
@@ -96,31 +93,29 @@ class ChatPlanner(RequestPlanner[ChatCompletionRequest, ChatPlan]):
 
 
 class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
+    """Answers /v1/chat/completions."""
+
     id_prefix = "chatcmpl-"
 
     def response(self, call: ChatCall, outputs: list[RequestOutput]) -> ChatCompletionResponse:
         (output,) = outputs
         body = call.body
         answers = [parse_answer(call.plan, answer.text) for answer in output.outputs]
-        writer = self.logprob_writer(body)
-        shown = output.prompt_logprobs
+        writer = self.logprob_writer(body.return_tokens_as_token_ids)
+        prompt_logprobs = output.prompt_logprobs
         return ChatCompletionResponse.model_construct(
             id=call.id,
             created=call.created,
             model=call.model,
             choices=[self._choice(call, *pair, writer) for pair in zip(output.outputs, answers, strict=True)],
             usage=self._usage(call, answers),
-            prompt_logprobs=None if shown is None else Raw(writer.prompt_json(shown)),
+            prompt_logprobs=None if prompt_logprobs is None else Raw(writer.prompt_json(prompt_logprobs)),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             timings=call.usage.timings() if body.timings else None,
         )
 
     def writer(self, call: ChatCall) -> StreamWriter:
         return _ChatStream(self, call)
-
-    def logprob_writer(self, body: ChatCompletionRequest) -> LogprobWriter:
-        """Writes logprobs as this call wants them."""
-        return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
 
     def _usage(self, call: ChatCall, answers: list[ParsedAnswer]) -> UsageInfo:
         usage = call.usage.usage()
@@ -131,10 +126,10 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
     def _choice(
         self, call: ChatCall, output: CompletionOutput, answer: ParsedAnswer, writer: LogprobWriter
     ) -> ChatCompletionResponseChoice:
-        content = call.plan.echoed + answer.content
+        content = call.plan.echo + answer.content
         message = ChatResponseMessage(
-            content=content if content or not answer.calls else None,
-            tool_calls=answer.calls or None,
+            content=content if content or not answer.tool_calls else None,
+            tool_calls=answer.tool_calls or None,
             reasoning_content=answer.reasoning
             if answer.reasoning and call.body.include_reasoning is not False
             else None,
@@ -144,96 +139,75 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
             index=output.index,
             message=message,
             logprobs=logprobs,
-            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.calls)),
+            finish_reason=finish_reason(call.plan, output.finish_reason, bool(answer.tool_calls)),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if call.body.return_token_ids else None,
         )
 
 
-class _ChatStream(StreamWriter):
-    """Chunks of one chat. A choice without tools and reasoning is not parsed."""
+class _ChatStream(ChunkStreamWriter):
+    """Writes the chunks of one chat. The text is not parsed if the request has neither tools nor reasoning."""
 
     def __init__(self, serving: ChatServing, call: ChatCall) -> None:
+        super().__init__("chat.completion.chunk", call)
         self._serving = serving
         self._call = call
-        self._chunks = ChunkWriter("chat.completion.chunk", call.id, call.created, call.model, call.body.include_usage)
-        self._logprobs = serving.logprob_writer(call.body)
+        self._logprobs = serving.logprob_writer(call.body.return_tokens_as_token_ids)
         new_parser = call.plan.new_parser
         self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_choices())]
-        self._called: set[int] = set()
+        self._choices_with_calls: set[int] = set()
         self._reasoning: list[str] = []
 
     def opening(self) -> bytes:
-        delta = b'{"role":"assistant","content":%b}' % encode(self._call.plan.echoed)
-        return b"".join(self._chunk(index, delta, NULL, b"") for index in range(self._call.body.num_choices()))
+        delta = b'{"role":"assistant","content":%b}' % encode(self._call.plan.echo)
+        return b"".join(self._choice(index, delta, NULL, b"") for index in range(self._call.body.num_choices()))
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
-        tells_tokens = self._call.body.return_token_ids
-        return b"".join([self._answer(answer) for answer in output.outputs if has_content(answer, tells_tokens)])
+        token_ids = self._call.body.return_token_ids
+        return b"".join([self._answer(answer) for answer in output.outputs if has_content(answer, token_ids)])
 
-    def closing(self) -> bytes:
-        call = self._call
-        last = b""
-        if call.body.include_usage:
-            last = self._chunks.chunk_with_usage(b"", usage_bytes(self._usage()))
-        timings = call.usage.timings() if call.body.timings else None
-        if timings is not None:
-            last += self._chunks.chunk_with_timings(timings.model_dump_json().encode())
-        return last + DONE
-
-    def _usage(self) -> UsageInfo:
-        usage = self._call.usage.usage()
+    def usage(self) -> UsageInfo:
+        usage = super().usage()
         if self._reasoning:
             count = self._serving.num_tokens("".join(self._reasoning))
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=count)
         return usage
 
     def _answer(self, answer: CompletionOutput) -> bytes:
-        logprobs = NULL if answer.logprobs is None else self._logprob_bytes(answer.logprobs)
+        logprobs = NULL if answer.logprobs is None else chat_logprobs_json(self._logprobs, answer.logprobs)
         if self._parsers is None:
             delta = b'{"content":%b}' % encode(answer.text) if answer.text else b"{}"
         else:
-            delta = self._read(answer)
+            delta = self._parse(self._parsers[answer.index], answer)
         ending = b""
         if answer.finish_reason is not None:
-            reason = finish_reason(self._call.plan, answer.finish_reason, answer.index in self._called)
+            reason = finish_reason(self._call.plan, answer.finish_reason, answer.index in self._choices_with_calls)
             ending = b'%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
         elif delta == b"{}" and answer.logprobs is None and not self._call.body.return_token_ids:
             return b""
         if self._call.body.return_token_ids:
             ending = (ending or NULL) + b',"token_ids":%b' % encode(answer.token_ids)
-        return self._chunk(answer.index, delta, logprobs, ending)
+        return self._choice(answer.index, delta, logprobs, ending)
 
-    def _read(self, answer: CompletionOutput) -> bytes:
-        """The delta of what the parser makes of this text."""
-        assert self._parsers is not None
-        parser = self._parsers[answer.index]
-        piece = parser.feed(answer.text)
-        parts: dict[str, Any] = {"content": piece.content, "reasoning_content": piece.reasoning}
-        calls = list(piece.calls)
+    def _parse(self, parser: AnswerParser, answer: CompletionOutput) -> bytes:
+        """Parse new text of an answer, and return its `delta`."""
+        deltas = [parser.feed(answer.text)]
         if answer.finish_reason is not None:
-            last = parser.finish()
-            parts["content"] += last.content
-            parts["reasoning_content"] += last.reasoning
-            calls += last.calls
-        if parts["reasoning_content"]:
-            self._reasoning.append(parts["reasoning_content"])
-        if self._call.body.include_reasoning is False:
-            del parts["reasoning_content"]
-        shown = {name: text for name, text in parts.items() if text}
-        if calls:
-            self._called.add(answer.index)
-            shown["tool_calls"] = [_call_delta(call) for call in calls]
-        return encode(shown)
+            deltas.append(parser.finish())
+        fields: dict[str, Any] = {"content": "".join(delta.content for delta in deltas)}
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        if reasoning:
+            self._reasoning.append(reasoning)
+        if self._call.body.include_reasoning is not False:
+            fields["reasoning_content"] = reasoning
+        if calls := [_call_delta(call) for delta in deltas for call in delta.tool_calls]:
+            self._choices_with_calls.add(answer.index)
+            fields["tool_calls"] = calls
+        return encode({name: value for name, value in fields.items() if value})
 
-    def _logprob_bytes(self, positions: list[TokenLogprobs]) -> bytes:
-        return chat_logprobs_json(self._logprobs, positions)
-
-    def _chunk(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
+    def _choice(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, ending or NULL)
-        if self._call.body.continuous_usage_stats:
-            return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.usage.usage()))
-        return self._chunks.chunk(choice)
+        return self.chunk(choice)
 
 
 def _call_delta(call: DeltaToolCall) -> dict[str, Any]:
@@ -250,6 +224,7 @@ def router(serving: ChatServing, prepared: PreparedRoutes) -> APIRouter:
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletionResponse)
     async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+        """Generate the next message of a conversation (OpenAI)."""
         return await serving.handle(body, request)
 
     return routes

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The endpoint /v1/completions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from chairlift.engine.process.client import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
 from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol import CompletionRequest, CompletionResponse, CompletionResponseChoice
-from chairlift.server.api.serving import ENTRIES_PER_POSITION, ApiCall, Serving, StreamWriter, has_content, output_size
-from chairlift.server.api.stream_chunks import DONE, NULL, ChunkWriter, encode, usage_bytes
+from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
+from chairlift.server.api.serving import (
+    ENTRIES_PER_POSITION,
+    ApiCall,
+    ChunkStreamWriter,
+    Serving,
+    StreamWriter,
+    has_content,
+    output_size,
+)
+from chairlift.server.api.stream_chunks import NULL, encode
 from chairlift.server.http.error_responses import ERROR_RESPONSES
 from chairlift.server.preparation.request_plan import RequestPlan, RequestPlanner, attribute_errors_to
 
@@ -25,7 +33,7 @@ CompletionCall = ApiCall[CompletionRequest, RequestPlan]
 
 
 class CompletionPlanner(RequestPlanner[CompletionRequest, RequestPlan]):
-    """Plans completions of raw prompts."""
+    """Plans requests of /v1/completions."""
 
     body_type = CompletionRequest
     content_fields = {"prompt": ""}  # noqa: RUF012
@@ -43,14 +51,15 @@ class CompletionPlanner(RequestPlanner[CompletionRequest, RequestPlan]):
 
 
 class CompletionServing(Serving[CompletionRequest, RequestPlan]):
+    """Answers /v1/completions."""
+
     id_prefix = "cmpl-"
 
     def response(self, call: CompletionCall, outputs: list[RequestOutput]) -> CompletionResponse:
         choices = []
         for index, output in enumerate(outputs):
-            best = _best(output.outputs, call.body.n or 1)
-            shown = _prompt_logprobs(self.logprob_writer(call.body), call.body, output)
-            choices += [self._choice(call, index, output, answer, shown) for answer in best]
+            best = _best_answers(output.outputs, call.body.n or 1)
+            choices += [self._choice(call, index, output, answer) for answer in best]
         if call.body.is_echo_only:
             call.usage.completion_tokens = 0
         return CompletionResponse(
@@ -65,34 +74,30 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
     def writer(self, call: CompletionCall) -> StreamWriter:
         return _CompletionStream(self, call)
 
-    def logprob_writer(self, body: CompletionRequest) -> LogprobWriter:
-        """Writes logprobs as this call wants them."""
-        return LogprobWriter(self.llm.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-
-    def echoed(self, body: CompletionRequest, output: RequestOutput) -> str:
-        """The prompt as text, if it is to come back."""
+    def echo_text(self, body: CompletionRequest, output: RequestOutput) -> str:
+        """The text of the prompt with `echo`, or an empty string."""
         if not body.echo:
             return ""
         if output.prompt is not None:
             return output.prompt
         return self.llm.engine.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
-    def echoed_logprobs(
+    def echo_logprobs(
         self,
         writer: LogprobWriter,
         body: CompletionRequest,
         output: RequestOutput,
         positions: Sequence[TokenLogprobs | None],
     ) -> dict[str, list[Any]]:
-        """Those of the prompt, if it is to come back."""
+        """The logprobs of the prompt with `echo`, or empty lists."""
         tokenizer, token_ids = self.llm.engine.tokenizer, output.prompt_token_ids
         if not body.echo:
             return writer.completion([], TextOffsets(tokenizer))
-        offsets = TextOffsets.of_prompt(tokenizer, token_ids, self.echoed(body, output))
+        offsets = TextOffsets.for_prompt(tokenizer, token_ids, self.echo_text(body, output))
         return writer.completion(positions, offsets, token_ids[0])
 
     def answer_offsets(self, body: CompletionRequest, start: int) -> TextOffsets:
-        """Of the tokens of an answer, which begins there."""
+        """The text offsets of the tokens of an answer that begins at `start`."""
         tokenizer = self.llm.engine.tokenizer
         hidden = () if body.skip_special_tokens is False else tokenizer.special_token_ids
         return TextOffsets(tokenizer, start, hidden)
@@ -103,22 +108,24 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
         index: int,
         output: RequestOutput,
         answer: CompletionOutput,
-        prompt_logprobs: Raw | None,
     ) -> CompletionResponseChoice:
         body = call.body
         if body.is_echo_only:
             answer = replace(answer, text="", token_ids=[], logprobs=answer.logprobs and [], finish_reason="length")
-        writer = self.logprob_writer(body)
+        writer = self.logprob_writer(body.return_tokens_as_token_ids)
         logprobs: Raw | None = None
+        prompt_logprobs: Raw | None = None
+        if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            prompt_logprobs = Raw(writer.prompt_json(output.prompt_logprobs))
         if body.logprobs is not None:
-            lists = self.echoed_logprobs(writer, body, output, output.prompt_logprobs or [])
-            offsets = self.answer_offsets(body, len(self.echoed(body, output)))
+            lists = self.echo_logprobs(writer, body, output, output.prompt_logprobs or [])
+            offsets = self.answer_offsets(body, len(self.echo_text(body, output)))
             for name, values in writer.completion(answer.logprobs or [], offsets).items():
                 lists[name] += values
             logprobs = Raw(encode(lists))
         return CompletionResponseChoice.model_construct(
             index=index * (body.n or 1) + answer.index,
-            text=self.echoed(body, output) + answer.text,
+            text=self.echo_text(body, output) + answer.text,
             logprobs=logprobs,
             finish_reason=answer.finish_reason,
             stop_reason=answer.stop_reason,
@@ -128,14 +135,8 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
         )
 
 
-def _prompt_logprobs(writer: LogprobWriter, body: CompletionRequest, output: RequestOutput) -> Raw | None:
-    if body.prompt_logprobs is None or output.prompt_logprobs is None:
-        return None
-    return Raw(writer.prompt_json(output.prompt_logprobs))
-
-
-def _best(answers: list[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """The likeliest by mean logprob per token, as OpenAI ranks them, in that order; all if there are no more."""
+def _best_answers(answers: list[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """The `count` answers with the highest mean logprob per token, in descending order, as OpenAI ranks them."""
     if len(answers) <= count:
         return answers
     ranked = sorted(answers, key=_mean_logprob, reverse=True)[:count]
@@ -149,19 +150,21 @@ def _mean_logprob(answer: CompletionOutput) -> float:
 
 @dataclass(slots=True)
 class _PromptEcho:
-    """The prompt of one generation on its way back, once for each of its answers."""
+    """The prompt of one generation, which is sent once for each of its answers."""
 
     positions: list[TokenLogprobs | None]
     is_sent: bool = False
 
 
-class _CompletionStream(StreamWriter):
+class _CompletionStream(ChunkStreamWriter):
+    """Writes the chunks of one completion."""
+
     def __init__(self, serving: CompletionServing, call: CompletionCall) -> None:
+        super().__init__("text_completion", call)
         self._serving = serving
         self._call = call
         body = call.body
-        self._chunks = ChunkWriter("text_completion", call.id, call.created, call.model, body.include_usage)
-        self._logprobs = serving.logprob_writer(body)
+        self._logprobs = serving.logprob_writer(body.return_tokens_as_token_ids)
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(lambda: serving.answer_offsets(body, 0))
         self._echoes = [_PromptEcho([], is_sent=not body.echo) for _ in call.generations]
 
@@ -179,36 +182,31 @@ class _CompletionStream(StreamWriter):
             echo.positions += output.prompt_logprobs or []
             if self._call.body.logprobs is None or len(echo.positions) == len(output.prompt_token_ids):
                 chunks = self._echo(index, output)
-        tells_tokens = self._call.body.return_token_ids
+        token_ids = self._call.body.return_token_ids
         return chunks + b"".join(
-            self._chunk(index, answer) for answer in output.outputs if has_content(answer, tells_tokens)
+            self._answer(index, answer) for answer in output.outputs if has_content(answer, token_ids)
         )
 
     def closing(self) -> bytes:
-        call = self._call
-        if call.body.is_echo_only:
-            call.usage.completion_tokens = 0
-        last = self._chunks.chunk_with_usage(b"", usage_bytes(call.usage.usage())) if call.body.include_usage else b""
-        timings = call.usage.timings() if call.body.timings else None
-        if timings is not None:
-            last += self._chunks.chunk_with_timings(timings.model_dump_json().encode())
-        return last + DONE
+        if self._call.body.is_echo_only:
+            self._call.usage.completion_tokens = 0
+        return super().closing()
 
     def _echo(self, index: int, output: RequestOutput) -> bytes:
         body = self._call.body
         self._echoes[index].is_sent = True
-        text = self._serving.echoed(body, output)
+        text = self._serving.echo_text(body, output)
         chunks = []
         for choice in range(index * (body.n or 1), (index + 1) * (body.n or 1)):
             logprobs = NULL
             if body.logprobs is not None:
-                echoed = self._echoes[index].positions
-                logprobs = encode(self._serving.echoed_logprobs(self._logprobs, body, output, echoed))
+                positions = self._echoes[index].positions
+                logprobs = encode(self._serving.echo_logprobs(self._logprobs, body, output, positions))
                 self._offsets[choice] = self._serving.answer_offsets(body, len(text))
-            chunks.append(self._with_usage(_choice_bytes(choice, text, logprobs, None)))
+            chunks.append(self.chunk(_choice_json(choice, text, logprobs, None)))
         return b"".join(chunks)
 
-    def _chunk(self, index: int, answer: CompletionOutput) -> bytes:
+    def _answer(self, index: int, answer: CompletionOutput) -> bytes:
         body = self._call.body
         choice = index * (body.n or 1) + answer.index
         text, positions = (answer.text, answer.logprobs) if not body.is_echo_only else ("", None)
@@ -221,15 +219,10 @@ class _CompletionStream(StreamWriter):
             ending = b',"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
         if body.return_token_ids:
             ending = (ending or b',"finish_reason":null') + b',"token_ids":%b' % encode(answer.token_ids)
-        return self._with_usage(_choice_bytes(choice, text, logprobs, ending))
-
-    def _with_usage(self, choice: bytes) -> bytes:
-        if self._call.body.continuous_usage_stats:
-            return self._chunks.chunk_with_usage(choice, usage_bytes(self._call.usage.usage()))
-        return self._chunks.chunk(choice)
+        return self.chunk(_choice_json(choice, text, logprobs, ending))
 
 
-def _choice_bytes(index: int, text: str, logprobs: bytes, ending: bytes | None) -> bytes:
+def _choice_json(index: int, text: str, logprobs: bytes, ending: bytes | None) -> bytes:
     ending = ending or b',"finish_reason":null'
     return b'{"index":%d,"text":%b,"logprobs":%b%b}' % (index, encode(text), logprobs, ending)
 
@@ -241,6 +234,7 @@ def router(serving: CompletionServing, prepared: PreparedRoutes) -> APIRouter:
 
     @routes.post("/v1/completions", response_model=CompletionResponse)
     async def create_completion(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or several prompts (OpenAI)."""
         return await serving.handle(body, request)
 
     return routes

@@ -1,4 +1,4 @@
-"""From a conversation to a prompt, and to what reads the answer: chat template, tools, reasoning."""
+"""Plans requests with a conversation: renders the prompt, and selects constraint and parser of the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, mask_of, te
 from chairlift.loading.text.template_check import log_template_problems
 from chairlift.sampling_params import SamplingParams
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.protocol import ChatCompletionRequest, FunctionTool, select_tools
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.tools import FunctionTool, select_tools
 from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
@@ -31,20 +32,26 @@ from chairlift.structured_outputs import Reasoning, StructuredOutputs
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan(RequestPlan):
-    """Attributes:
-    new_parser: makes what reads one answer; None: all of it is content.
-    echoed: what answers are put behind.
-    finishes_with_tool_calls: an answer with tool calls ends with the reason `tool_calls`.
+    """The plan of a request with a conversation.
+
+    Attributes:
+        new_parser: creates a parser for one answer; None if all text is content.
+        echo: text of the prompt that is returned in front of each answer.
+        finishes_with_tool_calls: the finish reason of an answer with tool calls is `tool_calls`.
     """
 
     new_parser: Callable[[], AnswerParser] | None
-    echoed: str
+    echo: str
     finishes_with_tool_calls: bool
+
+    def make_parser(self) -> AnswerParser:
+        """A parser for one answer."""
+        return PlainTextParser() if self.new_parser is None else self.new_parser()
 
 
 @dataclass(frozen=True, slots=True)
 class _ToolSelection:
-    """The tools of one request, and how they are to be used."""
+    """The tools of one request, and the mode of `select_tools`."""
 
     tools: list[FunctionTool]
     mode: str
@@ -52,12 +59,12 @@ class _ToolSelection:
 
     @property
     def is_forced(self) -> bool:
-        """The answer is a call from its first token on."""
+        """Whether the answer consists of tool calls alone."""
         return self.mode in ("named", "required")
 
     @property
-    def strict(self) -> str | None:
-        """A tool whose arguments have to follow its schema wherever it is called."""
+    def strict_tool(self) -> str | None:
+        """The name of the first tool with `strict`, if any."""
         return next((tool.function.name for tool in self.tools if tool.function.strict), None)
 
     def constraint(self, family: CallFormat) -> StructuredOutputs | None:
@@ -65,7 +72,7 @@ class _ToolSelection:
             return arguments_constraint(self.tools[0])
         if self.mode == "required":
             return calls_constraint(self.tools, self.is_parallel)
-        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict else None
+        return lazy_calls_constraint(self.tools, family, self.is_parallel) if self.strict_tool else None
 
     def new_parser(self, family: CallFormat) -> Callable[[], AnswerParser]:
         if self.mode == "none":
@@ -82,7 +89,7 @@ def _reasoning_parser(reasoning: Reasoning, new_rest: Callable[[], AnswerParser]
 
 
 class ConversationPlanner:
-    """Plans answers to conversations, for every endpoint that takes messages."""
+    """Plans requests with a conversation, for all endpoints that accept messages."""
 
     def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
         self._engine = engine
@@ -95,12 +102,12 @@ class ConversationPlanner:
         self._reasoning = reasoning_format(options.reasoning_parser, text)
 
     def log_template_warnings(self) -> None:
-        """Log a warning for each problem of the chat template with special tokens; renders probe conversations."""
+        """Render probe conversations, and log a warning for each special token that the chat template loses."""
         if self._template is not None and not self._options.allow_special_tokens_in_content:
             log_template_problems(self._template, self._engine.tokenizer)
 
     def plan(self, body: ChatCompletionRequest) -> ChatPlan:
-        """What to ask of the engine; raises RequestError."""
+        """The plan of a chat; raises RequestError."""
         tools = self._tools(body)
         text = self._render(body, tools)
         reasoning = self._reasoning_in(text)
@@ -117,27 +124,27 @@ class ConversationPlanner:
             params,
             source,
             new_parser=self._new_parser(tools, reasoning),
-            echoed=unmarked(last["content"]) if echoes else "",
+            echo=unmarked(last["content"]) if echoes else "",
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
         )
 
-    def prompt(self, body: ChatCompletionRequest) -> list[int]:
-        """The tokens of the conversation alone."""
+    def prompt_token_ids(self, body: ChatCompletionRequest) -> list[int]:
+        """The token ids of the rendered conversation."""
         text = self._render(body, self._tools(body))
         adds_special = bool(body.add_special_tokens)
         return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
 
-    def reads(self, variable: str) -> bool:
-        """Whether the chat template does anything with a variable."""
+    def has_template_variable(self, variable: str) -> bool:
+        """Whether the chat template reads a variable."""
         return self._template is not None and variable in self._template.variables
 
     def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
         tools, mode = select_tools(body.tools or [], body.tool_choice)
         chosen = _ToolSelection(tools, mode, body.parallel_tool_calls is not False)
-        if chosen.strict and mode == "auto" and not self._can_be_strict():
+        if chosen.strict_tool and mode == "auto" and not self._can_be_strict():
             raise RequestError(
-                f"tools: {chosen.strict!r} is strict, and where this model's calls begin cannot be told from its text: "
-                "set tool_choice to required or to a tool, or leave out strict",
+                f"tools: {chosen.strict_tool!r} is strict, but the beginning of a call cannot be found in the text "
+                "of this model: set tool_choice to required or to a tool, or leave out strict",
                 "tools",
             )
         return chosen
@@ -150,32 +157,32 @@ class ConversationPlanner:
     def _params(
         self, body: ChatCompletionRequest, tools: _ToolSelection, reasoning: Reasoning | None
     ) -> SamplingParams:
-        more: dict[str, Any] = {"max_tokens": body.limit(), "logprobs": body.num_logprobs()}
-        constraint, wanted = tools.constraint(self._calls), body.constraint()
-        if constraint is not None and wanted is not None:
+        overrides: dict[str, Any] = {"max_tokens": body.output_limit(), "logprobs": body.num_logprobs()}
+        constraint, structure = tools.constraint(self._calls), body.constraint()
+        if constraint is not None and structure is not None:
             raise RequestError(
-                "tools or tool_choice say what the answer looks like, and so does response_format or "
-                "structured_outputs: keep one",
+                "tool_choice and strict tools cannot be combined with response_format or structured_outputs: "
+                "keep only one of these constraints",
                 "tool_choice",
             )
-        if wanted is not None or tools.is_forced:
-            constraint = constraint or wanted
+        if structure is not None or tools.is_forced:
+            constraint = constraint or structure
             assert constraint is not None, "forced calls are constrained"
             constraint = replace(constraint, reasoning=reasoning)
-        more["structured_outputs"] = constraint
+        overrides["structured_outputs"] = constraint
         if self._needs_special_tokens(tools):
-            more["skip_special_tokens"] = False
-        return body.sampling_params(**more)
+            overrides["skip_special_tokens"] = False
+        return body.sampling_params(**overrides)
 
     def _needs_special_tokens(self, tools: _ToolSelection) -> bool:
-        """Whether what the answer is read by would be left out of its text."""
+        """Whether markers of tool calls or reasoning are special tokens, which are omitted from text by default."""
         markers = self._calls.markers if tools.mode == "auto" else ()
         if self._reasoning is not None:
             markers += (self._reasoning.opening, self._reasoning.closing)
         return any(map(self._engine.tokenizer.is_special, markers))
 
     def _reasoning_in(self, prompt: str) -> Reasoning | None:
-        """How an answer to this prompt may think; None where it does not, or the prompt has ended its thoughts."""
+        """The reasoning that an answer to this prompt may begin with; None if the prompt has already ended it."""
         form, end = self._reasoning, prompt.rstrip()
         if form is None or end.endswith(form.closing):
             return None
@@ -190,57 +197,58 @@ class ConversationPlanner:
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)
         messages = [message.for_template() for message in body.messages]
-        shown = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
+        declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
         variables = body.template_variables()
         if unknown := sorted(variables.keys() - template.variables):
             field = unknown[0] if unknown[0] in ("documents", "reasoning_effort") else "chat_template_kwargs"
             raise RequestError(
-                f"{field}: the model's chat template does not read {unknown[0]!r}, so it would have no effect. "
-                "Leave it out.",
+                f"{field}: the chat template of this model does not read {unknown[0]!r}, so it would have no effect: "
+                "leave it out",
                 field,
             )
         if "tools" in template.variables:
-            variables["tools"] = shown or None
+            variables["tools"] = declared or None
         else:
-            messages = describe_tools_in_messages(messages, shown)
-        text = _rendered(template, messages, variables, body)
+            messages = describe_tools_in_messages(messages, declared)
+        text = _render_template(template, messages, variables, body)
         return template_text(text) if self._options.allow_special_tokens_in_content else text
 
     def _template_for(self, body: ChatCompletionRequest) -> ChatTemplate:
         if body.chat_template is not None:
             if not self._options.trust_request_chat_template:
                 raise RequestError(
-                    "chat_template: this server uses its own; it takes a request's if it was started with "
-                    "--trust-request-chat-template",
+                    "chat_template: this server accepts a template in a request only if it was started with "
+                    "--trust-request-chat-template: leave it out",
                     "chat_template",
                 )
             return ChatTemplate(body.chat_template, self._engine.tokenizer.special_tokens, from_request=True)
         if self._template is None:
-            self._engine.tokenizer.render_chat([])  # says what is missing
+            self._engine.tokenizer.render_chat([])  # Raises the error for the missing template.
             raise AssertionError("unreachable")
         return self._template
 
 
-def _rendered(
+def _render_template(
     template: ChatTemplate, messages: list[dict[str, Any]], variables: dict[str, Any], body: ChatCompletionRequest
 ) -> MarkedText:
     if not body.continue_final_message:
         return template.render(messages, add_generation_prompt=body.add_generation_prompt, **variables)
     if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
         raise RequestError(
-            "continue_final_message and add_generation_prompt contradict: leave out one", "continue_final_message"
+            "continue_final_message and add_generation_prompt cannot both be true: leave out one of them",
+            "continue_final_message",
         )
     last = messages[-1]
     if last["role"] != "assistant" or not last["content"].strip():
         raise RequestError(
-            "continue_final_message needs a last message of the assistant, with content", "continue_final_message"
+            "continue_final_message requires a last message of the assistant with content", "continue_final_message"
         )
     text = template.render(messages, add_generation_prompt=False, **variables)
     return _cut_after(text, last["content"])
 
 
 def _cut_after(text: MarkedText, content: str) -> MarkedText:
-    """The prompt up to the end of the last message's content, as the template wrote it."""
+    """The prompt up to the end of the content of the last message."""
     marks = mask_of(text)
     for written in (content, content.strip()):
         at = text.rfind(written)
@@ -250,6 +258,6 @@ def _cut_after(text: MarkedText, content: str) -> MarkedText:
         if at >= 0:
             return text[: at + len(written)]
     raise RequestError(
-        "continue_final_message: the model's chat template does not repeat the last message as it is",
+        "continue_final_message cannot be used, because the chat template of this model changes the last message",
         "continue_final_message",
     )

@@ -17,7 +17,7 @@ from chairlift.engine.event_hub import Subscription
 from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
-from chairlift.server.api.protocol import ErrorBody
+from chairlift.server.api.protocol.base import ErrorBody
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.telemetry.engine_observer import EngineObserver
 

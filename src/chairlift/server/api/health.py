@@ -11,7 +11,7 @@ from starlette.responses import Response
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.engine.process.client import EngineState
 from chairlift.server.access.admission import AdmissionController
-from chairlift.server.api.protocol import Health
+from chairlift.server.api.protocol.base import Health
 
 STALL_SECONDS: Final = 10.0
 """An engine with unfinished requests is not ready after this time without a step."""

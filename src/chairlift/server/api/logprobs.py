@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms that answers have them in."""
+"""Logprobs in the forms of the API: of chats, of completions, and of prompts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from chairlift.outputs import Logprob, TokenLogprobs
 from chairlift.server.api.stream_chunks import encode
 
 MIN_LOGPROB: Final = -9999.0
-"""Stands for minus infinity, which JSON does not have (vLLM's number)."""
+"""The value for minus infinity, which JSON does not have; the same as in vLLM."""
 
 
 def token_text(token: bytes) -> str:
-    """A token as text; where it is no whole character, its bytes as OpenAI writes them."""
+    """A token as text. A token that is not valid UTF-8 becomes `bytes:\\x..`, as at OpenAI."""
     try:
         return token.decode()
     except UnicodeDecodeError:
@@ -25,55 +25,57 @@ def token_text(token: bytes) -> str:
 
 
 class TextOffsets:
-    """Where tokens begin in a text, in characters; one that continues a character begins where that does.
+    """Computes the offset of each token in a text, in characters.
+
+    A token that continues a character has the offset of this character.
 
     Args:
-        start: where the first one begins. Below 0 if the tokens say more than the text, such as BOS: what is before the
-            text begins at 0.
-        hidden: tokens that are not in the text.
+        start: the offset of the first token. It is negative if the text omits leading tokens, such as BOS; their offset
+            is 0.
+        hidden: tokens that are omitted from the text.
     """
 
     def __init__(self, decoder: TokenDecoder, start: int = 0, hidden: Collection[int] = ()) -> None:
         self._decoder = decoder
         self._hidden = hidden
-        self._at = start
+        self._offset = start
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     @classmethod
-    def of_prompt(cls, decoder: TokenDecoder, token_ids: Iterable[int], text: str) -> TextOffsets:
-        """Of a prompt whose text ends where its tokens do."""
+    def for_prompt(cls, decoder: TokenDecoder, token_ids: Iterable[int], text: str) -> TextOffsets:
+        """Offsets for a prompt, computed from the end of its text."""
         spelled = b"".join(map(decoder.token_bytes, token_ids))
         return cls(decoder, len(text) - len(spelled.decode(errors="replace")))
 
-    def take(self, token_id: int) -> int:
-        """Where this token begins, which follows the ones before."""
-        at = max(0, self._at)
+    def advance(self, token_id: int) -> int:
+        """Return the offset of the next token, and move behind it."""
+        offset = max(0, self._offset)
         if token_id not in self._hidden:
-            self._at += len(self._utf8.decode(self._decoder.token_bytes(token_id)))
-        return at
+            self._offset += len(self._utf8.decode(self._decoder.token_bytes(token_id)))
+        return offset
 
 
 class LogprobWriter:
-    """Writes logprobs as plain JSON values.
+    """Converts logprobs to plain JSON values.
 
     Args:
-        as_ids: tokens are written `token_id:7` (vLLM's `return_tokens_as_token_ids`).
+        as_token_ids: write tokens as `token_id:7` (`return_tokens_as_token_ids` of vLLM).
     """
 
-    def __init__(self, decoder: TokenDecoder, as_ids: bool) -> None:
+    def __init__(self, decoder: TokenDecoder, as_token_ids: bool) -> None:
         self._decoder = decoder
-        self._as_ids = as_ids
+        self._as_token_ids = as_token_ids
 
     def chat(self, positions: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Chat completions and responses: one entry a position."""
+        """The form of chat completions and responses: one entry for each position."""
         return [
             {**self._chat_entry(position.token), "top_logprobs": [self._chat_entry(entry) for entry in position.top]}
             for position in positions
         ]
 
     def chat_json(self, positions: Sequence[TokenLogprobs]) -> bytes:
-        """The entries of `chat` as a JSON list. One position after the other becomes bytes, so that an answer with
-        hundreds of thousands of entries is never held as objects."""
+        """The entries of `chat` as a JSON list. Positions are encoded one by one, because the objects of an answer with
+        hundreds of thousands of entries would need much memory."""
         return _json_list(entry for position in positions for entry in self.chat([position]))
 
     def prompt_json(self, positions: Sequence[TokenLogprobs | None]) -> bytes:
@@ -83,23 +85,24 @@ class LogprobWriter:
     def completion(
         self, positions: Iterable[TokenLogprobs | None], offsets: TextOffsets, first: int = -1
     ) -> dict[str, list[Any]]:
-        """Completions: four lists; the entries of `top_logprobs` are JSON already.
+        """The form of completions: four lists, with the entries of `top_logprobs` encoded as JSON.
 
         Args:
-            positions: None for the first token of an echoed prompt, which is `first`.
-            offsets: take these tokens.
+            positions: the logprobs of each token; None for the first token of an echoed prompt.
+            offsets: computes the offsets of these tokens.
+            first: the first token of an echoed prompt.
         """
         lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for position in positions:
             token_id = first if position is None else position.token.token_id
             lists["tokens"].append(self.text(token_id))
-            lists["text_offset"].append(offsets.take(token_id))
+            lists["text_offset"].append(offsets.advance(token_id))
             lists["token_logprobs"].append(None if position is None else _finite(position.token.logprob))
             lists["top_logprobs"].append(None if position is None else Raw(encode(self._top(position))))
         return lists
 
     def prompt(self, positions: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-        """vLLM's form: for each position, token id -> logprob, rank and text; null for the first."""
+        """The form of vLLM: for each position token id -> logprob, rank and text, and None for the first position."""
         return [
             None
             if position is None
@@ -108,8 +111,8 @@ class LogprobWriter:
         ]
 
     def text(self, token_id: int) -> str:
-        """How a token is written."""
-        return f"token_id:{token_id}" if self._as_ids else token_text(self._decoder.token_bytes(token_id))
+        """A token as text, or as its id."""
+        return f"token_id:{token_id}" if self._as_token_ids else token_text(self._decoder.token_bytes(token_id))
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
         return {self.text(entry.token_id): _finite(entry.logprob) for entry in (position.token, *position.top)}

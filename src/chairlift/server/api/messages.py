@@ -1,4 +1,4 @@
-"""POST /v1/messages: a chat in Anthropic's form."""
+"""The endpoints /v1/messages and /v1/messages/count_tokens of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.api.chat import ParsedAnswer, parse_answer
 from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
 from chairlift.server.api.prepared_route import AnswerPrepared, PreparedRoutes
-from chairlift.server.api.protocol import (
-    ChatCompletionRequest,
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.messages import (
     CountTokensRequest,
     MessagesError,
     MessagesErrorInfo,
@@ -40,7 +40,7 @@ from chairlift.server.http.error_responses import (
     http_error_message,
 )
 from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
-from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, PlainTextParser
+from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]
 
@@ -54,14 +54,14 @@ ERROR_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""HTTP status -> what Anthropic calls it; `api_error` otherwise."""
+"""HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
 
-CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
-"""What the fields of a chat are called here."""
+MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
+"""Name of a field of chats -> its name at this endpoint."""
 
 
 class MessagesPlanner(RequestPlanner[MessagesRequest, ChatPlan]):
-    """Plans answers to messages, which are converted to a chat."""
+    """Plans requests of /v1/messages, which are converted to chats."""
 
     body_type = MessagesRequest
     content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
@@ -72,9 +72,9 @@ class MessagesPlanner(RequestPlanner[MessagesRequest, ChatPlan]):
     def plan(self, body: MessagesRequest) -> ChatPlan:
         chat = body.to_chat()
         set_thinking(self._conversations, chat, body.thinking)
-        with rename_fields_in_errors(CHAT_FIELDS):
+        with rename_fields_in_errors(MESSAGES_FIELDS):
             plan = self._conversations.plan(chat)
-        return replace(plan, constraint_field=CHAT_FIELDS.get(plan.constraint_field, plan.constraint_field))
+        return replace(plan, constraint_field=MESSAGES_FIELDS.get(plan.constraint_field, plan.constraint_field))
 
 
 class CountTokensPlanner(RequestPlanner[CountTokensRequest, bytes]):
@@ -89,23 +89,25 @@ class CountTokensPlanner(RequestPlanner[CountTokensRequest, bytes]):
     def plan(self, body: CountTokensRequest) -> bytes:
         chat = body.to_chat()
         set_thinking(self._conversations, chat, body.thinking)
-        count = TokenCount(input_tokens=len(self._conversations.prompt(chat)))
+        count = TokenCount(input_tokens=len(self._conversations.prompt_token_ids(chat)))
         return count.model_dump_json().encode()
 
 
 def set_thinking(conversations: ConversationPlanner, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
-    """Pass on whether the model should think, if its chat template has a variable for it."""
-    if thinking is not None and conversations.reads("enable_thinking"):
+    """Set the variable `enable_thinking`, if the chat template reads it."""
+    if thinking is not None and conversations.has_template_variable("enable_thinking"):
         chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
 
 
 class MessagesServing(Serving[MessagesRequest, ChatPlan]):
+    """Answers /v1/messages."""
+
     id_prefix = "msg_"
 
     def response(self, call: MessagesCall, outputs: list[RequestOutput]) -> MessagesResponse:
         (output,) = outputs[0].outputs
         answer = parse_answer(call.plan, output.text)
-        reason, sequence = stop_reason(output, bool(answer.calls))
+        reason, sequence = stop_reason(output, bool(answer.tool_calls))
         return MessagesResponse(
             id=call.id,
             model=call.model,
@@ -121,7 +123,7 @@ class MessagesServing(Serving[MessagesRequest, ChatPlan]):
 
 
 def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | None]:
-    """Why it ended, and the stop sequence that ended it."""
+    """The `stop_reason` of an answer, and the stop sequence that ended it, if any."""
     if output.finish_reason == FinishReason.LENGTH:
         return "max_tokens", None
     if has_calls:
@@ -132,7 +134,7 @@ def stop_reason(output: CompletionOutput, has_calls: bool) -> tuple[str, str | N
 
 
 def messages_usage(usage: CallUsage) -> MessagesUsage:
-    """Token counts as Anthropic has them."""
+    """The token counts in the form of Anthropic."""
     return MessagesUsage(
         input_tokens=usage.prompt_tokens - usage.cached_tokens,
         cache_read_input_tokens=usage.cached_tokens,
@@ -146,14 +148,14 @@ def _blocks(answer: ParsedAnswer) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.content:
         blocks.append({"type": "text", "text": answer.content, "citations": None})
-    for call in answer.calls:
-        arguments = _object(call.function.arguments)
+    for call in answer.tool_calls:
+        arguments = _parse_arguments(call.function.arguments)
         blocks.append({"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments})
     return blocks
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """The arguments; what is no JSON object stands in one, under the name that Anthropic gives it."""
+def _parse_arguments(arguments: str) -> dict[str, Any]:
+    """The arguments as an object. Text that is not a JSON object is returned as `INVALID_JSON`, as at Anthropic."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -162,11 +164,11 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 class _MessagesStream(StreamWriter):
-    """message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
+    """Writes message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
 
     def __init__(self, call: MessagesCall) -> None:
         self._call = call
-        self._parser = PlainTextParser() if call.plan.new_parser is None else call.plan.new_parser()
+        self._parser = call.plan.make_parser()
         self._open: str | None = None
         self._num_blocks = 0
         self._has_calls = False
@@ -186,41 +188,41 @@ class _MessagesStream(StreamWriter):
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
         (answer,) = output.outputs
-        events = self._tell(self._parser.feed(answer.text))
+        events = self._write(self._parser.feed(answer.text))
         if answer.finish_reason is not None:
             self._last = answer
-            events += self._tell(self._parser.finish())
+            events += self._write(self._parser.finish())
         return events
 
     def closing(self) -> bytes:
         assert self._last is not None
         reason, sequence = stop_reason(self._last, self._has_calls)
-        more: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if self._call.body.timings and (timings := self._call.usage.timings()) is not None:
-            more["timings"] = timings.model_dump()
+            extra["timings"] = timings.model_dump()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         usage = messages_usage(self._call.usage).model_dump()
-        return self._stop() + _event("message_delta", delta=delta, usage=usage, **more) + _event("message_stop")
+        return self._stop() + _event("message_delta", delta=delta, usage=usage, **extra) + _event("message_stop")
 
     def failure(self, error: ChairliftError) -> bytes:
         return _event("error", error={"type": anthropic_error_type(error_body(error)[0]), "message": str(error)})
 
-    def _tell(self, piece: DeltaMessage) -> bytes:
+    def _write(self, piece: DeltaMessage) -> bytes:
         events = b""
         if piece.reasoning:
-            events += self._more("thinking", "thinking_delta", piece.reasoning)
+            events += self._append_text("thinking", "thinking_delta", piece.reasoning)
         if piece.content:
-            events += self._more("text", "text_delta", piece.content)
-        for call in piece.calls:
-            events += self._tell_call(call)
+            events += self._append_text("text", "text_delta", piece.content)
+        for call in piece.tool_calls:
+            events += self._append_call(call)
         return events
 
-    def _more(self, kind: str, delta_kind: str, text: str) -> bytes:
+    def _append_text(self, kind: str, delta_kind: str, text: str) -> bytes:
         block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {"citations": None})}
         start = b"" if self._open == kind else self._start(kind, block)
         return start + self._delta({"type": delta_kind, kind: text})
 
-    def _tell_call(self, call: DeltaToolCall) -> bytes:
+    def _append_call(self, call: DeltaToolCall) -> bytes:
         self._has_calls = True
         events = b""
         if call.id is not None:
@@ -250,12 +252,12 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def anthropic_error_type(status: int) -> str:
-    """What Anthropic calls an error of this HTTP status."""
+    """The error type of Anthropic for an HTTP status."""
     return ERROR_TYPES.get(status, "api_error")
 
 
 def _with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
-    """A route class whose errors have the form of Anthropic's API."""
+    """A route class whose error responses have the form of Anthropic."""
 
     class MessagesRoute(base):  # type: ignore[misc, valid-type]
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -285,7 +287,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 def router(
     serving: MessagesServing, counting: UtilityServing[CountTokensRequest], prepared: PreparedRoutes
 ) -> APIRouter:
-    """The routes of /v1/messages and /v1/messages/count_tokens. Their errors have the form of Anthropic's API."""
+    """The routes of /v1/messages and /v1/messages/count_tokens, whose error responses have the form of Anthropic."""
     endpoints: dict[str, tuple[str, AnswerPrepared]] = {
         "/v1/messages": ("messages", serving.answer),
         "/v1/messages/count_tokens": ("count_tokens", counting.answer),
@@ -297,10 +299,12 @@ def router(
 
     @routes.post("/v1/messages", response_model=MessagesResponse)
     async def create_message(body: MessagesRequest, request: Request) -> Response:
+        """Generate the next message of a conversation (Anthropic)."""
         return await serving.handle(body, request)
 
     @routes.post("/v1/messages/count_tokens", response_model=TokenCount)
     async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
+        """Count the prompt tokens of a conversation (Anthropic)."""
         return await counting.handle(body, request)
 
     return routes

@@ -1,4 +1,4 @@
-"""GET /v1/models: which model is served, and whether a request means it."""
+"""The endpoint /v1/models, and the check of the model name of a request."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 
 from chairlift.engine.async_llm import AsyncLLM
-from chairlift.server.api.protocol import ErrorBody, ModelCard, ModelList
+from chairlift.server.api.protocol.base import ErrorBody, ModelCard, ModelList
 
 
 class UnknownModelError(HTTPException):
-    """A request for a model that is not served here."""
+    """The request names a model that this server does not serve."""
 
 
 def check_model(requested: str | None, name: str) -> None:
-    """Raises UnknownModelError unless a request names this model, or none."""
+    """Raise UnknownModelError if a request names another model."""
     if requested is not None and requested != name:
-        raise UnknownModelError(404, f"model {requested!r:.100} is not served here; {name!r} is")
+        raise UnknownModelError(404, f"model {requested!r:.100} is not served here: use {name!r} or leave out model")
 
 
 def router(llm: AsyncLLM, model_name: str) -> APIRouter:
@@ -29,10 +29,12 @@ def router(llm: AsyncLLM, model_name: str) -> APIRouter:
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
+        """List the served model (OpenAI)."""
         return ModelList(data=[card])
 
     @routes.get("/v1/models/{model:path}", responses={404: {"model": ErrorBody}})
     async def get_model(model: str) -> ModelCard:
+        """Describe the served model (OpenAI)."""
         check_model(model, model_name)
         return card
 

@@ -1,4 +1,4 @@
-"""The route class of endpoints that take a body: large bodies go to a preparation worker instead of FastAPI."""
+"""The route class of endpoints with a request body. Large bodies are parsed by a preparation worker, not by FastAPI."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.preparation.preparation import Preparation
 
 AnswerPrepared = Callable[[Any, Any, Request], Awaitable[Response]]
-"""Answers a call, given its body without the large fields, its plan and the HTTP request."""
+"""Answers a call from its body without the large fields, its plan and the HTTP request."""
 
 
 class ParsePacer:
-    """Lets one small body be parsed in each turn of the event loop: many that arrive together would otherwise be parsed
-    in one turn, and delay everything else by the sum."""
+    """Limits the parsing of small bodies to one in each iteration of the event loop.
+
+    Otherwise many bodies that arrive together are parsed in one iteration, which delays all other work.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def wait(self) -> None:
-        """Return in a turn of the event loop in which no other caller returns."""
+        """Return in an iteration of the event loop in which no other caller returns."""
         async with self._lock:
             await asyncio.sleep(0)
 
 
 class PreparedRoutes:
-    """Makes route classes for endpoints that take a body.
+    """Creates route classes for endpoints with a request body.
 
     Args:
         max_json_depth: the maximum nesting depth of arrays and objects in a body.
@@ -43,7 +45,7 @@ class PreparedRoutes:
     def __init__(self, preparation: Preparation, max_json_depth: int) -> None:
         self._preparation = preparation
         self._max_json_depth = max_json_depth
-        self._turns = ParsePacer()
+        self._pacer = ParsePacer()
 
     def route_class(
         self, endpoints: Mapping[str, tuple[str, AnswerPrepared]], base: type[APIRoute] = APIRoute
@@ -55,7 +57,7 @@ class PreparedRoutes:
                 after a worker has prepared it.
             base: the route class to extend.
         """
-        preparation, max_json_depth, turns = self._preparation, self._max_json_depth, self._turns
+        preparation, max_json_depth, pacer = self._preparation, self._max_json_depth, self._pacer
 
         class PreparedRoute(base):  # type: ignore[misc, valid-type]
             def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -68,7 +70,7 @@ class PreparedRoutes:
                     request.state.slot = slot
                     try:
                         if len(body) < LARGE_BODY:
-                            await turns.wait()
+                            await pacer.wait()
                             check_depth(body, max_json_depth)
                         elif not _is_json(request):
                             raise RequestError(NOT_JSON_MESSAGE)
@@ -84,7 +86,7 @@ class PreparedRoutes:
 
                 async def handle_large(request: Request) -> Response:
                     body = await request.body()
-                    request._body = b""  # It is not read again, and the request lives as long as its stream.
+                    request._body = b""  # The body is not read again, but the request exists until its stream ends.
                     prepared = await preparation.prepare(request.state.key.tenant, planner, body)
                     del body
                     request.state.release_body()

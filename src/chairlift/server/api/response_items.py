@@ -1,4 +1,4 @@
-"""The items that the answer of /v1/responses consists of, and the events that tell them."""
+"""The output items of /v1/responses, and the events that stream them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from chairlift.server.api.stream_chunks import to_named_event
 
 
 def new_item_id(kind: str) -> str:
-    """`msg_...`, `fc_...`, `rs_...`"""
+    """A random id with the prefix `msg`, `fc` or `rs`."""
     return f"{kind}_{uuid.uuid4().hex}"
 
 
 @dataclass(slots=True)
 class OutputItem:
-    """One item while it grows: reasoning, a message or a function call.
+    """An output item while it is generated: reasoning, a message or a function call.
 
     Attributes:
-        text: of it; the arguments of a call.
-        logprobs: of a message, if they were asked for.
+        text: the text so far; for a function call its arguments.
+        logprobs: the logprobs of a message, if the request includes them.
     """
 
     kind: str
@@ -31,13 +31,13 @@ class OutputItem:
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
-        """The content of a message or of reasoning."""
+        """The content part of a message or of reasoning."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
     def value(self, status: str, *, is_empty: bool = False) -> dict[str, Any]:
-        """As it stands in `output`."""
+        """The item as an entry of `output`."""
         if self.kind == "function_call":
             call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
             return {"id": self.id, "type": "function_call", "status": status, **call}
@@ -52,14 +52,15 @@ DELTAS = {
     "message": "response.output_text",
     "function_call": "response.function_call_arguments",
 }
-"""Kind of item -> its events, which end in .delta and .done."""
+"""Kind of item -> the prefix of its events `.delta` and `.done`."""
 
 
 class ItemEventWriter:
-    """Tells items as events, in their order.
+    """Writes the events of items in their order.
 
     Attributes:
-        done: the items that are over.
+        done: the finished items.
+        open: the item that is being generated, if any.
     """
 
     def __init__(self) -> None:
@@ -68,13 +69,13 @@ class ItemEventWriter:
         self._sequence_number = 0
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """One event, numbered."""
+        """One event with the next sequence number."""
         body = {"type": kind, "sequence_number": self._sequence_number, **fields}
         self._sequence_number += 1
         return to_named_event(kind, body)
 
     def start(self, item: OutputItem) -> bytes:
-        """End the item that is open, and begin this one."""
+        """Finish the open item, and start this one."""
         events = self.end("completed")
         self.open = item
         index = len(self.done)
@@ -85,7 +86,7 @@ class ItemEventWriter:
         return events
 
     def delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        """More of the item that is open."""
+        """Append text to the open item."""
         item = self.open
         assert item is not None
         item.text += text
@@ -94,7 +95,7 @@ class ItemEventWriter:
         return self.event(f"{DELTAS[item.kind]}.delta", **self._place(item), delta=text, **more)
 
     def end(self, status: str) -> bytes:
-        """The item that is open, if one is, is over."""
+        """Finish the open item, if any."""
         item = self.open
         if item is None:
             return b""
@@ -116,7 +117,7 @@ class ItemEventWriter:
 
 
 def _without_bytes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Logprobs as events have them, in contrast to items."""
+    """Logprobs in the form of events, which have no `bytes`."""
     return [
         {
             "token": entry["token"],

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat under another name, answered in items."""
+"""The endpoint /v1/responses, whose requests are converted to chats and whose answers consist of items."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.server.api.chat import ParsedAnswer, parse_answer
 from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
-from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol import (
-    CHAT_FIELDS,
+from chairlift.server.api.protocol.responses import (
+    RESPONSES_FIELDS,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -30,13 +29,13 @@ from chairlift.server.api.response_items import ItemEventWriter, OutputItem, new
 from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
 from chairlift.server.http.error_responses import ERROR_RESPONSES, error_body
 from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
-from chairlift.server.tools.answer_parser import DeltaMessage, PlainTextParser
+from chairlift.server.tools.answer_parser import DeltaMessage
 
 ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]
 
 
 class ResponsesPlanner(RequestPlanner[ResponsesRequest, ChatPlan]):
-    """Plans responses, whose input is converted to a chat. Tools and instructions are repeated in the answer."""
+    """Plans requests of /v1/responses. The body keeps tools and instructions, because the response repeats them."""
 
     body_type = ResponsesRequest
     content_fields: ClassVar[dict[str, Any]] = {"input": ""}
@@ -45,18 +44,20 @@ class ResponsesPlanner(RequestPlanner[ResponsesRequest, ChatPlan]):
         self._conversations = conversations
 
     def plan(self, body: ResponsesRequest) -> ChatPlan:
-        with rename_fields_in_errors(CHAT_FIELDS):
+        with rename_fields_in_errors(RESPONSES_FIELDS):
             plan = self._conversations.plan(body.to_chat())
-        return replace(plan, constraint_field=CHAT_FIELDS.get(plan.constraint_field, plan.constraint_field))
+        return replace(plan, constraint_field=RESPONSES_FIELDS.get(plan.constraint_field, plan.constraint_field))
 
 
 class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
+    """Answers /v1/responses."""
+
     id_prefix = "resp_"
 
     def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
         answer = parse_answer(call.plan, output.text)
-        entries = LogprobWriter(self.llm.engine.tokenizer, False).chat(output.logprobs or [])
+        entries = self.logprob_writer().chat(output.logprobs or [])
         items = _items(answer, entries if call.body.include_logprobs else [])
         return self.finished(call, items, output)
 
@@ -64,7 +65,7 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
         return _ResponsesStream(self, call)
 
     def finished(self, call: ResponsesCall, items: list[OutputItem], output: CompletionOutput) -> ResponseObject:
-        """The whole answer."""
+        """The response at the end of a call."""
         status = _status(output)
         values = [item.value("completed") for item in items]
         if values and status == "incomplete":
@@ -82,7 +83,7 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
         )
 
     def skeleton(self, call: ResponsesCall) -> ResponseObject:
-        """The answer before there is one."""
+        """The response at the beginning of a call, without output."""
         body = call.body
         choice = body.tool_choice or ("auto" if body.tools else "none")
         effort = None if body.reasoning is None else body.reasoning.effort
@@ -129,21 +130,23 @@ def _items(answer: ParsedAnswer, logprobs: list[dict[str, Any]]) -> list[OutputI
     items = []
     if answer.reasoning:
         items.append(OutputItem("reasoning", new_item_id("rs"), text=answer.reasoning))
-    if answer.content or not (answer.reasoning or answer.calls):
+    if answer.content or not (answer.reasoning or answer.tool_calls):
         items.append(OutputItem("message", new_item_id("msg"), text=answer.content, logprobs=logprobs))
-    for call in answer.calls:
+    for call in answer.tool_calls:
         function = call.function
         items.append(OutputItem("function_call", new_item_id("fc"), call.id, function.name, function.arguments))
     return items
 
 
 class _ResponsesStream(StreamWriter):
+    """Writes the events of one response."""
+
     def __init__(self, serving: ResponsesServing, call: ResponsesCall) -> None:
         self._serving = serving
         self._call = call
         self._events = ItemEventWriter()
-        self._parser = PlainTextParser() if call.plan.new_parser is None else call.plan.new_parser()
-        self._logprobs = LogprobWriter(serving.llm.engine.tokenizer, False)
+        self._parser = call.plan.make_parser()
+        self._logprobs = serving.logprob_writer()
         self._last: CompletionOutput | None = None
 
     def opening(self) -> bytes:
@@ -155,10 +158,10 @@ class _ResponsesStream(StreamWriter):
     def delta(self, index: int, output: RequestOutput) -> bytes:
         (answer,) = output.outputs
         logprobs = self._logprobs.chat(answer.logprobs or []) if self._call.body.include_logprobs else []
-        events = self._tell(self._parser.feed(answer.text), logprobs)
+        events = self._write(self._parser.feed(answer.text), logprobs)
         if answer.finish_reason is not None:
             self._last = answer
-            events += self._tell(self._parser.finish(), [])
+            events += self._write(self._parser.finish(), [])
         return events
 
     def closing(self) -> bytes:
@@ -174,16 +177,16 @@ class _ResponsesStream(StreamWriter):
         _, body = error_body(error)
         failed = {"status": "failed", "error": ResponseError(message=str(error))}
         response = self._serving.skeleton(self._call).model_copy(update=failed).model_dump()
-        told = self._events.event("error", code=body.error.type, message=str(error), param=body.error.param)
-        return told + self._events.event("response.failed", response=response)
+        event = self._events.event("error", code=body.error.type, message=str(error), param=body.error.param)
+        return event + self._events.event("response.failed", response=response)
 
-    def _tell(self, piece: DeltaMessage, logprobs: list[dict[str, Any]]) -> bytes:
+    def _write(self, piece: DeltaMessage, logprobs: list[dict[str, Any]]) -> bytes:
         events = b""
         if piece.reasoning:
-            events += self._more("reasoning", "rs", piece.reasoning, [])
-        if piece.content or (logprobs and not piece.calls and self._is_message_open()):
-            events += self._more("message", "msg", piece.content, logprobs)
-        for call in piece.calls:
+            events += self._append("reasoning", "rs", piece.reasoning, [])
+        if piece.content or (logprobs and not piece.tool_calls and self._is_message_open()):
+            events += self._append("message", "msg", piece.content, logprobs)
+        for call in piece.tool_calls:
             if call.id is not None:
                 events += self._events.start(OutputItem("function_call", new_item_id("fc"), call.id, call.name or ""))
             if call.arguments:
@@ -193,7 +196,7 @@ class _ResponsesStream(StreamWriter):
     def _is_message_open(self) -> bool:
         return self._events.open is not None and self._events.open.kind == "message"
 
-    def _more(self, kind: str, prefix: str, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+    def _append(self, kind: str, prefix: str, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         is_open = self._events.open is not None and self._events.open.kind == kind
         events = b"" if is_open else self._events.start(OutputItem(kind, new_item_id(prefix)))
         return events + self._events.delta(text, logprobs)
@@ -206,6 +209,7 @@ def router(serving: ResponsesServing, prepared: PreparedRoutes) -> APIRouter:
 
     @routes.post("/v1/responses", response_model=ResponseObject)
     async def create_response(body: ResponsesRequest, request: Request) -> Response:
+        """Generate a response to input items (OpenAI)."""
         return await serving.handle(body, request)
 
     return routes

@@ -1,4 +1,4 @@
-"""What all endpoints that take a body have in common: planning, generation, whole and streamed answers."""
+"""The base classes of endpoints with a request body: planning, generation, complete and streamed responses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.server.access.admission import AdmissionController, Permit
 from chairlift.server.api.call_usage import CallUsage, timing_headers
+from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.models import check_model
-from chairlift.server.api.protocol import EngineFields, RequestBody
+from chairlift.server.api.protocol.base import RequestBody, UsageInfo
+from chairlift.server.api.protocol.sampling import EngineFields
 from chairlift.server.api.stream_chunks import DONE, encode, to_event
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import EventStream, cancel_on_disconnect
@@ -34,13 +36,15 @@ from chairlift.server.preparation.request_plan import (
 )
 
 MAX_ANSWERS_PER_CALL: Final = 2048
+"""The maximum number of prompts times answers of one call."""
+
 ENTRIES_PER_POSITION: Final = 20
 """Logprob entries that `output_size` assumes for one position."""
 
 LARGE_OUTPUT: Final = 1024
 """An output of more tokens and logprob entries than this is written on a thread."""
 
-PROMPTS_PER_TURN: Final = 32
+PROMPTS_PER_ITERATION: Final = 32
 """Prompts of one call that are started before the event loop can serve other calls."""
 
 Fields = TypeVar("Fields", bound=EngineFields)
@@ -99,6 +103,44 @@ class StreamWriter(ABC):
         return to_event(error_body(error)[1].model_dump_json().encode()) + DONE
 
 
+class ChunkStreamWriter(StreamWriter):
+    """Writes the chunks of completions and chat completions.
+
+    Args:
+        kind: the value of the field `object`.
+    """
+
+    def __init__(self, kind: str, call: ApiCall[Any, Any]) -> None:
+        self._api_call = call
+        self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
+            encode(call.id),
+            encode(kind),
+            call.created,
+            encode(call.model),
+        )
+        self._tail = b'],"usage":null}\n\n' if call.body.include_usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`."""
+        if self._api_call.body.continuous_usage_stats:
+            return self._usage_chunk(choice, self._api_call.usage.usage())
+        return self._head + choice + self._tail
+
+    def usage(self) -> UsageInfo:
+        """The token counts at the end of the stream."""
+        return self._api_call.usage.usage()
+
+    def closing(self) -> bytes:
+        body = self._api_call.body
+        last = self._usage_chunk(b"", self.usage()) if body.include_usage else b""
+        if body.timings and (timings := self._api_call.usage.timings()) is not None:
+            last += b'%b],"timings":%b}\n\n' % (self._head, timings.model_dump_json().encode())
+        return last + DONE
+
+    def _usage_chunk(self, choice: bytes, usage: UsageInfo) -> bytes:
+        return b'%b%b],"usage":%b}\n\n' % (self._head, choice, usage.model_dump_json().encode())
+
+
 class Serving(ABC, Generic[Fields, Plans]):
     """The base class of endpoints that generate.
 
@@ -151,6 +193,10 @@ class Serving(ABC, Generic[Fields, Plans]):
             return EventStream(self._stream(call), on_close=call.close)
         return await self._whole_response(call)
 
+    def logprob_writer(self, as_token_ids: bool | None = False) -> LogprobWriter:
+        """A writer of logprobs with the tokenizer of the model; see `LogprobWriter`."""
+        return LogprobWriter(self.llm.engine.tokenizer, bool(as_token_ids))
+
     def num_tokens(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
@@ -191,7 +237,7 @@ class Serving(ABC, Generic[Fields, Plans]):
             for index, prompt in enumerate(prompts):
                 request_id = call_id if len(prompts) == 1 else f"{call_id}.{index}"
                 call.generations.append(self._generate(prompt, call, request_id))
-                if index % PROMPTS_PER_TURN == PROMPTS_PER_TURN - 1:
+                if index % PROMPTS_PER_ITERATION == PROMPTS_PER_ITERATION - 1:
                     await asyncio.sleep(0)
         except BaseException:
             call.close()

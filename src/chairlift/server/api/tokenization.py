@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: planners whose result is the body of the answer."""
+"""The endpoints /tokenize and /detokenize, whose planners compute the response body."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chairlift.errors import RequestError
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.logprobs import token_text
 from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol import (
+from chairlift.server.api.protocol.base import ErrorBody
+from chairlift.server.api.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
-    ErrorBody,
     TokenizeRequest,
     TokenizeResponse,
 )
@@ -23,7 +23,7 @@ from chairlift.server.api.serving import UtilityServing
 from chairlift.server.preparation.request_plan import RequestPlanner
 
 MAX_CONTEXTS: Final = 8
-"""How many times `max_model_len` token ids may be converted to text in one call."""
+"""The maximum number of token ids of one call to /detokenize, as a multiple of `max_model_len`."""
 
 
 class TokenizePlanner(RequestPlanner[TokenizeRequest, bytes]):
@@ -51,7 +51,7 @@ class TokenizePlanner(RequestPlanner[TokenizeRequest, bytes]):
     def _tokens(self, body: TokenizeRequest) -> list[int]:
         conversation = body.chat()
         if conversation is not None:
-            return self._conversations.prompt(conversation)
+            return self._conversations.prompt_token_ids(conversation)
         adds_special = body.add_special_tokens is not False
         return self._engine.input_processor.encode_text(body.prompt or "", "prompt", add_special_tokens=adds_special)
 
@@ -70,12 +70,12 @@ class DetokenizePlanner(RequestPlanner[DetokenizeRequest, bytes]):
         limit = MAX_CONTEXTS * self._engine.scheduler_config.max_model_len
         if len(body.tokens) > limit:
             raise RequestError(
-                f"tokens must hold at most {limit} token ids ({MAX_CONTEXTS} x max_model_len), got {len(body.tokens)}: "
-                "convert them in several calls",
+                f"tokens must have at most {limit} token ids ({MAX_CONTEXTS} x max_model_len), got {len(body.tokens)}: "
+                "split them into several calls",
                 "tokens",
             )
-        if max(body.tokens, default=0) >= vocab_size:
-            raise RequestError(f"tokens holds an id outside 0..{vocab_size - 1}", "tokens")
+        if (largest := max(body.tokens, default=0)) >= vocab_size:
+            raise RequestError(f"tokens must be token ids from 0 to {vocab_size - 1}, got {largest}", "tokens")
         text = self._engine.tokenizer.decode(body.tokens, skip_special_tokens=False)
         return DetokenizeResponse(prompt=text).model_dump_json().encode()
 
@@ -90,10 +90,12 @@ def router(
 
     @routes.post("/tokenize", response_model=TokenizeResponse)
     async def tokenize_text(body: TokenizeRequest, request: Request) -> Response:
+        """Convert a prompt or messages to token ids (vLLM)."""
         return await tokenize.handle(body, request)
 
     @routes.post("/detokenize", response_model=DetokenizeResponse)
     async def detokenize_ids(body: DetokenizeRequest, request: Request) -> Response:
+        """Convert token ids to text (vLLM)."""
         return await detokenize.handle(body, request)
 
     return routes

@@ -1,1 +1,1 @@
-"""OpenAI's batch files, answered by an engine in this process through the server's own application."""
+"""Answers OpenAI's batch files with an engine in this process, through the application of the server."""

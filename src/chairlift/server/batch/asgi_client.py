@@ -1,4 +1,4 @@
-"""Calls to an ASGI application in this process: what a client would get over a socket, without the socket."""
+"""Calls an ASGI application in this process, without a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADERS = [(b"host", b"batch"), (b"content-type", b"application/json")]
 
 @dataclass(slots=True)
 class AsgiResponse:
-    """Of one call; header names are in small letters."""
+    """The response to one call. Header names are in lower case."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class AsgiResponse:
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
-    """POST a JSON body, from a client that waits for the whole answer. Cancelling this is the client going away."""
+    """POST a JSON body and return the whole response. The application sees a cancellation as a disconnected client."""
     response = AsgiResponse()
     parts: list[bytes] = []
     unread = [body]
@@ -48,7 +48,8 @@ async def post(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
     except Exception:
         if not response.status:
             raise
-        logger.exception("answered with %d", response.status)  # the application raises besides what caused a 500
+        # Starlette sends a response with status 500 and then raises the error again.
+        logger.exception("POST %s failed with status %d", path, response.status)
     response.body = b"".join(parts)
     return response
 

@@ -1,4 +1,4 @@
-"""The lines of a batch: OpenAI's batch file format, one request and one answer a line.
+"""The lines of batch files in OpenAI's format: one request in each line of the input, one result in each of the output.
 
 {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
 {"id": "batch_req_...", "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": {...}},
@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, Literal
 import msgspec
 
 MAX_LINE_BYTES: Final = 32 << 20
-"""A longer line is read past, and answered with an error."""
+"""A longer line is not read into memory; its result is an error."""
 
 
 class BatchRequestInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class BatchRequestInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class BatchLineError(msgspec.Struct, frozen=True):
-    """Why a line never became a request. `line` counts from 1."""
+    """The reason why a line is not a valid request. `line` counts from 1."""
 
     code: str
     message: str
@@ -36,7 +36,7 @@ class BatchLineError(msgspec.Struct, frozen=True):
 
 
 class BatchResponseData(msgspec.Struct, frozen=True):
-    """What the API answered; a refusal, too, is an answer, with its status."""
+    """The response of the API to a request, which may be an error response."""
 
     status_code: int
     request_id: str
@@ -57,7 +57,7 @@ class _CustomIdField(msgspec.Struct, frozen=True):
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True):
-    """As much of an BatchRequestOutput as tells what it answers: `custom_id`, or the line of an error."""
+    """The fields of a `BatchRequestOutput` that identify its request: `custom_id`, or the line of an error."""
 
     id: str
     custom_id: str | None
@@ -68,18 +68,21 @@ class AnsweredRequest(msgspec.Struct, frozen=True):
         return None if self.error is None else self.error.line
 
 
-_requests = msgspec.json.Decoder(BatchRequestInput)
-_named = msgspec.json.Decoder(_CustomIdField)
-_answered = msgspec.json.Decoder(AnsweredRequest)
+_request_decoder = msgspec.json.Decoder(BatchRequestInput)
+_custom_id_decoder = msgspec.json.Decoder(_CustomIdField)
+_answered_decoder = msgspec.json.Decoder(AnsweredRequest)
 _encode = msgspec.json.Encoder().encode
 
 DecodeError = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What damaged or hostile JSON ends in."""
+"""The errors that decoding damaged or hostile JSON raises."""
 
 
 def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; one beyond MAX_LINE_BYTES is cut to something longer than that. A byte order
-    mark of UTF-8, which some editors write, is no part of the first line."""
+    """Read the lines of a file with their numbers, counted from 1.
+
+    A line of more than MAX_LINE_BYTES is cut to a length above this limit. A UTF-8 byte order mark at the start of the
+    file is removed.
+    """
     number = 0
     while line := file.readline(MAX_LINE_BYTES + 2):
         number += 1
@@ -90,36 +93,36 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def read_custom_id(line: bytes) -> str | None:
-    """What a line calls itself, however wrong the rest of it may be."""
+    """The `custom_id` of a line, even if the rest of the line is not a valid request."""
     try:
-        return _named.decode(line).custom_id
+        return _custom_id_decoder.decode(line).custom_id
     except DecodeError:
         return None
 
 
 def parse_request(line: bytes, number: int) -> BatchRequestInput | BatchLineError:
-    """The request of a line, or what is wrong with it."""
+    """The request of a line, or the error for a line that is not a valid request."""
     if len(line) > MAX_LINE_BYTES + 1:
-        return BatchLineError(
-            "line_too_long", f"the line is longer than {MAX_LINE_BYTES} bytes: shorten its body", number
-        )
+        message = f"the line is longer than {MAX_LINE_BYTES} bytes: shorten its body"
+        return BatchLineError("line_too_long", message, number)
     try:
-        return _requests.decode(line)
+        return _request_decoder.decode(line)
     except msgspec.ValidationError as error:
-        return BatchLineError("invalid_request", f"{error}; a line holds custom_id, method, url and body", number)
+        message = f"{error}; a line must have custom_id, method, url and body"
+        return BatchLineError("invalid_request", message, number)
     except DecodeError as error:
         return BatchLineError("invalid_json_line", f"the line is not valid JSON: {error}", number)
 
 
 def parse_answered(line: bytes) -> AnsweredRequest:
-    """Raises one of DecodeError if the line is no answer."""
-    return _answered.decode(line)
+    """The request that a line of the output answers; raises one of DecodeError if the line is not a result."""
+    return _answered_decoder.decode(line)
 
 
 def answer_line(
     custom_id: str | None, response: BatchResponseData | None = None, error: BatchLineError | None = None
 ) -> bytes:
-    """One line of the output, newline included."""
+    """One line of the output, with its line end."""
     return _encode(BatchRequestOutput(f"batch_req_{uuid.uuid4().hex}", custom_id, response, error)) + b"\n"
 
 

@@ -1,7 +1,7 @@
-"""The answers of a batch: a file that only grows, line by line, and tells after a crash what is done.
+"""The output file of a batch: results are appended line by line, so that an interrupted batch can be resumed.
 
-A line counts once its newline is in the file. What a crash tore off in the middle is cut when the file is opened again,
-and its request is answered anew. Lines that are handed over together reach the disk together, by one fsync.
+A line is valid once its line end is in the file. If a crash left an incomplete last line, it is removed when the file
+is opened again, and its request is answered again. Lines that are appended together are written with one fsync.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,24 +18,24 @@ from chairlift.errors import ConfigError
 from chairlift.server.batch.batch_index import BatchIndex
 from chairlift.server.batch.batch_lines import DecodeError, is_blank, parse_answered
 
-ANSWER_START: Final = b'{"id":"batch_req_'
-TORN_ANSWER: Final = re.compile(rb'\{\s*"id"\s*:\s*"batch_req_')
-LONGEST_START: Final = 64
+RESULT_START: Final = b'{"id":"batch_req_'
+INCOMPLETE_RESULT: Final = re.compile(rb'\{\s*"id"\s*:\s*"batch_req_')
+START_BYTES: Final = 64
 CHUNK_BYTES: Final = 1 << 20
 
 
 class BatchOutput:
-    """The output file, locked against a second writer.
+    """The output file, locked against other writers.
 
     Args:
-        index: the lines that it answers already are marked in it.
+        index: the index of the input; lines with a result in the output are marked as answered.
 
     Attributes:
-        num_answered: lines that were there before.
-        num_cut: bytes of a torn line that were cut.
+        num_answered: the number of results that the file already contained.
+        num_removed_bytes: the size of the incomplete last line that was removed.
 
     Raises:
-        ConfigError: it cannot be written, another process writes it, or it does not answer this batch.
+        ConfigError: the file cannot be written, another process writes it, or it contains other data.
     """
 
     def __init__(self, path: Path, index: BatchIndex) -> None:
@@ -44,27 +45,27 @@ class BatchOutput:
             self._check_target(index)
             self._file = path.open("a+b", buffering=0)
             self._lock()
-            self._end = self._take_up(index)
-            self.num_cut = os.fstat(self._file.fileno()).st_size - self._end
-            if self.num_cut:
-                self._check_torn_line()
+            self._end = self._read_results(index)
+            self.num_removed_bytes = os.fstat(self._file.fileno()).st_size - self._end
+            if self.num_removed_bytes:
+                self._check_incomplete_line()
                 self._file.truncate(self._end)
             os.fsync(self._file.fileno())
             _sync_folder(path.parent)
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from None
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
     def _check_target(self, index: BatchIndex) -> None:
         if self.path.exists() and not self.path.is_file():
-            raise ConfigError(f"{self.path} is no file that answers can be read back from: give -o another name")
+            raise ConfigError(f"{self.path} is not a regular file: select another output with -o")
         if self.path.exists() and self.path.samefile(index.path):
-            raise ConfigError(f"{self.path} is the input itself: give -o another name")
+            raise ConfigError(f"{self.path} is the input file: select another output with -o")
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Write whole lines; they are on the disk when it returns.
+        """Append complete lines, and return when they are on disk.
 
         Raises:
-            ConfigError: the disk is full or broken; the file holds whole lines only, and the batch can be resumed.
+            ConfigError: writing failed. The file contains complete lines only, so the batch can be resumed.
         """
         data = memoryview(b"".join(lines))
         try:
@@ -74,20 +75,15 @@ class BatchOutput:
             self._end += written
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._cut_back()
+            with suppress(OSError):  # An incomplete line is also removed when the file is opened again.
+                self._file.truncate(self._end)
             raise ConfigError(
-                f"{self.path}: cannot be written any more: {error.strerror or error}. What was written is whole: make "
-                "room, and run the same command again to go on"
+                f"{self.path} cannot be written: {error.strerror or error}. All results so far are complete: make "
+                "room, and run the same command again to resume the batch"
             ) from None
 
     def close(self) -> None:
         self._file.close()
-
-    def _cut_back(self) -> None:
-        try:
-            self._file.truncate(self._end)
-        except OSError:
-            return  # it is cut when the file is opened again
 
     def _lock(self) -> None:
         if sys.platform == "win32":
@@ -97,73 +93,68 @@ class BatchOutput:
         try:
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{self.path}: another process is writing it: wait for its end") from None
+            raise ConfigError(
+                f"{self.path}: another process is writing this file: wait until it has finished"
+            ) from None
 
-    def _take_up(self, index: BatchIndex) -> int:
-        """Mark what is answered; returns where the last whole line ends."""
+    def _read_results(self, index: BatchIndex) -> int:
+        """Mark the answered lines in the index; return the position after the last complete line."""
         end = 0
         with self.path.open("rb") as file:
-            if not _may_be_answers(file):
-                raise self._foreign(1, "is no answer of a batch")
-            for number, line in enumerate(_whole_lines(file), start=1):
+            if not _may_contain_results(file):
+                raise self._unknown_result_error(1, "not a result of a batch")
+            for number, line in enumerate((line for line in file if line.endswith(b"\n")), start=1):
                 end += len(line)
                 if not is_blank(line):
                     self._mark(index, line, number)
                     self.num_answered += 1
         return end
 
-    def _check_torn_line(self) -> None:
-        """Only what a batch has written is cut: the beginning of an answer, or zeros that a file system left."""
+    def _check_incomplete_line(self) -> None:
+        """Raise unless the incomplete last line is the beginning of a result, or zeros that a file system left."""
         with self.path.open("rb") as file:
             file.seek(self._end)
-            start = file.read(LONGEST_START)
-            is_answer = TORN_ANSWER.match(start) or ANSWER_START.startswith(start)
-            while not is_answer and start and not start.strip(b"\0"):
+            start = file.read(START_BYTES)
+            is_result = INCOMPLETE_RESULT.match(start) or RESULT_START.startswith(start)
+            while not is_result and start and not start.strip(b"\0"):
                 start = file.read(CHUNK_BYTES)
-        if not is_answer and start:
+        if not is_result and start:
             raise ConfigError(
-                f"{self.path} ends in {self.num_cut:,} bytes without a line end that are no part of an answer, and "
-                "would be cut: give -o another name, or remove them"
+                f"{self.path} ends in {self.num_removed_bytes:,} bytes without a line end that are not part "
+                "of a result: remove them, or select another output with -o"
             )
 
     def _mark(self, index: BatchIndex, line: bytes, number: int) -> None:
         try:
             answered = parse_answered(line)
         except DecodeError as error:
-            raise self._foreign(number, f"is no answer of a batch ({error})") from None
+            raise self._unknown_result_error(number, f"not a result of a batch ({error})") from None
         if answered.line is not None:
-            what, is_due = f"line {answered.line}", index.mark_answered_line(answered.line, answered.custom_id)
+            request, is_known = f"line {answered.line}", index.mark_answered_line(answered.line, answered.custom_id)
         elif answered.custom_id is not None:
-            what, is_due = f"custom_id {answered.custom_id!r:.80}", index.mark_answered_id(answered.custom_id)
+            request, is_known = f"custom_id {answered.custom_id!r:.80}", index.mark_answered_id(answered.custom_id)
         else:
-            what, is_due = "nothing", False
-        if not is_due:
-            raise self._foreign(
-                number,
-                f"answers {what}, which {index.path} does not hold, or not any more, or which was answered before",
-            )
+            request, is_known = "no request", False
+        if not is_known:
+            problem = f"result of {request}, which is not in {index.path}, was changed there, or has an earlier result"
+            raise self._unknown_result_error(number, problem)
 
-    def _foreign(self, number: int, problem: str) -> ConfigError:
+    def _unknown_result_error(self, number: int, problem: str) -> ConfigError:
         return ConfigError(
-            f"{self.path}, line {number}: {problem}. A batch goes on in its own output only: give -o another name, "
-            "remove this line to have its request answered again, or remove the file to begin anew"
+            f"{self.path}, line {number}: {problem}. A batch can only be resumed with its own output: select another "
+            "output with -o, remove this line to answer its request again, or remove the file to start again"
         )
 
 
-def _may_be_answers(file: BinaryIO) -> bool:
-    """Whether lines are worth reading: another file may have none, and be read into memory whole."""
-    start = file.read(LONGEST_START).lstrip()
+def _may_contain_results(file: BinaryIO) -> bool:
+    """Whether a file starts like an output. Another file may have no line ends, and would be read into memory."""
+    start = file.read(START_BYTES).lstrip()
     file.seek(0)
     return start.startswith(b"{") or not start.strip(b"\0")
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """All lines but a last one that has no newline."""
-    return (line for line in file if line.endswith(b"\n"))
-
-
 def _sync_folder(folder: Path) -> None:
-    """So that a new file's name outlives a crash of the machine, too."""
+    """Write the directory entry of a new file to disk."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Runs a batch: many lines at once through the server's application, answers to the output as they come."""
+"""Runs a batch: sends many lines at once to the application of the server, and appends the results to the output."""
 
 from __future__ import annotations
 
@@ -24,49 +24,50 @@ from chairlift.server.http.application import create_app
 logger = logging.getLogger("chairlift")
 
 CALLS_PER_SEQUENCE: Final = 2
-"""Calls in flight, by the engine's seats: whoever leaves finds somebody waiting."""
+"""Calls in flight per seat of the engine, so that a request is waiting whenever a seat becomes free."""
 
 MAX_BYTES_IN_FLIGHT: Final = 64 << 20
-"""Bytes of lines beyond which no further one is read; each takes several times its size while it is parsed."""
+"""No further line is read while the lines in flight have this size; parsing needs several times the size of a line."""
 
 OK: Final = 200
 
 
 @dataclass(slots=True)
 class BatchSummary:
-    """What a run did, in lines of the input.
+    """The outcome of one run, counted in lines of the input.
 
     Attributes:
-        before: had their answer in the output already.
-        answered: got one with status 200.
-        refused: got one with another status, or an error.
-        left: have none yet.
-        prompt_tokens, completion_tokens: of the answered ones.
-        seconds: from the first call to the last answer; loading the model is not in it.
+        previously_done: lines that already had a result in the output.
+        remaining: lines without a result.
+        completed: lines answered with status 200.
+        failed: lines answered with another status or an error.
+        prompt_tokens, completion_tokens: tokens of the lines answered in this run.
+        seconds: the time from the first call to the last result, without loading the model.
     """
 
-    before: int
-    left: int
-    answered: int = 0
-    refused: int = 0
+    previously_done: int
+    remaining: int
+    completed: int = 0
+    failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
 
     def add(self, answer: AnsweredLine) -> None:
-        self.left -= 1
+        self.remaining -= 1
         if answer.status == OK:
-            self.answered += 1
+            self.completed += 1
         else:
-            self.refused += 1
+            self.failed += 1
         self.prompt_tokens += answer.prompt_tokens
         self.completion_tokens += answer.completion_tokens
 
-    def sentence(self) -> str:
-        """For people."""
+    def text(self) -> str:
+        """The summary as one line of text."""
         rate = f" ({self.completion_tokens / self.seconds:.0f} output tokens/s)" if self.seconds else ""
         return (
-            f"{self.answered} answered, {self.refused} refused, {self.before} done before, {self.left} left; "
+            f"{self.completed} completed, {self.failed} failed, {self.previously_done} done in earlier runs, "
+            f"{self.remaining} remaining; "
             f"{self.prompt_tokens} prompt and {self.completion_tokens} output tokens in {self.seconds:.1f} s{rate}"
         )
 
@@ -78,20 +79,20 @@ def run_batch(
     served_model_name: str | None = None,
     api: ApiOptions | None = None,
 ) -> BatchSummary:
-    """AnsweredLine every line of `input_file` that has no answer in `output_file` yet.
+    """Answer every line of `input_file` that has no result in `output_file`.
 
-    SIGINT and SIGTERM end it early; lines in flight then have no answer, and the next run answers them.
+    SIGINT and SIGTERM end the run early; lines in flight then have no result, and the next run answers them.
 
     Raises:
-        ConfigError: a file cannot be read or written, a custom_id is there twice, or the output belongs to another
-            batch; before the model is loaded.
-        EngineDeadError: the engine broke down; the next run goes on.
+        ConfigError: a file cannot be read or written, two lines have the same `custom_id`, or the output belongs to
+            another batch. Raised before the model is loaded, except for a failed write.
+        EngineDeadError: the engine died. The next run resumes the batch.
     """
     index = BatchIndex(input_file)
     output = BatchOutput(output_file, index)
-    if output.num_cut:
-        logger.info("%s: cut the %d bytes of a torn last line", output_file, output.num_cut)
-    summary = BatchSummary(before=output.num_answered, left=index.num_unanswered)
+    if output.num_removed_bytes:
+        logger.info("%s: removed an incomplete last line of %d bytes", output_file, output.num_removed_bytes)
+    summary = BatchSummary(previously_done=output.num_answered, remaining=index.num_unanswered)
     try:
         if index.num_unanswered:
             asyncio.run(_run(AsyncLLM(config), index, output, summary, served_model_name, api))
@@ -110,42 +111,43 @@ async def _run(
 ) -> None:
     started = time.perf_counter()
     try:
-        with progress_bar("answers", index.num_unanswered) as advance, _ended_by_signals():
+        with progress_bar("answers", index.num_unanswered) as advance, _cancelled_by_signals():
 
-            def written(answer: AnsweredLine) -> None:
+            def record(answer: AnsweredLine) -> None:
                 summary.add(answer)
                 advance()
 
-            crew = _BatchRunner(LineProcessor(llm, create_app(llm, name, api=api)), index.due(), output, written)
+            processor = LineProcessor(llm, create_app(llm, name, api=api))
+            runner = _BatchRunner(processor, index.unanswered(), output, record)
             with suppress(asyncio.CancelledError):
-                await crew.run(CALLS_PER_SEQUENCE * llm.engine.scheduler_config.max_num_seqs)
+                await runner.run(CALLS_PER_SEQUENCE * llm.engine.scheduler_config.max_num_seqs)
     finally:
         summary.seconds = time.perf_counter() - started
         llm.close()
 
 
 class _BatchRunner:
-    """Keeps calls in flight and writes what they give.
+    """Keeps calls in flight and writes their results.
 
-    due lines --> num_calls x answer --> queue, bounded --> one writer --> output
+    lines --> `num_calls` concurrent calls --> bounded queue --> one writer --> output
     """
 
     def __init__(
         self,
-        answering: LineProcessor,
-        due: Iterator[tuple[int, bytes]],
+        processor: LineProcessor,
+        lines: Iterator[tuple[int, bytes]],
         output: BatchOutput,
         on_written: Callable[[AnsweredLine], None],
     ) -> None:
-        self._answering = answering
-        self._due = due
+        self._processor = processor
+        self._lines = lines
         self._output = output
         self._on_written = on_written
         self._bytes_in_flight = 0
         self._has_room = asyncio.Event()
 
     async def run(self, num_calls: int) -> None:
-        """Until every line is answered and written; if cancelled, until what is answered is written."""
+        """Answer all lines and write their results. If cancelled, write the results that exist."""
         answers: asyncio.Queue[AnsweredLine | None] = asyncio.Queue(num_calls)
         writing = asyncio.ensure_future(self._write(answers))
         calling = asyncio.ensure_future(self._call_all(num_calls, answers))
@@ -168,52 +170,52 @@ class _BatchRunner:
             raise errors.exceptions[0] from None
 
     async def _call(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        while (due := await self._next_line()) is not None:
-            number, line = due
+        while (numbered := await self._next_line()) is not None:
+            number, line = numbered
             self._bytes_in_flight += len(line)
             try:
-                answer = await self._answering.answer(number, line)
+                answer = await self._processor.answer(number, line)
             finally:
                 self._bytes_in_flight -= len(line)
                 self._has_room.set()
             await answers.put(answer)
 
     async def _next_line(self) -> tuple[int, bytes] | None:
-        """Read a line once those in flight leave room; a single one may take more than there is."""
+        """Read a line once the lines in flight are below MAX_BYTES_IN_FLIGHT; the line itself may exceed the limit."""
         while self._bytes_in_flight >= MAX_BYTES_IN_FLIGHT:
             self._has_room.clear()
             await self._has_room.wait()
-        return next(self._due, None)
+        return next(self._lines, None)
 
     async def _write(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        """All that came meanwhile in one write, off the event loop."""
+        """Write the results that have arrived with one append, on a thread."""
         is_over = False
         while not is_over:
-            got = [await answers.get()]
+            arrived = [await answers.get()]
             while not answers.empty():
-                got.append(answers.get_nowait())
-            is_over = None in got
-            ready = [answer for answer in got if answer is not None]
+                arrived.append(answers.get_nowait())
+            is_over = None in arrived
+            ready = [answer for answer in arrived if answer is not None]
             await asyncio.to_thread(self._output.append, [answer.line for answer in ready])
             for answer in ready:
                 self._on_written(answer)
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """The first SIGINT or SIGTERM cancels the task, the second one does what it always does."""
+def _cancelled_by_signals() -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM cancel the current task. A second one has its default effect."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def end() -> None:
+    def cancel() -> None:
         for number in signals:
             loop.remove_signal_handler(number)
         task.cancel()
 
-    with suppress(NotImplementedError):  # on Windows there are none
+    with suppress(NotImplementedError):  # Windows has no signal handlers.
         for number in signals:
-            loop.add_signal_handler(number, end)
+            loop.add_signal_handler(number, cancel)
     try:
         yield
     finally:

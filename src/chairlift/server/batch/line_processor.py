@@ -1,4 +1,4 @@
-"""From a line of a batch to its answer, by the server's own application."""
+"""Answers one line of a batch with the application of the server."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from chairlift.server.http.error_responses import error_body
 API_PREFIX: Final = "/v1/"
 
 RETRY_STATUSES: Final = (429, 503)
-"""Statuses that refuse a call for now."""
+"""A call that is answered with one of these statuses is sent again."""
 
 MAX_WAIT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredLine:
-    """A line of the output, and what it says. `status` is None where the line was no request."""
+    """A line of the output with its status and token counts. `status` is None if the input was not a valid request."""
 
     line: bytes
     status: int | None
@@ -43,7 +43,7 @@ class AnsweredLine:
 
 
 class _Usage(msgspec.Struct):
-    """As completions and chat count tokens, or as responses and messages do."""
+    """Token counts with the names of completions and chat, or with those of responses and messages."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -61,35 +61,35 @@ class _ResponseBody(msgspec.Struct):
 
 
 class LineProcessor:
-    """Answers lines over one engine; any number at once.
+    """Answers lines of a batch, any number of them concurrently.
 
     Args:
-        app: the server's application over `llm`.
+        app: the application of the server for `llm`.
     """
 
     def __init__(self, llm: AsyncLLM, app: FastAPI) -> None:
         self._llm = llm
         self._app = app
-        self._urls = sorted(_generating_urls(app))
+        self._urls = sorted(_batch_urls(app))
 
     async def answer(self, number: int, line: bytes) -> AnsweredLine:
-        """The answer to line `number`.
+        """Return the result of line `number`.
 
         Raises:
-            EngineDeadError: the engine is gone, so there is none.
+            EngineDeadError: the engine died before it answered the line.
         """
         request = parse_request(line, number)
         if isinstance(request, BatchRequestInput) and request.url not in self._urls:
             request = BatchLineError(
-                "invalid_url", f"url {request.url!r:.80} is none of {', '.join(self._urls)}", number
+                "invalid_url", f"url must be one of {', '.join(self._urls)}; got {request.url!r:.80}", number
             )
         if isinstance(request, BatchLineError):
             return AnsweredLine(answer_line(read_custom_id(line), error=request), None)
-        response = _refused_stream() if _asks_for_stream(request) else await self._call(request)
-        said = _read(response.body)
-        request_id = response.headers.get("x-request-id") or said.id
+        response = _rejected_stream() if _is_stream(request) else await self._call(request)
+        fields = _decode_response(response.body)
+        request_id = response.headers.get("x-request-id") or fields.id
         body = BatchResponseData(response.status, request_id, msgspec.Raw(_one_line(response.body)))
-        usage = said.usage or _Usage()
+        usage = fields.usage or _Usage()
         return AnsweredLine(
             answer_line(request.custom_id, body),
             response.status,
@@ -98,33 +98,33 @@ class LineProcessor:
         )
 
     async def _call(self, request: BatchRequestInput) -> AsgiResponse:
-        """The API's answer, however often it says that there is no room yet."""
+        """The response of the API; the call is repeated while the server is overloaded."""
         while True:
             response = await post(self._app, request.url, bytes(request.body))
             if response.status not in RETRY_STATUSES:
                 return response
             if not self._llm.is_healthy:
-                raise EngineDeadError(f"the engine broke down: {response.body[:500].decode(errors='replace')}")
+                raise EngineDeadError(f"the engine died: {response.body[:500].decode(errors='replace')}")
             await asyncio.sleep(_retry_after(response))
 
 
-def _generating_urls(app: FastAPI) -> Iterator[str]:
-    """Where generation is asked for: what takes a POST and has no parameters."""
+def _batch_urls(app: FastAPI) -> Iterator[str]:
+    """The paths below /v1/ that take a POST request and have no path parameters."""
     for path, operations in app.openapi()["paths"].items():
         if "post" in operations and path.startswith(API_PREFIX) and "{" not in path:
             yield path
 
 
-def _asks_for_stream(request: BatchRequestInput) -> bool:
+def _is_stream(request: BatchRequestInput) -> bool:
     try:
         return msgspec.json.decode(request.body, type=_RequestBody).stream is True
     except DecodeError:
-        return False  # what is wrong with the body, the API says
+        return False  # The API reports the error.
 
 
-def _refused_stream() -> AsgiResponse:
-    problem = "stream: true has no effect in a batch, whose answers are whole: leave it out"
-    status, body = error_body(RequestError(problem, "stream"))
+def _rejected_stream() -> AsgiResponse:
+    message = "stream must not be true in a batch: leave it out"
+    status, body = error_body(RequestError(message, "stream"))
     return AsgiResponse(status, body=body.model_dump_json().encode())
 
 
@@ -135,7 +135,7 @@ def _retry_after(response: AsgiResponse) -> float:
         return 1.0
 
 
-def _read(body: bytes) -> _ResponseBody:
+def _decode_response(body: bytes) -> _ResponseBody:
     try:
         return msgspec.json.decode(body, type=_ResponseBody)
     except DecodeError:
@@ -143,7 +143,7 @@ def _read(body: bytes) -> _ResponseBody:
 
 
 def _one_line(body: bytes) -> bytes:
-    """JSON without line ends; a body that is none becomes a string."""
+    """The body as JSON on one line. A body that is not valid JSON becomes a JSON string."""
     if body.startswith(b"{") and b"\n" not in body:
         return body
     try:

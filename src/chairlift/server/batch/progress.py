@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where somebody watches."""
+"""A progress bar on standard error, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Gives a function to be called once for each of `total`; the bar is gone afterwards."""
+def progress_bar(description: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar until the context ends.
+
+    Yields:
+        A function that advances the bar by one of `total` steps.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
         *columns, console=console, transient=True, refresh_per_second=4, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(description, total=total)
         yield lambda: bar.advance(task)

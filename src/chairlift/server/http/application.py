@@ -35,7 +35,7 @@ from chairlift.server.api import (
 )
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol import ErrorInfo
+from chairlift.server.api.protocol.base import ErrorInfo
 from chairlift.server.api.serving import UtilityServing
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware

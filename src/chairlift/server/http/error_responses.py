@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
-from chairlift.server.api.protocol import ErrorBody, ErrorInfo
+from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
@@ -23,7 +23,7 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 """The error responses of endpoints that generate, for their OpenAPI description."""
 
-NOT_JSON_MESSAGE: Final = "the request body is not declared as JSON: send it with `Content-Type: application/json`"
+NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
 
 MAX_PATH_CHARACTERS: Final = 80
 """The number of characters of an unknown path that are compared with known paths, and shown in the error."""

@@ -109,7 +109,7 @@ def _prepare_safely(
 
 
 def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
-    from chairlift.engine.input_processor import InputProcessor, NoTokenizer
+    from chairlift.engine.input_processor import NoTokenizer
     from chairlift.engine.process.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
@@ -118,8 +118,7 @@ def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        processor = InputProcessor(setup.facts.model_config, tokenizer, setup.facts.limits)
-        return make_planners(RemoteEngine(setup.facts, tokenizer, processor), setup.api)
+        return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
     except Exception as error:
         return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
 

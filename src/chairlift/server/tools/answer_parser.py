@@ -1,4 +1,4 @@
-"""What an answer consists of: content, reasoning and tool calls, as far as they are known."""
+"""Parsers that split the text of an answer into content, reasoning and tool calls while it is generated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class DeltaToolCall:
-    """What is new of the tool call at `index`. The first one has its id and name."""
+    """New text of the tool call at `index`. Only the first delta of a call has its id and name."""
 
     index: int
     id: str | None
@@ -20,70 +20,68 @@ class DeltaToolCall:
 
 @dataclass(slots=True)
 class DeltaMessage:
-    """What is new of an answer."""
+    """New content, reasoning and tool calls of an answer."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[DeltaToolCall] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
+    tool_calls: list[DeltaToolCall] = field(default_factory=list)
 
 
 class AnswerParser(Protocol):
-    """Splits the text of one answer as it comes. However it is cut into parts, the pieces add up to the same."""
+    """Splits the text of one answer while it arrives. The sum of the deltas does not depend on how the text is cut."""
 
     def feed(self, text: str) -> DeltaMessage:
-        """What is certain after this text."""
+        """Return what is certain after this text. Text that may begin a marker is held back."""
         ...
 
     def finish(self) -> DeltaMessage:
-        """What was held back: no more text will come."""
+        """Return the text that was held back, at the end of the answer."""
         ...
 
 
+class PlainTextParser:
+    """Returns all text as content."""
+
+    def feed(self, text: str) -> DeltaMessage:
+        return DeltaMessage(content=text)
+
+    def finish(self) -> DeltaMessage:
+        return DeltaMessage()
+
+
+class NamedToolParser:
+    """Returns all text as the arguments of one call of a known tool."""
+
+    def __init__(self, name: str, id_length: int | None) -> None:
+        self._name = name
+        self._id_length = id_length
+        self._has_started = False
+
+    def feed(self, text: str) -> DeltaMessage:
+        if not text:
+            return DeltaMessage()
+        is_first, self._has_started = not self._has_started, True
+        call = DeltaToolCall(
+            0, new_call_id(self._id_length) if is_first else None, self._name if is_first else None, text
+        )
+        return DeltaMessage(tool_calls=[call])
+
+    def finish(self) -> DeltaMessage:
+        return DeltaMessage()
+
+
 def overlap(text: str, markers: tuple[str, ...]) -> int:
-    """The length of the longest end of `text` that begins one of the markers, but is not all of it."""
+    """The length of the longest suffix of a text that is a proper prefix of one of the markers."""
     longest = min(len(text), max(map(len, markers), default=0) - 1)
     return next((n for n in range(longest, 0, -1) if any(m.startswith(text[-n:]) and len(m) > n for m in markers)), 0)
 
 
 def new_call_id(length: int | None = None) -> str:
-    """An id for a tool call: OpenAI's form, or so many letters and digits (Mistral's templates demand 9)."""
+    """A random id for a tool call.
+
+    Args:
+        length: the number of letters and digits (Mistral's chat templates require 9); None for the form of OpenAI.
+    """
     if length is None:
         return f"call_{secrets.token_hex(12)}"
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
-
-
-class PlainTextParser:
-    """The parser of answers that are content alone."""
-
-    def feed(self, text: str) -> DeltaMessage:
-        """All of it."""
-        return DeltaMessage(content=text)
-
-    def finish(self) -> DeltaMessage:
-        """Nothing is held back."""
-        return DeltaMessage()
-
-
-class NamedToolParser:
-    """Reads an answer that is the arguments of one known tool."""
-
-    def __init__(self, name: str, id_length: int | None) -> None:
-        self._name = name
-        self._id_length = id_length
-        self._is_told = False
-
-    def feed(self, text: str) -> DeltaMessage:
-        """All of it is arguments."""
-        if not text:
-            return DeltaMessage()
-        call_id = None if self._is_told else new_call_id(self._id_length)
-        name = None if self._is_told else self._name
-        self._is_told = True
-        return DeltaMessage(calls=[DeltaToolCall(0, call_id, name, text)])
-
-    def finish(self) -> DeltaMessage:
-        """Nothing is held back."""
-        return DeltaMessage()

@@ -1,4 +1,4 @@
-"""The registry of tool call formats: `--tool-call-parser`."""
+"""The formats of tool calls that `--tool-call-parser` selects."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class CallFormat:
 
     Attributes:
         openings: texts that begin one or several calls.
-        closing: text that ends them; None: they end with the answer.
-        is_bare: an answer that starts with a brace or bracket starts with a call, without an opening.
-        names_first: `name{...}` is a call, beside `{"name": ..., "arguments": {...}}`.
-        id_length: of the ids that its chat template accepts; None: any.
+        closing: the text that ends them; None if they end with the answer.
+        is_bare: a brace or bracket at the start of an answer begins a call, without an opening.
+        names_first: `name{...}` is a call too, besides `{"name": ..., "arguments": {...}}`.
+        id_length: the length of call ids that the chat template accepts; None for any length.
     """
 
     openings: tuple[str, ...]
@@ -28,6 +28,7 @@ class CallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
+        """The openings and the closing."""
         return self.openings if self.closing is None else (*self.openings, self.closing)
 
 
@@ -36,26 +37,26 @@ TOOL_CALL_FORMATS: Final[dict[str, CallFormat]] = {
     "llama3_json": CallFormat(openings=("<|python_tag|>",), is_bare=True),
     "mistral": CallFormat(openings=("[TOOL_CALLS]",), names_first=True, id_length=9),
 }
-"""hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2. llama3_json: Llama 3.1 to 3.3. mistral: all of Mistral's forms."""
+"""hermes: Hermes 2 and 3, Qwen 2.5 and 3, SmolLM2. llama3_json: Llama 3.1 to 3.3. mistral: all forms of Mistral."""
 
 FORCED_CALLS: Final = CallFormat(openings=(), is_bare=True)
-"""What an answer looks like that is constrained to calls."""
+"""The format of an answer that is constrained to a JSON list of calls."""
 
 
 def tool_call_format(name: str, chat_template: str | None) -> CallFormat:
-    """The format of that name; `auto` goes by what the model's chat template writes.
+    """The format of this name; `auto` derives it from what the chat template of the model writes.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
     """
     if name == "auto":
-        name = _told_by(chat_template or "")
+        name = _name_from_template(chat_template or "")
     if name not in TOOL_CALL_FORMATS:
-        raise ConfigError(f"tool_call_parser={name!r}: there are auto, {', '.join(TOOL_CALL_FORMATS)}")
+        raise ConfigError(f"tool_call_parser must be one of auto, {', '.join(TOOL_CALL_FORMATS)}; got {name!r}")
     return TOOL_CALL_FORMATS[name]
 
 
-def _told_by(chat_template: str) -> str:
+def _name_from_template(chat_template: str) -> str:
     if "[TOOL_CALLS]" in chat_template:
         return "mistral"
     return "llama3_json" if "<|python_tag|>" in chat_template or "ipython" in chat_template else "hermes"

@@ -1,15 +1,14 @@
-"""Reads one tool call, a JSON object with a name and arguments, while it is being written."""
+"""Reads one tool call, a JSON object with a name and arguments, while it is generated."""
 
 from __future__ import annotations
 
 import enum
 import json
 
-NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
 
 
-class _At(enum.Enum):
+class _ScannerState(enum.Enum):
     KEY = enum.auto()
     IN_KEY = enum.auto()
     COLON = enum.auto()
@@ -17,8 +16,8 @@ class _At(enum.Enum):
     IN_VALUE = enum.auto()
 
 
-class _Balance:
-    """Follows brackets and strings through a JSON value."""
+class _BracketCounter:
+    """Counts the open brackets of a JSON value, outside of its strings."""
 
     __slots__ = ("_escaped", "depth", "in_string")
 
@@ -44,28 +43,27 @@ class _Balance:
 
 
 class CallScanner:
-    """A pushdown scanner over `{"name": ..., "arguments": {...}}`, after the first brace.
+    """A pushdown scanner for `{"name": ..., "arguments": {...}}`, fed with the text after the first brace.
 
     Attributes:
-        name: of the function, once it is known.
-        arguments: their text, as far as it was read and not taken.
+        name: the name of the function; None until it is known.
         is_done: the last brace was read.
-        is_broken: this is no such object, from the first character that was not taken on.
+        is_broken: the text is not such an object. The character that shows it is not consumed.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.arguments = ""
         self.is_done = False
         self.is_broken = False
-        self._at = _At.KEY
+        self._arguments = ""
+        self._state = _ScannerState.KEY
         self._key = ""
         self._has_arguments = False
         self._token: list[str] = []
-        self._balance = _Balance()
+        self._brackets = _BracketCounter()
 
     def feed(self, text: str) -> int:
-        """Read on; returns how many characters were taken, fewer than all where the object ends or breaks."""
+        """Read text and return the number of consumed characters; fewer than all if the object ends or breaks."""
         for position, character in enumerate(text):
             if self.is_done:
                 return position
@@ -75,22 +73,27 @@ class CallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """What is new of the arguments."""
-        taken, self.arguments = self.arguments, ""
+        """Return the text of the arguments that was read since the last call."""
+        taken, self._arguments = self._arguments, ""
         return taken
 
     def _add(self, character: str) -> None:
-        match self._at:
-            case _At.KEY:
+        match self._state:
+            case _ScannerState.KEY:
                 self._before_key(character)
-            case _At.IN_KEY:
-                self._in_key(character)
-            case _At.COLON:
-                self._before_value(character)
-            case _At.VALUE:
-                if not character.isspace():
-                    self._start_value(character)
-            case _At.IN_VALUE:
+            case _ScannerState.IN_KEY if character == '"':
+                self._key = "".join(self._token)
+                self._state = _ScannerState.COLON
+            case _ScannerState.IN_KEY:
+                self._token.append(character)
+            case _ScannerState.COLON if character == ":":
+                self._state = _ScannerState.VALUE
+            case _ScannerState.COLON:
+                self.is_broken = not character.isspace()
+            case _ScannerState.VALUE if not character.isspace():
+                self._start_token(_ScannerState.IN_VALUE)
+                self._in_value(character)
+            case _ScannerState.IN_VALUE:
                 self._in_value(character)
 
     def _before_key(self, character: str) -> None:
@@ -98,64 +101,47 @@ class CallScanner:
             self.is_done = True
             self.is_broken = self.name is None
             if not self._has_arguments:
-                self.arguments = "{}"
+                self._arguments = "{}"
         elif character == '"':
-            self._start(_At.IN_KEY)
+            self._start_token(_ScannerState.IN_KEY)
         elif not character.isspace() and character != ",":
             self.is_broken = True
 
-    def _in_key(self, character: str) -> None:
-        if character == '"':
-            self._key = "".join(self._token)
-            self._at = _At.COLON
-        else:
-            self._token.append(character)
-
-    def _before_value(self, character: str) -> None:
-        if character == ":":
-            self._at = _At.VALUE
-        elif not character.isspace():
-            self.is_broken = True
-
-    def _start(self, at: _At) -> None:
-        self._at = at
+    def _start_token(self, state: _ScannerState) -> None:
+        self._state = state
         self._token = []
-        self._balance = _Balance()
-
-    def _start_value(self, character: str) -> None:
-        self._start(_At.IN_VALUE)
-        self._in_value(character)
+        self._brackets = _BracketCounter()
 
     def _in_value(self, character: str) -> None:
-        is_number_or_word = self._balance.depth == 0 and not self._balance.in_string
+        is_number_or_word = self._brackets.depth == 0 and not self._brackets.in_string
         if is_number_or_word and self._token and (character in ",}" or character.isspace()):
             self._end_value()
             self._before_key(character)
             return
         self._token.append(character)
-        self._balance.add(character)
+        self._brackets.add(character)
         if self._is_arguments() and self._token[0] == "{":
-            self.arguments += character
-        if self._balance.depth < 0:
+            self._arguments += character
+        if self._brackets.depth < 0:
             self.is_broken = True
-        elif character in '}]"' and self._balance.depth == 0 and not self._balance.in_string:
+        elif character in '}]"' and self._brackets.depth == 0 and not self._brackets.in_string:
             self._end_value()
 
     def _end_value(self) -> None:
-        self._at = _At.KEY
-        if self._key in NAME_KEYS:
-            self.name = self._string()
+        self._state = _ScannerState.KEY
+        if self._key == "name":
+            self.name = self._string_token()
             self.is_broken = self.name is None
         elif self._is_arguments() and self._token[0] in '{"':
             self._has_arguments = True
             if self._token[0] == '"':
-                self.arguments = self._string() or "{}"
+                self._arguments = self._string_token() or "{}"
 
     def _is_arguments(self) -> bool:
         return self._key in ARGUMENT_KEYS and not self._has_arguments
 
-    def _string(self) -> str | None:
-        """The value just read, if it is a string."""
+    def _string_token(self) -> str | None:
+        """The value of the last token if it is a string that is not empty."""
         try:
             value = json.loads("".join(self._token))
         except ValueError:

@@ -1,4 +1,4 @@
-"""Parts what a model thinks from what it says: `--reasoning-parser`."""
+"""Separates the reasoning of an answer from its content, in the format that `--reasoning-parser` selects."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from chairlift.structured_outputs import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """Attributes:
-    opening, closing: what stands around the reasoning.
-    is_implied: answers begin with it, whether or not they say so.
+    """How a family of models marks its reasoning.
+
+    Attributes:
+        opening, closing: the tags around the reasoning.
+        is_implied: answers begin with reasoning even without the opening tag.
     """
 
     opening: str
@@ -30,17 +32,17 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
 
 
 def reasoning_format(name: str, chat_template: str | None) -> ReasoningFormat | None:
-    """The format of that name; `auto` goes by whether the model's chat template writes tags, `none` is none.
+    """The format of this name; `auto` derives it from the tags in the chat template of the model, `none` is None.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: the name is unknown.
     """
     if name == "none":
         return None
     if name == "auto":
         return REASONING_FORMATS["qwen3"] if "</think>" in (chat_template or "") else None
     if name not in REASONING_FORMATS:
-        raise ConfigError(f"reasoning_parser={name!r}: there are auto, none, {', '.join(REASONING_FORMATS)}")
+        raise ConfigError(f"reasoning_parser must be one of auto, none, {', '.join(REASONING_FORMATS)}; got {name!r}")
     return REASONING_FORMATS[name]
 
 
@@ -52,11 +54,11 @@ class _ReasoningState(enum.Enum):
 
 
 class ReasoningParser:
-    """Reasoning first, then whatever the parser of the rest makes of the rest.
+    """Returns the reasoning at the start of an answer, and parses the text after it with another parser.
 
     Args:
-        form: how this answer may think.
-        rest: reads what is left.
+        form: the tags, and whether the prompt has opened the reasoning already.
+        rest: parses the text after the reasoning.
     """
 
     def __init__(self, form: Reasoning, rest: AnswerParser) -> None:
@@ -68,13 +70,12 @@ class ReasoningParser:
         self._held = ""
 
     def feed(self, text: str) -> DeltaMessage:
-        """What is certain after this text."""
         if self._state is _ReasoningState.ANSWER:
             return self._rest.feed(text)
         self._held += text
         if self._state is _ReasoningState.START:
             self._look_for_opening()
-        reasoning = self._reasoning() if self._state is _ReasoningState.REASONING else ""
+        reasoning = self._take_reasoning() if self._state is _ReasoningState.REASONING else ""
         if self._state is _ReasoningState.BREAK and (answer := self._held.lstrip("\n")):
             self._held, self._state = answer, _ReasoningState.ANSWER
         piece = DeltaMessage()
@@ -85,13 +86,12 @@ class ReasoningParser:
         return piece
 
     def finish(self) -> DeltaMessage:
-        """What was held back: no more text will come."""
         held, self._held = self._held, ""
         if self._state is _ReasoningState.REASONING:
             return DeltaMessage(reasoning=held)
         piece = self._rest.feed("" if self._state is _ReasoningState.BREAK else held)
         last = self._rest.finish()
-        return DeltaMessage(piece.content + last.content, "", [*piece.calls, *last.calls])
+        return DeltaMessage(piece.content + last.content, "", [*piece.tool_calls, *last.tool_calls])
 
     def _look_for_opening(self) -> None:
         text = self._held.lstrip()
@@ -100,8 +100,8 @@ class ReasoningParser:
         elif text and not self._form.opening.startswith(text):
             self._state = _ReasoningState.ANSWER
 
-    def _reasoning(self) -> str:
-        if self._is_first and not self._begin():
+    def _take_reasoning(self) -> str:
+        if self._is_first and not self._skip_opening():
             return ""
         at = self._held.find(self._form.closing)
         if at >= 0:
@@ -113,8 +113,8 @@ class ReasoningParser:
         self._is_first = self._is_first and not shown
         return shown
 
-    def _begin(self) -> bool:
-        """Leave out new lines, and the opening if a prompt that has it is repeated; False: more text is needed."""
+    def _skip_opening(self) -> bool:
+        """Remove line breaks and a repetition of the opening tag of the prompt; return False if more text is needed."""
         self._held = self._held.lstrip("\n")
         if self._may_open and self._held.startswith(self._form.opening):
             self._held = self._held[len(self._form.opening) :].lstrip("\n")

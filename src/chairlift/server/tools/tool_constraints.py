@@ -1,4 +1,4 @@
-"""Answers that have to be tool calls, or whose calls have to be right: what constrains them, and what reads them."""
+"""Constraints on the output that make an answer consist of tool calls, or its calls follow their schemas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def arguments_constraint(tool: FunctionTool) -> StructuredOutputs:
-    """The answer is the arguments of this tool."""
+    """Constrains the answer to the arguments of this tool."""
     return StructuredOutputs(json=tool.function.parameters or ANY_OBJECT)
 
 
 def calls_constraint(tools: list[FunctionTool], is_parallel: bool) -> StructuredOutputs:
-    """The answer is a list of calls, at least one. A schema's own references keep their meaning: each schema stands
-    whole under `$defs`, and what pointed to its root points there."""
+    """Constrains the answer to a JSON list of at least one call of these tools.
+
+    The schema of each tool becomes an entry of `$defs`, and its references to itself are changed accordingly.
+
+    Args:
+        is_parallel: permits more than one call.
+    """
     definitions: dict[str, Any] = {}
     items: list[dict[str, Any]] = []
     for index, tool in enumerate(tools):
         root = f"#/$defs/tool{index}"
-        definitions[f"tool{index}"] = _moved(tool.function.parameters or ANY_OBJECT, root)
+        definitions[f"tool{index}"] = _rebase_references(tool.function.parameters or ANY_OBJECT, root)
         properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
         items.append(
             {
@@ -34,14 +39,20 @@ def calls_constraint(tools: list[FunctionTool], is_parallel: bool) -> Structured
                 "additionalProperties": False,
             }
         )
-    most = {} if is_parallel else {"maxItems": 1}
-    schema = {"type": "array", "minItems": 1, **most, "items": {"anyOf": items}, "$defs": definitions}
+    maximum = {} if is_parallel else {"maxItems": 1}
+    schema = {"type": "array", "minItems": 1, **maximum, "items": {"anyOf": items}, "$defs": definitions}
     return StructuredOutputs(json=schema)
 
 
 def lazy_calls_constraint(tools: list[FunctionTool], form: CallFormat, is_parallel: bool) -> StructuredOutputs:
-    """The answer is any text, but what follows an opening of the format is a call that is right (llguidance's lazy
-    lexemes). `form` has one opening, which is text, and a closing."""
+    """Permits any text, but constrains what follows an opening of the format to a valid call of these tools.
+
+    The grammar uses the lazy lexemes of llguidance.
+
+    Args:
+        form: a format with a closing and one opening, both of which are encoded as plain text.
+        is_parallel: permits more than one call.
+    """
     (opening,) = form.openings
     closing = json.dumps(f"\n{form.closing}")
     calls = " | ".join(f"call{index}" for index in range(len(tools)))
@@ -57,15 +68,15 @@ def lazy_calls_constraint(tools: list[FunctionTool], form: CallFormat, is_parall
     return StructuredOutputs(grammar="\n".join(rules))
 
 
-def _moved(schema: Any, root: str) -> Any:
-    """The schema with every reference into itself led to where it stands now."""
+def _rebase_references(schema: Any, root: str) -> Any:
+    """The schema with `root` in front of every reference into itself."""
     if isinstance(schema, list):
-        return [_moved(entry, root) for entry in schema]
+        return [_rebase_references(entry, root) for entry in schema]
     if not isinstance(schema, dict):
         return schema
     return {
         key: root + value[1:]
         if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, root)
+        else _rebase_references(value, root)
         for key, value in schema.items()
     }

@@ -1,7 +1,8 @@
-"""Tools for models whose chat template does not read them: described in the system message, in the format of Hermes.
+"""Describes tools in the system message, in Hermes' format, for models whose chat template does not read tools.
 
-The text that is written here counts as template text, and what the request supplies as content: the tags may be added
-tokens of the model, and only these tags may become them."""
+The text of this module counts as template text, and what the request supplies as content. The tags may be added tokens
+of the model, and only the tags that this module writes are encoded as these tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +25,19 @@ LINE_BREAK: Final = template_text("\n")
 
 
 def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with tools, tool calls and tool results written out as text of its messages."""
-    spelled = [_spelled(message) for message in messages]
+    """The conversation with its tools, tool calls and tool results as text of the messages."""
+    converted = [_tool_text_message(message) for message in messages]
     if not tools:
-        return spelled
+        return converted
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    words = INSTRUCTIONS % MarkedText(lines)
-    if spelled[0]["role"] == "system":
-        first = {**spelled[0], "content": join_marked([spelled[0]["content"], LINE_BREAK * 2, words])}
-        return [first, *spelled[1:]]
-    return [{"role": "system", "content": words}, *spelled]
+    instructions = INSTRUCTIONS % MarkedText(lines)
+    if converted[0]["role"] == "system":
+        first = {**converted[0], "content": join_marked([converted[0]["content"], LINE_BREAK * 2, instructions])}
+        return [first, *converted[1:]]
+    return [{"role": "system", "content": instructions}, *converted]
 
 
-def _spelled(message: dict[str, Any]) -> dict[str, Any]:
+def _tool_text_message(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "user", "content": RESULT % message["content"]}
     calls = message.get("tool_calls")

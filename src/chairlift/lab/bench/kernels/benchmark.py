@@ -169,7 +169,7 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     files = resolve_model(config.model)
     model = load_config(files)
     _check_contexts(options, model)
-    found = matrix_formats(None if config.random_weights else files, model)
+    found = matrix_formats(None if config.load_format == "dummy" else files, model)
     close_gguf()
     kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
     meter = CeilingMeter(native, options.ceiling_seconds)

@@ -1,17 +1,17 @@
-"""The figures of a report, one module each: `draw(runs)` gives a Drawing, or says why there is none."""
+"""The figures of a report, one module each. `draw(runs)` returns a Drawing, or an OmittedFigure with the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chairlift.lab.report.figures.drawing import Drawing, LeftOut
+from chairlift.lab.report.figures.drawing import Drawing, OmittedFigure
 from chairlift.lab.report.run_log import RecordedRun
 
-Draw = Callable[[Sequence[RecordedRun]], Drawing | LeftOut]
+Draw = Callable[[Sequence[RecordedRun]], Drawing | OmittedFigure]
 
 
 def all_figures() -> list[Draw]:
-    """In the order of the page."""
+    """The draw functions of all figures, in the order of the page."""
     from chairlift.lab.report.figures import batch, batch_size, device, kinds, latency, memory_map, variance, waste
 
     return [

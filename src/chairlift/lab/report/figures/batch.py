@@ -1,4 +1,4 @@
-"""The batch over time: one lane a seat."""
+"""The figure of the batch over time, with one lane for each seat."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from chairlift.lab.report.tables import number
 from chairlift.lab.report.trace import Floats, RowKind
 
 MAX_CELLS = 2000
-"""With more, lanes become an image of COLUMNS columns, each with the mean of its colours."""
+"""With more cells, the lanes are drawn as an image with COLUMNS columns of mean colours."""
 COLUMNS = 1600
 MAX_EDGED = 150
 MAX_NUMBERS = 60
@@ -46,13 +46,12 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing:
     figure.align_ylabels(panels)
     legend_above(figure, [*ROW_FILLS.values(), EMPTY_SEAT])
     caption = (
-        "Each lane is a seat of the batch; a request takes the lowest free one when it is admitted and gives it back "
-        "when it leaves. The runs share one time axis. Numbers count the requests in the order of arrival, so the "
-        "same number is the same request if the runs served the same ones. Black is computed for nothing: a member of "
-        "a static batch that has ended keeps its row until the longest one ends, and short prompts are padded to the "
-        f"longest. With very many steps a column shows the mean colour of what happened in it.{note}"
+        "Each lane is a seat of the batch. A request occupies the lowest free seat from its admission until it leaves "
+        "the batch. The runs share one time axis. Numbers count the requests in the order of arrival. Black rows are "
+        "wasted: in a static batch a finished member keeps its row until the longest one ends, and short prompts are "
+        f"padded to the longest one. In runs with many steps a column shows the mean colour of its time.{note}"
     )
-    return Drawing("batch", "The batch over time: who sits where", caption, figure)
+    return Drawing("batch", "The batch over time", caption, figure)
 
 
 def _draw_run(axes: Axes, run: RecordedRun, cells: Sequence[LaneCell], num_lanes: int, duration: float) -> None:
@@ -99,7 +98,7 @@ def _draw_cells(axes: Axes, cells: Sequence[LaneCell], duration: float) -> None:
 
 
 def _write_numbers(axes: Axes, cells: Sequence[LaneCell], duration: float) -> None:
-    """In the middle of each request's longest decode, if there is room."""
+    """Write the number of each request in the middle of its longest decode, if there is space."""
     longest: dict[tuple[int, int], LaneCell] = {}
     for cell in cells:
         key = (cell.request, cell.lane)

@@ -1,4 +1,4 @@
-"""What the size of the batch does, and where memory ends it."""
+"""The figure of throughput and latency by batch size, with the limit that memory sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chairlift.lab.report.figures.drawing import (
     GREY,
     WIDTH,
     Drawing,
-    LeftOut,
+    OmittedFigure,
     line_style,
     lines_above,
     point_style,
@@ -22,7 +22,7 @@ from chairlift.lab.report.figures.drawing import (
 )
 from chairlift.lab.report.run_log import RecordedRun
 
-KEY, TITLE = "batch-size", "What the batch size does"
+KEY, TITLE = "batch-size", "Effects of the batch size"
 Value = Callable[[BatchSizePoint], float | None]
 
 PANELS: dict[str, Value] = {
@@ -33,14 +33,14 @@ PANELS: dict[str, Value] = {
 }
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
     groups = {
         policy: of_policy
         for policy, of_policy in group_by(runs, lambda run: run.policy).items()
         if has_several(of_policy, _size)
     }
     if not groups:
-        return LeftOut(
+        return OmittedFigure(
             KEY,
             TITLE,
             "needs at least two runs of one policy with a different --static-batch-size (static) or --max-num-seqs.",
@@ -60,11 +60,10 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
 
 
 CAPTION = (
-    "Every point is a run with that many seats. A step reads all weights once, so with more rows it makes more tokens "
-    "of the same bytes, until arithmetic or memory ends it. The vertical line is the memory limit: how many requests "
-    "of these lengths the pool holds under that policy, each with the mean of what it held; to the right of it seats "
-    "stay empty, and hollow points never filled theirs. The time of a decode step is the median of the steps without "
-    "a prefill; it is the ITL of whoever streams, and static batching does not."
+    "Each point is a run with that number of seats. A step reads all weights once, so more rows compute more tokens "
+    "for the same bytes, until arithmetic or memory is the limit. The vertical line is the memory limit: the number of "
+    "requests that fit in the pool under that policy at their mean memory. Hollow points are runs that never filled "
+    "their seats. The time of a decode step is the median of the steps without a prefill, which is the ITL of streams."
 )
 
 
@@ -86,7 +85,7 @@ def _draw_points(axes: Axes, points: Sequence[BatchSizePoint], value: Value, ind
 
 
 def _memory_limit(points: Sequence[BatchSizePoint]) -> float | None:
-    """As the largest batch found it, in the range of the figure."""
+    """The memory limit of the run with the most seats; None outside the range of the figure."""
     limit = points[-1].memory_limit
     return limit if limit is not None and limit <= 4 * points[-1].batch_size else None
 

@@ -1,4 +1,4 @@
-"""What the device computes over time: useful tokens, padding, recomputed tokens; rows; weights read."""
+"""The figure of the work of the device over time: useful, recomputed and padding tokens, rows, and weights read."""
 
 from __future__ import annotations
 
@@ -51,16 +51,15 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing:
     panels[-1].set_xlabel(f"{unit} since the run began")
     legend_above(figure, FILLS)
     caption = (
-        "Above, for each run: tokens that the device computed, on the same scale. Below: rows in the batch, those "
-        "that have ended included, and the weights that this takes from memory, once a step however many rows there "
-        f"are. Few rows mean that the weights are read for few tokens. Means over stretches of 1/{BINS} of the longest "
-        f"run.{note}"
+        "Above, for each run: tokens that the device computed, on the same scale. Below: rows in the batch, including "
+        "finished ones, and the bytes of weights that steps read from memory. Each step reads all weights, so with few "
+        f"rows the weights are read for few tokens. Values are means over 1/{BINS} of the longest run.{note}"
     )
-    return Drawing("device", "What the device is used for", caption, figure)
+    return Drawing("device", "Use of the device", caption, figure)
 
 
 def _tokens(run: RecordedRun) -> list[Floats]:
-    """Useful, recomputed and padding tokens of every step."""
+    """The numbers of useful, recomputed and padding tokens of each step."""
     steps = run.trace.steps
     scheduled = np.array([sum(step.num_scheduled) for step in steps], dtype=np.float64)
     recomputed = np.array([step.num_recomputed for step in steps], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a figure is on the page, and what all figures share: colours, sizes, text."""
+"""The types of figures, and the colours, sizes and legends that all figures share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.trace import RowKind
 
 WIDTH: Final = 7.6
-"""Inches; text is never smaller than 8 points, and the page never shows a figure smaller than this on paper."""
+"""The width of a figure in inches, on the page and on paper. Text has at least 8 points."""
 
 LETTERS_IN_A_LINE: Final = 88
 MAX_OVER_TIME: Final = 6
-"""Runs that figures over time show, one above the other."""
+"""Maximum number of runs in a figure over time, one above the other."""
 
 STYLE: Final[dict[Any, Any]] = {
     "font.family": ["DejaVu Sans", "sans-serif"],
@@ -44,7 +44,7 @@ STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "chairlift",
 }
 
-# Okabe and Ito (2008), told apart by colour-blind eyes; where areas touch, lightness or hatching tells them apart too.
+# The palette of Okabe and Ito (2008) for colour-blind readers. Adjacent areas also differ in lightness or hatching.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE, BLACK = "#0072B2", "#D55E00", "#CC79A7", "#1A1A1A"
 PALE, GREY = "#F1F1F1", "#9A9A9A"
@@ -56,7 +56,7 @@ MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 
 
 class Fill(NamedTuple):
-    """How an area looks, and what it is called in the legend."""
+    """The colour and hatching of an area, and its label in the legend."""
 
     label: str
     colour: str
@@ -84,7 +84,7 @@ KIND_FILLS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure with its place on the page. `key` names its file and its anchor; the caption says how to read it."""
+    """A figure with its title and caption. `key` is its anchor on the page and a part of its file name."""
 
     key: str
     title: str
@@ -93,8 +93,8 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A figure that these runs do not give, and why."""
+class OmittedFigure:
+    """A figure that cannot be drawn from these runs, with the reason."""
 
     key: str
     title: str
@@ -109,7 +109,7 @@ def figure_of(num_rows: int, height: float, **layout: Any) -> tuple[Figure, list
 
 
 def legend_above(figure: Figure, fills: Sequence[Fill], *lines: Line2D) -> None:
-    """Keys over the whole figure, in as many columns as fit."""
+    """Draw a legend above the figure, in one row if the labels fit."""
     keys: list[Any] = [*(fill.patch() for fill in fills), *lines]
     fit = sum(len(str(key.get_label())) for key in keys) <= LETTERS_IN_A_LINE
     ncols = len(keys) if fit else -(-len(keys) // 2)
@@ -117,7 +117,7 @@ def legend_above(figure: Figure, fills: Sequence[Fill], *lines: Line2D) -> None:
 
 
 def lines_above(figure: Figure, axes: Axes, *others: Line2D) -> None:
-    """The lines of one panel, over the whole figure."""
+    """Draw a legend of the lines of one panel above the figure."""
     keys: list[Any] = [*axes.get_legend_handles_labels()[0], *others]
     longest = max((len(str(key.get_label())) for key in keys), default=0)
     figure.legend(handles=keys, loc="outside upper left", ncols=3 if longest <= 30 else 2, handlelength=3)
@@ -128,42 +128,41 @@ def time_label(runs: Sequence[RecordedRun]) -> str:
 
 
 def over_time(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], float, str]:
-    """The runs that a figure over time shows, the time of the longest, and what to say of the others."""
+    """The runs that a figure over time shows, the duration of the longest one, and a note about the other runs."""
     shown = list(runs[:MAX_OVER_TIME])
     note = f" Shown are the first {MAX_OVER_TIME} of {len(runs)} runs." if len(runs) > len(shown) else ""
     return shown, max(run.trace.duration for run in shown), note
 
 
 def with_kinds(runs: Sequence[RecordedRun]) -> tuple[list[RecordedRun], str]:
-    """The runs whose log has the kinds of KV memory, and what to say of the others."""
-    having = [run for run in runs if run.kinds is not None]
-    lacking = [run.label for run in runs if run.kinds is None]
-    return having, f" Without memory in their logs: {', '.join(lacking)}." if lacking else ""
+    """The runs whose log has the kinds of KV slots, and a note about the other runs."""
+    others = [run.label for run in runs if run.kinds is None]
+    note = f" Runs without kinds of slots in their logs: {', '.join(others)}." if others else ""
+    return [run for run in runs if run.kinds is not None], note
 
 
 NO_KINDS: Final = (
-    "the logs do not say how KV memory was used (schema version 1, or an engine without a pool); "
-    "record them again with this version."
+    "the logs have no kinds of KV slots (schema version 1, or an engine without a pool): record them again."
 )
 
 
 def start_at_zero(axes: Axes) -> None:
-    """Values upwards from 0, with room above the largest; says so if there are none."""
+    """Let the y axis begin at 0, with space above the largest value; without values, draw "none"."""
     if axes.lines:
         axes.set_ylim(0, 1.08 * axes.dataLim.y1 or 1)
     else:
-        say_none(axes)
+        draw_no_data(axes)
 
 
-def say_none(axes: Axes) -> None:
-    """The panel has nothing to show."""
+def draw_no_data(axes: Axes) -> None:
+    """Draw "none" in a panel without data."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color="#444444")
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and dashes of the run or policy at `index`."""
+    """The colour and dashes of the run or policy at `index`."""
     return {"color": LINES[index % len(LINES)], "linestyle": DASHES[index % len(DASHES)]}
 
 

@@ -14,7 +14,7 @@ from chairlift.lab.report.figures.drawing import (
     KIND_FILLS,
     NO_KINDS,
     Drawing,
-    LeftOut,
+    OmittedFigure,
     figure_of,
     legend_above,
     over_time,
@@ -31,11 +31,11 @@ TITLE = "KV memory by kind"
 LIVE_BORDER: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (4, 2)), "linewidth": 1.1}
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
-    having, lacking = with_kinds(runs)
-    if not having:
-        return LeftOut("memory-kinds", TITLE, f"No picture of waste: {NO_KINDS}")
-    shown, duration, note = over_time(having)
+def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
+    usable, others_note = with_kinds(runs)
+    if not usable:
+        return OmittedFigure("memory-kinds", TITLE, NO_KINDS)
+    shown, duration, note = over_time(usable)
     figure, panels = figure_of(len(shown), 1.5 * len(shown) + 0.7, sharex=True)
     for axes, run in zip(panels, shown, strict=True):
         _draw_run(axes, run, duration)
@@ -43,12 +43,11 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     border = Line2D([], [], label="reserved, as seen live", **LIVE_BORDER)
     legend_above(figure, list(KIND_FILLS.values()), *([border] if any(run.kinds != run.live for run in shown) else []))
     caption = (
-        "Every slot of the pool is of one kind. Token states are in use. Reserved slots will be written by their "
-        "holder; internal fragmentation is held by one who never will; external fragmentation is lost to the "
-        "allocator's rounding, or lies in nobody's hands while the next request is refused for memory. What a request "
-        "will write is taken from its true length, which was known only afterwards; the dashed line is the upper edge "
-        f"of what the engine took for reserved meanwhile, by max_tokens. Means over stretches of 1/{BINS} of the "
-        f"longest run.{lacking}{note}"
+        "Each slot of the pool has one kind. Token states are in use. Reserved slots are held and will be written. "
+        "Internal fragmentation is held and will never be written. External fragmentation is lost to the rounding of "
+        "the allocator, or is free while the next request waits for memory. The kinds are computed with the true "
+        "output lengths; the dashed line is the upper edge of the reserved slots that the running engine assumed from "
+        f"max_tokens. Values are means over 1/{BINS} of the longest run.{others_note}{note}"
     )
     return Drawing("memory-kinds", TITLE, caption, figure)
 
@@ -73,7 +72,7 @@ def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
 
 
 def _binned(run: RecordedRun, kinds: Sequence[MemoryKinds], edges: Floats) -> Floats:
-    """[kinds, bins]; while nobody is there, all is free."""
+    """The shares of the pool as [kinds, bins]; all slots are free while the batch is empty."""
     trace = run.trace
     ends = trace.held_ends()
     held = [means(trace.starts, ends, column, edges) for column in kind_shares(kinds).T[:-1]]

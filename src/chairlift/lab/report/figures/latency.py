@@ -1,4 +1,4 @@
-"""Distributions of latency."""
+"""The figure of the distributions of latency."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from chairlift.lab.report.compare import cdf
-from chairlift.lab.report.figures.drawing import WIDTH, Drawing, LeftOut, line_style, lines_above, say_none
+from chairlift.lab.report.figures.drawing import WIDTH, Drawing, OmittedFigure, draw_no_data, line_style, lines_above
 from chairlift.lab.report.run_log import RecordedRun
 
 KEY, TITLE = "latency", "Latency of requests"
 Values = Callable[[RecordedRun], list[float]]
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
     timed = [run for run in runs if run.trace.is_timed and _ttft(run)]
     if not timed:
-        return LeftOut(KEY, TITLE, "no request got a token in a run whose clock moved.")
+        return OmittedFigure(KEY, TITLE, "no run with a moving clock has an output token.")
     figure = Figure(figsize=(WIDTH, 3.0 + 0.16 * len(timed)))
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (title, values) in zip(panels, PANELS.items(), strict=True):
@@ -27,10 +27,10 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     panels[0].set_ylabel("share of requests at most as slow")
     lines_above(figure, panels[0])
     caption = (
-        "Cumulative distributions: at height 0.5 is the median, at 0.99 the slowest hundredth. Left is better; an "
-        "axis that spans much is logarithmic. TTFT is the time from arrival to the first token, ITL the gap between "
-        "tokens (here the height is a share of gaps), E2E the time to the last token. Static batching answers when "
-        "the whole batch has ended: its first token comes with the last, and it has no ITL."
+        "Cumulative distributions: the median is at height 0.5, the 99th percentile at 0.99. Left is better. Wide axes "
+        "are logarithmic. TTFT is the time from arrival to the first token, ITL the time between two tokens (here the "
+        "height is a share of these times), E2E latency the time from arrival to the last token. A static batch "
+        "returns all tokens when it ends, so its TTFT equals its E2E latency and it has no ITL."
     )
     return Drawing(KEY, TITLE, caption, figure)
 
@@ -59,12 +59,12 @@ def _draw_panel(axes: Axes, title: str, values: Values, runs: Sequence[RecordedR
     if axes.lines:
         _scale(axes)
     else:
-        say_none(axes)
+        draw_no_data(axes)
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
 
 
 def _scale(axes: Axes) -> None:
-    """Logarithmic, with ticks as far apart as their labels are wide; linear over less than half a decade."""
+    """Make the x axis logarithmic, or linear if it spans less than half a decade."""
     low, high = axes.dataLim.intervalx
     if low > 0 and high / low > 10**0.5:
         axes.set_xscale("log")

@@ -1,4 +1,4 @@
-"""The map of KV memory over time: whose is which block."""
+"""The figure of the owners of KV blocks over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chairlift.lab.report.figures.drawing import (
     PALE,
     Drawing,
     Fill,
-    LeftOut,
+    OmittedFigure,
     figure_of,
     over_time,
     time_label,
@@ -35,15 +35,15 @@ FREE, ROUNDING, SHARED = len(OWNERS), len(OWNERS) + 1, len(OWNERS) + 2
 KEYS = (
     Fill("free", PALE),
     Fill("lost to rounding", GREY),
-    Fill("shared by several", BLACK),
+    Fill("shared by several requests", BLACK),
 )
 COLOURS = np.array([to_rgb(colour) for colour in (*OWNERS, PALE, GREY, BLACK)])
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
     holding = [run for run in runs if any(step.new_blocks for step in run.trace.steps)]
     if not holding:
-        return LeftOut("memory-map", TITLE, f"No map: {NO_KINDS}")
+        return OmittedFigure("memory-map", TITLE, NO_KINDS)
     shown, duration, note = over_time(holding)
     figure, panels = figure_of(len(shown), 1.75 * len(shown) + 0.6, sharex=True)
     for axes, run in zip(panels, shown, strict=True):
@@ -51,11 +51,10 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
     _legend(figure)
     caption = (
-        "Block addresses upwards, time to the right. A colour is a request; colours come again, chosen so that "
-        "neighbours differ. A block changes hands when its request finishes or is preempted, in a static batch when "
-        "the batch ends. Reservations are wide bands that begin at full height; paging gives block after block, "
-        "wherever one is free. Grey blocks were given by the buddy allocator beyond what was asked for, and serve "
-        f"nobody.{note}"
+        "The vertical axis is the block id. A colour is a request; colours repeat, but differ between neighbours. "
+        "Blocks are freed when their request finishes or is preempted; in a static batch, when the batch ends. "
+        "Reservations are bands with full height from the beginning; paging allocates one block after another. Grey "
+        f"blocks are unused: the buddy allocator rounds reservations up.{note}"
     )
     return Drawing("memory-map", TITLE, caption, figure)
 
@@ -65,7 +64,7 @@ def _legend(figure: Figure) -> None:
     keys: list[Any] = [owners, *(fill.patch() for fill in KEYS)]
     figure.legend(
         keys,
-        ["held: a colour a request", *(fill.label for fill in KEYS)],
+        ["held: one colour per request", *(fill.label for fill in KEYS)],
         loc="outside upper left",
         ncols=len(KEYS) + 1,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
@@ -86,7 +85,7 @@ def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
 
 
 def paint(run: RecordedRun) -> npt.NDArray[np.intp]:
-    """[rows, columns]: what the block at that height is at that time, as an index of COLOURS."""
+    """The image of the pool as [rows, columns] of indexes of COLOURS."""
     trace = run.trace
     num_blocks = trace.started.num_blocks
     num_rows = min(num_blocks, MAX_ROWS)
@@ -112,7 +111,7 @@ def _fill(
     span: BlockSpan,
     colour: int,
 ) -> None:
-    """At least one pixel, however small the span."""
+    """Paint a span with at least one pixel."""
     top, bottom = int(span.block * rows_per_block), int((span.block + span.num_blocks) * rows_per_block)
     left, right = columns[0][span.first], columns[1][span.last]
     canvas[top : max(bottom, top + 1), left : max(right, left + 1)] = colour

@@ -1,19 +1,19 @@
-"""Throughput against how much output lengths vary."""
+"""The figure of throughput by the variance of output lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from chairlift.lab.report.compare import group_by, has_several, variation
-from chairlift.lab.report.figures.drawing import Drawing, LeftOut, figure_of, point_style, start_at_zero
+from chairlift.lab.report.figures.drawing import Drawing, OmittedFigure, figure_of, point_style, start_at_zero
 from chairlift.lab.report.run_log import RecordedRun, default_label
 
 KEY, TITLE = "variance", "Throughput against variance of output lengths"
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
+def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
     if not has_several(runs, _variation):
-        return LeftOut(
+        return OmittedFigure(
             KEY,
             TITLE,
             "needs at least two runs whose output lengths vary differently, such as --output-len fixed:64 and exp:64.",
@@ -30,9 +30,9 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
     start_at_zero(axes)
     axes.legend()
     caption = (
-        "Every run is a point. To the right, lengths differ more from request to request. A static batch waits for "
-        "its longest member, so its throughput falls; where seats are refilled at every step it should hardly change. "
-        "Runs are comparable if their mean lengths, model and machine are the same."
+        "Each point is a run. A static batch waits for its longest member, so its throughput falls with the variance "
+        "of lengths; continuous batching refills seats at every step and is hardly affected. Runs are comparable if "
+        "they have the same mean lengths, model and machine."
     )
     return Drawing(KEY, TITLE, caption, figure)
 

@@ -1,4 +1,4 @@
-"""Where KV memory goes under each policy, beside what was published."""
+"""The figure of the use of KV memory under each policy, next to published numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chairlift.lab.report.figures.drawing import (
     NO_KINDS,
     Drawing,
     Fill,
-    LeftOut,
+    OmittedFigure,
     figure_of,
     legend_above,
     with_kinds,
@@ -27,23 +27,23 @@ UNDIVIDED = Fill("waste, not divided", "#FFFFFF", "\\\\\\")
 MIN_WRITTEN = 0.035
 
 
-def draw(runs: Sequence[RecordedRun]) -> Drawing | LeftOut:
-    having, lacking = with_kinds(runs)
-    if not having:
-        return LeftOut("waste", TITLE, f"No bars: {NO_KINDS}")
-    heights = [len(having), len(KWON_2023_FIGURE_2)]
+def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
+    usable, others_note = with_kinds(runs)
+    if not usable:
+        return OmittedFigure("waste", TITLE, NO_KINDS)
+    heights = [len(usable), len(KWON_2023_FIGURE_2)]
     figure, (ours, published) = figure_of(2, 0.33 * sum(heights) + 1.7, height_ratios=heights, sharex=True)
-    _draw_ours(ours, having)
+    _draw_ours(ours, usable)
     _draw_published(published)
     published.xaxis.set_major_formatter(PercentFormatter(1))
     published.set_xlabel("share of KV memory")
     legend_above(figure, [*KIND_FILLS.values(), UNDIVIDED])
     caption = (
-        "Above: means over the time in which requests waited, with true lengths; what is free then could not be taken "
-        "for want of seats or because a batch was closed. Means over the whole run where it says that nobody waited. "
-        f"Below, hatched: published shares ({KWON_2023_SETTING}), measured on another model and workload than ours, so "
-        "compare the order and the pattern, not the numbers. There, external fragmentation includes whatever else is "
-        f"left over.{lacking}"
+        "Above: means over the time in which requests waited, with true output lengths; slots that are free then could "
+        "not be used because there were no seats or the batch was closed. Runs without waiting requests show the mean "
+        f"over the whole run. Below, hatched: published shares ({KWON_2023_SETTING}) of another model and workload: "
+        "compare the order and the pattern, not the numbers. There, external fragmentation includes all other waste."
+        f"{others_note}"
     )
     return Drawing("waste", TITLE, caption, figure)
 
@@ -52,7 +52,7 @@ def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
     labels = []
     for row, run in enumerate(runs):
         waste = waste_shares(run)
-        labels.append(run.label if waste.is_saturated else f"{run.label}\n(nobody waited)")
+        labels.append(run.label if waste.is_saturated else f"{run.label}\n(no waiting requests)")
         left = 0.0
         for kind in KINDS:
             left += _bar(axes, row, left, waste.shares[kind], KIND_FILLS[kind]._replace(hatch=""))

@@ -1,63 +1,68 @@
-"""What every endpoint has: strict bodies, usage, timings, errors."""
+"""The base classes of request and response bodies, and the records that several endpoints share."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     GetCoreSchemaHandler,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_FIELDS: Final = 256
+"""The maximum number of fields of one object in a request."""
 
 
-def _stop_at_first_errors(schema: Any) -> None:
-    """Lists are not read on behind an item that is wrong."""
+def _set_fail_fast(schema: Any) -> None:
+    """Let the validation of every list end at its first invalid item."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
         for part in schema.values():
-            _stop_at_first_errors(part)
+            _set_fail_fast(part)
     elif isinstance(schema, list | tuple):
         for part in schema:
-            _stop_at_first_errors(part)
+            _set_fail_fast(part)
 
 
 class RequestBody(BaseModel):
-    """Strict: a number in a string is a string. What is wrong is found out at little cost: an error is a kilobyte, and
-    a body has room for millions of wrong values."""
+    """A JSON object in a request. Unknown fields are rejected, and types are not converted.
+
+    The number of validation errors is limited, because each takes about 1 KiB and a body may contain millions of
+    invalid values.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _few_fields(cls, given: Any) -> Any:
+    def _check_number_of_fields(cls, given: Any) -> Any:
         if isinstance(given, dict) and len(given) > MAX_FIELDS:
-            raise ValueError(f"{len(given)} fields in one object are more than {MAX_FIELDS}")
+            raise PydanticCustomError("too_long", "has too many fields", {"max_length": MAX_FIELDS})
         return given
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
-        _stop_at_first_errors(handler.resolve_ref_schema(schema))
+        _set_fail_fast(handler.resolve_ref_schema(schema))
         return schema
 
 
 class SparseResponse(BaseModel):
-    """An answer that leaves out what nobody asked for: the fields of `optional` are there if they are not null."""
+    """A JSON object in a response. The fields in `omitted_if_null` are left out if their value is null."""
 
-    optional: ClassVar[frozenset[str]]
+    omitted_if_null: ClassVar[frozenset[str]]
 
     @model_serializer(mode="wrap")
-    def _sparse(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in self.optional}
+        return {name: value for name, value in fields.items() if value is not None or name not in self.omitted_if_null}
 
 
 class PromptTokensDetails(BaseModel):
@@ -69,7 +74,7 @@ class CompletionTokensDetails(BaseModel):
 
 
 class UsageInfo(SparseResponse):
-    optional = frozenset({"completion_tokens_details"})
+    omitted_if_null = frozenset({"completion_tokens_details"})
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -78,21 +83,17 @@ class UsageInfo(SparseResponse):
 
 
 class Timings(BaseModel):
-    """Seconds, from arrival on; of the answer that ended last. Rates are null where nothing was computed in no time.
+    """The times of the answer that finished last, in seconds. A rate is null if its time is zero."""
 
-    Attributes:
-        queue: until the first step.
-        prefill: from there to the first token.
-        decode: from there to the last one.
-        prompt_tokens_per_second: of the prompt without what was cached, while in prefill.
-        output_tokens_per_second: after the first token.
-    """
-
-    queue: float
-    prefill: float
-    decode: float
-    prompt_tokens_per_second: float | None
-    output_tokens_per_second: float | None
+    queue: float = Field(description="Seconds from the arrival of the request to its first step.")
+    prefill: float = Field(description="Seconds from the first step to the first output token.")
+    decode: float = Field(description="Seconds from the first to the last output token.")
+    prompt_tokens_per_second: float | None = Field(
+        description="Prompt tokens, without cached ones, per second of prefill."
+    )
+    output_tokens_per_second: float | None = Field(
+        description="Output tokens after the first one, per second of decode."
+    )
 
 
 class ModelCard(BaseModel):
@@ -109,10 +110,10 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """`reason`: why the engine died, unless `status` is "ok"."""
+    """The state of the engine."""
 
     status: Literal["ok", "restarting", "cannot_restart", "dead"]
-    reason: str | None = None
+    reason: Annotated[str | None, Field(description="Why the engine died; null if `status` is `ok`.")] = None
 
 
 class ErrorInfo(BaseModel):
@@ -123,6 +124,6 @@ class ErrorInfo(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every refusal looks like."""
+    """An error response, in the form of OpenAI."""
 
     error: ErrorInfo

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: what is asked."""
+"""The request and response bodies of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from chairlift.server.api.protocol.item_limits import (
     MAX_TOOL_CALLS,
     MAX_TOOLS,
 )
-from chairlift.server.api.protocol.sampling import SamplingFields
+from chairlift.server.api.protocol.sampling import SamplingFields, StructuredOutputsField
 from chairlift.server.api.protocol.tools import FunctionTool, ToolCall, ToolCallParam, ToolChoice
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 
-TEMPLATE_FIELDS = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
-"""Variables of a chat template that fields of their own say."""
+RESERVED_VARIABLES = ("messages", "self", "add_generation_prompt", "tools", "documents", "reasoning_effort")
+"""Variables of a chat template that `chat_template_kwargs` must not set."""
 
 
 class TextPart(RequestBody):
@@ -44,26 +44,26 @@ Text = str | Annotated[list[TextPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
 def plain_text(content: str | list[TextPart] | list[TextPart | RefusalPart]) -> str:
-    """Content in parts as one text, which is what chat templates expect."""
+    """The content of a message as one string, as chat templates expect it."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class PromptMessage(RequestBody):
-    """From whoever is not the model."""
+    """A message of the system, the developer or the user."""
 
     role: Literal["system", "developer", "user"]
     content: Text
     name: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: plain text."""
+        """The message as chat templates expect it, with its content as one string."""
         role = "system" if self.role == "developer" else self.role
         message = {"role": role, "content": plain_text(self.content)}
         return message if self.name is None else {**message, "name": self.name}
 
 
 class ToolMessage(RequestBody):
-    """What a tool answered."""
+    """The result of a tool call."""
 
     role: Literal["tool"]
     content: Text
@@ -76,7 +76,7 @@ class ToolMessage(RequestBody):
 
 
 class AssistantMessage(RequestBody):
-    """An answer that was given before, as it came."""
+    """An earlier answer, which may be sent back as it was received."""
 
     role: Literal["assistant"]
     content: str | Annotated[list[TextPart | RefusalPart], Field(max_length=MAX_CONTENT_PARTS)] | None = None
@@ -84,16 +84,16 @@ class AssistantMessage(RequestBody):
     tool_calls: Annotated[list[ToolCallParam], Field(max_length=MAX_TOOL_CALLS)] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    # -- null or empty, as it came --
+    # -- These fields of a received answer are null or empty. --
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: plain text, arguments as objects."""
+        """The message as chat templates expect it, with the arguments of tool calls as objects."""
         content = self.refusal if self.content is None else plain_text(self.content)
         if content is None and not self.tool_calls:
-            raise RequestError("messages: one of the assistant has neither content nor tool_calls", "messages")
+            raise RequestError("messages: a message of the assistant must have content or tool_calls", "messages")
         message: dict[str, Any] = {"role": "assistant", "content": content or ""}
         if self.name is not None:
             message["name"] = self.name
@@ -109,10 +109,10 @@ def _call_for_template(call: ToolCallParam) -> dict[str, Any]:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            f"messages: the arguments of tool call {call.id!r} are not JSON: {error}", "messages"
+            f"messages: the arguments of tool call {call.id!r} are not valid JSON: {error}", "messages"
         ) from None
     if not isinstance(arguments, dict):
-        raise RequestError(f"messages: the arguments of tool call {call.id!r} are no JSON object", "messages")
+        raise RequestError(f"messages: the arguments of tool call {call.id!r} must be a JSON object", "messages")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -120,7 +120,7 @@ ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(di
 
 
 class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
@@ -129,12 +129,12 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     top_logprobs: int | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one tool call.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="For models whose chat template reads it."
+        None, description="For models whose chat template reads this variable."
     )
-    # -- vLLM's --
-    include_reasoning: bool | None = Field(None, description="false: leave reasoning_content out of the answer.")
+    # -- fields of vLLM --
+    include_reasoning: bool | None = Field(None, description="false: omit `reasoning_content` from the answer.")
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
@@ -142,20 +142,24 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     continue_final_message: bool = False
 
     @classmethod
-    def converted(cls, fields: dict[str, Any]) -> ChatCompletionRequest:
-        """Of the fields that a call to another API amounts to; raises RequestError if they are none of a chat."""
+    def from_fields(
+        cls, fields: dict[str, Any], structured_outputs: StructuredOutputsField | None = None
+    ) -> ChatCompletionRequest:
+        """The request with these fields, converted from another API; raises RequestError if they are invalid."""
         try:
-            return cls.model_validate(fields)
+            chat = cls.model_validate({**fields, "structured_outputs": None})
         except ValidationError as error:
-            what, field = describe_validation_errors(error.errors(), fields)
-            raise RequestError(f"as a chat: {what}", field) from None
+            message, field = describe_validation_errors(error.errors(), fields)
+            raise RequestError(f"converted to a chat: {message}", field) from None
+        chat.structured_outputs = structured_outputs
+        return chat
 
-    def limit(self) -> int | None:
-        """Output tokens at most; None is what fits."""
+    def output_limit(self) -> int | None:
+        """The maximum number of output tokens; None if only the context limits it."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise RequestError(
                 f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} disagree: "
-                "give one of them",
+                "send only one of them",
                 "max_completion_tokens",
             )
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -165,20 +169,20 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template gets besides messages and tools."""
+        """The variables of the chat template besides messages and tools."""
         options = self.chat_template_kwargs or {}
-        if taken := set(TEMPLATE_FIELDS) & options.keys():
+        if reserved := set(RESERVED_VARIABLES) & options.keys():
             raise RequestError(
-                f"chat_template_kwargs must not hold {', '.join(sorted(taken))}: a field of its own says it",
+                f"chat_template_kwargs must not contain {', '.join(sorted(reserved))}: use the fields of the request",
                 "chat_template_kwargs",
             )
         fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
         return {**options, **{name: value for name, value in fields.items() if value is not None}}
 
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to tell; None tells nothing."""
+        """The number of alternative tokens to return at each position; None to return no logprobs."""
         if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs: true", "top_logprobs")
+            raise RequestError("top_logprobs is only allowed with logprobs: true", "top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
             message = f"top_logprobs must be between 0 and {MAX_LOGPROBS}, got {self.top_logprobs}"
             raise RequestError(message, "top_logprobs")
@@ -201,9 +205,9 @@ class ChatLogprobs(BaseModel):
 
 
 class ChatResponseMessage(SparseResponse):
-    """Content is null where there are tool calls alone; `tool_calls` and `reasoning_content` are there if any are."""
+    """The generated message. `content` is null if the answer consists of tool calls alone."""
 
-    optional = frozenset({"tool_calls", "reasoning_content"})
+    omitted_if_null = frozenset({"tool_calls", "reasoning_content"})
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
@@ -212,7 +216,7 @@ class ChatResponseMessage(SparseResponse):
 
 
 class ChatCompletionResponseChoice(SparseResponse):
-    optional = frozenset({"token_ids"})
+    omitted_if_null = frozenset({"token_ids"})
     index: int
     message: ChatResponseMessage
     logprobs: ChatLogprobs | None = None
@@ -222,7 +226,7 @@ class ChatCompletionResponseChoice(SparseResponse):
 
 
 class ChatCompletionResponse(SparseResponse):
-    optional = frozenset({"prompt_logprobs", "prompt_token_ids", "timings"})
+    omitted_if_null = frozenset({"prompt_logprobs", "prompt_token_ids", "timings"})
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int

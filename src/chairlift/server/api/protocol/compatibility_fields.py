@@ -1,97 +1,107 @@
-"""Fields that are accepted although nothing reads them, because what is done anyway satisfies the value.
+"""Fields that are accepted but not read, because their permitted values describe what the server does anyway.
 
-This is the whole table: name, values that are satisfied, reason. A field that is neither here nor honoured is refused,
-and so is every other value of these.
+This module is the complete table: name, permitted values, reason. Other values of these fields are rejected, and so are
+fields that are neither listed here nor implemented.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from chairlift.server.api.protocol.base import RequestBody
-from chairlift.server.api.protocol.item_limits import Metadata, MetadataKey, MetadataValue, check_number_of_pairs
+from chairlift.server.api.protocol.item_limits import (
+    MAX_METADATA,
+    Metadata,
+    MetadataKey,
+    MetadataValue,
+    limit_entries,
+)
 
 EmptyValue = Annotated[list[Any], Field(max_length=0)] | Annotated[dict[str, Any], Field(max_length=0)] | None
 """null, or an empty list or object."""
 
 
 class CacheControl(RequestBody):
-    """Anthropic's cache breakpoint. It has no effect: the prefix cache finds equal prefixes without a hint."""
+    """A cache breakpoint of Anthropic. It has no effect, because the prefix cache finds equal prefixes without it."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
 class CompatibilityFields(RequestBody):
-    """At every endpoint that generates."""
+    """Accepted by every endpoint that generates."""
 
-    user: str | None = Field(None, description="Says who asks; nothing here depends on it.")
-    safety_identifier: str | None = Field(None, description="Says who asks; nothing here depends on it.")
-    store: Literal[False] | None = Field(None, description="Nothing is stored.")
-    prompt_cache_key: str | None = Field(None, description="The prefix cache finds equal prefixes without a hint.")
+    user: str | None = Field(None, description="Identifies the end user; has no effect.")
+    safety_identifier: str | None = Field(None, description="Identifies the end user; has no effect.")
+    store: Literal[False] | None = Field(None, description="Responses are not stored.")
+    prompt_cache_key: str | None = Field(None, description="The prefix cache finds equal prefixes without a key.")
     prompt_cache_retention: Literal["in_memory"] | None = Field(None, description="The prefix cache is in memory.")
-    moderation: None = Field(None, description="Nothing is moderated.")
-    kv_transfer_params: None = Field(None, description="KV memory stays here.")
-    mm_processor_kwargs: EmptyValue = Field(None, description="Text only: nothing else is processed.")
-    vllm_xargs: EmptyValue = Field(None, description="There are no extensions.")
+    moderation: None = Field(None, description="Moderation is not supported.")
+    kv_transfer_params: None = Field(None, description="KV transfer between servers is not supported.")
+    mm_processor_kwargs: EmptyValue = Field(None, description="Only text is supported.")
+    vllm_xargs: EmptyValue = Field(None, description="Extension arguments are not supported.")
 
 
 class SamplingCompatibilityFields(CompatibilityFields):
-    """At /v1/completions and /v1/chat/completions."""
+    """Accepted by /v1/completions and /v1/chat/completions."""
 
-    metadata: Metadata | None = Field(None, description="Tags for the caller's own use; nothing is stored.")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
-    use_beam_search: Literal[False] | None = Field(None, description="Answers are sampled.")
-    spaces_between_special_tokens: bool | None = Field(None, description="Decoders here put in no spaces of their own.")
-    logits_processors: EmptyValue = Field(None, description="There are none.")
+    metadata: Metadata | None = Field(None, description="Key-value pairs for the client; they are not stored.")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one service tier.")
+    use_beam_search: Literal[False] | None = Field(None, description="Beam search is not supported.")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="Has no effect: no spaces are added between special tokens."
+    )
+    logits_processors: EmptyValue = Field(None, description="Logits processors are not supported.")
 
 
 class CompletionsCompatibilityFields(SamplingCompatibilityFields):
-    """At /v1/completions."""
+    """Accepted by /v1/completions."""
 
-    suffix: Literal[""] | None = Field(None, description="Nothing is to follow.")
-    prompt_embeds: None = Field(None, description="Prompts are text or tokens.")
+    suffix: Literal[""] | None = Field(None, description="Insertion before a suffix is not supported.")
+    prompt_embeds: None = Field(None, description="Prompts are text or token ids.")
 
 
 class ChatCompatibilityFields(SamplingCompatibilityFields):
-    """At /v1/chat/completions."""
+    """Accepted by /v1/chat/completions."""
 
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=16)] | None = Field(
         None, description="Answers are text."
     )
-    audio: None = Field(None, description="Answers are text.")
-    prediction: None = Field(None, description="Nothing is predicted.")
-    web_search_options: None = Field(None, description="Nothing is searched.")
-    verbosity: Literal["medium"] | None = Field(None, description="The model answers as it does.")
-    functions: EmptyValue = Field(None, description="There are none; `tools` are today's form.")
-    function_call: Literal["none"] | None = Field(None, description="There are none; `tool_choice` is today's form.")
+    audio: None = Field(None, description="Audio is not supported.")
+    prediction: None = Field(None, description="Predicted outputs are not supported.")
+    web_search_options: None = Field(None, description="Web search is not supported.")
+    verbosity: Literal["medium"] | None = Field(None, description="The verbosity cannot be changed.")
+    functions: EmptyValue = Field(None, description="Deprecated by OpenAI; use `tools`.")
+    function_call: Literal["none"] | None = Field(None, description="Deprecated by OpenAI; use `tool_choice`.")
 
 
 class ResponsesCompatibilityFields(CompatibilityFields):
-    """At /v1/responses. It is stateless: what the client wants remembered, it sends again."""
+    """Accepted by /v1/responses. The endpoint is stateless: the client sends the whole conversation."""
 
-    background: Literal[False] | None = Field(None, description="Answers are given at once.")
-    conversation: None = Field(None, description="Nothing is remembered.")
-    previous_response_id: None = Field(None, description="Nothing is remembered.")
-    context_management: EmptyValue = Field(None, description="Nothing is remembered.")
-    prompt: None = Field(None, description="There are no stored prompts.")
-    truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is refused.")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one tier.")
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(None, description="Built-in tools only, and none is.")
+    background: Literal[False] | None = Field(None, description="Background responses are not supported.")
+    conversation: None = Field(None, description="Conversations are not stored.")
+    previous_response_id: None = Field(None, description="Responses are not stored: send the whole conversation.")
+    context_management: EmptyValue = Field(None, description="Conversations are not stored.")
+    prompt: None = Field(None, description="Prompt templates are not stored.")
+    truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is rejected.")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one service tier.")
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Limits calls of built-in tools, which are not supported; has no effect."
+    )
 
 
 class MessagesCompatibilityFields(CompatibilityFields):
-    """At /v1/messages."""
+    """Accepted by /v1/messages."""
 
-    metadata: Annotated[dict[MetadataKey, MetadataValue | None], BeforeValidator(check_number_of_pairs)] | None = Field(
-        None, description="Identifies the caller; has no effect here."
+    metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = Field(
+        None, description="Identifies the end user; has no effect."
     )
-    service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one tier.")
-    inference_geo: Literal["global", "not_available"] | None = Field(None, description="It runs where it runs.")
-    cache_control: CacheControl | None = Field(None, description="Every prefix is cached, without a hint.")
-    container: None = Field(None, description="Nothing is executed.")
+    service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one service tier.")
+    inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
+    cache_control: CacheControl | None = Field(None, description="Every prefix is cached; has no effect.")
+    container: None = Field(None, description="Code execution is not supported.")
     context_management: EmptyValue = Field(None, description="The client sends the whole conversation.")
-    mcp_servers: EmptyValue = Field(None, description="There are none.")
+    mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")
     speed: Literal["standard"] | None = Field(None, description="There is one speed.")

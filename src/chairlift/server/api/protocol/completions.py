@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""The request and response bodies of /v1/completions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chairlift.server.api.protocol.sampling import SamplingFields
 
 
 class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: (
         str
@@ -25,35 +25,37 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
     )
     max_tokens: int | None = 16
     logprobs: int | None = None
-    best_of: int | None = Field(None, description="Make so many answers, give the n likeliest by mean logprob.")
+    best_of: int | None = Field(
+        None, description="Number of answers to generate; the `n` with the highest mean logprob are returned."
+    )
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """Every prompt; raises RequestError if there is none."""
+        """The prompts as a list; raises RequestError if it is empty."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not self.prompt:
-            raise RequestError("prompt is an empty list: give at least one prompt", "prompt")
+            raise RequestError("prompt must not be an empty list: send at least one prompt", "prompt")
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
     @property
     def is_echo_only(self) -> bool:
-        """The prompt comes back with its logprobs, and nothing is generated."""
+        """Whether only the prompt and its logprobs are returned."""
         return bool(self.echo) and self.max_tokens == 0
 
     def num_choices(self) -> int:
         return super().num_choices() if self.best_of is None else self.best_of
 
     def params(self) -> SamplingParams:
-        """Validated parameters; raises RequestError naming the field."""
-        more: dict[str, Any] = {"logprobs": self.logprobs}
-        if self.max_tokens is not None:  # null is the default, as with other fields.
-            more["max_tokens"] = 1 if self.is_echo_only else self.max_tokens
+        """The validated sampling parameters; raises RequestError."""
+        overrides: dict[str, Any] = {"logprobs": self.logprobs}
+        if self.max_tokens is not None:  # null selects the default.
+            overrides["max_tokens"] = 1 if self.is_echo_only else self.max_tokens
         if self.best_of is not None:
             self._check_best_of(self.best_of)
-            more |= {"n": self.best_of, "logprobs": self.logprobs or 0}
+            overrides |= {"n": self.best_of, "logprobs": self.logprobs or 0}
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
-            more["prompt_logprobs"] = self.logprobs
-        return self.sampling_params(**more)
+            overrides["prompt_logprobs"] = self.logprobs
+        return self.sampling_params(**overrides)
 
     def _check_best_of(self, best_of: int) -> None:
         if not super().num_choices() <= best_of <= MAX_N:
@@ -61,11 +63,11 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
                 f"best_of must be at least n={super().num_choices()} and at most {MAX_N}, got {best_of}", "best_of"
             )
         if self.stream and best_of > super().num_choices():
-            raise RequestError("best_of cannot be streamed: which answer is best is known at the end", "best_of")
+            raise RequestError(f"best_of={best_of} cannot be streamed: leave out stream or best_of", "best_of")
 
 
 class CompletionLogprobs(BaseModel):
-    """`None` stands for the first token of an echoed prompt, which follows nothing."""
+    """The logprobs of an answer. The entries of the first token of an echoed prompt are null."""
 
     text_offset: list[int] = []
     token_logprobs: list[float | None] = []
@@ -74,7 +76,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionResponseChoice(SparseResponse):
-    optional = frozenset({"prompt_logprobs", "prompt_token_ids", "token_ids"})
+    omitted_if_null = frozenset({"prompt_logprobs", "prompt_token_ids", "token_ids"})
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
@@ -86,9 +88,9 @@ class CompletionResponseChoice(SparseResponse):
 
 
 class CompletionResponse(SparseResponse):
-    """A completion; as a stream, one chunk of it."""
+    """A completion, or one chunk of a stream."""
 
-    optional = frozenset({"timings"})
+    omitted_if_null = frozenset({"timings"})
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int

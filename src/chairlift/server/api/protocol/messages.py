@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's API, text and tools."""
+"""The request and response bodies of /v1/messages, Anthropic's API, for text and tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ToolUseBlock(RequestBody):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
-    caller: dict[str, Any] | None = Field(None, description="Of a block that is sent back as it came.")
+    caller: dict[str, Any] | None = Field(None, description="Part of a received block; has no effect.")
 
 
 class ToolResultBlock(RequestBody):
@@ -45,7 +45,7 @@ class ToolResultBlock(RequestBody):
 class ThinkingBlock(RequestBody):
     type: Literal["thinking"]
     thinking: str
-    signature: str = Field("", description="Is not checked: what is sent back is what the model reads.")
+    signature: str = Field("", description="Not checked.")
 
 
 Blocks = list[Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]]
@@ -63,8 +63,8 @@ class MessagesTool(RequestBody):
     input_schema: dict[str, Any]
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    defer_loading: Literal[False] | None = Field(None, description="Tools are told with the prompt.")
-    eager_input_streaming: bool | None = Field(None, description="Arguments are told while they are written.")
+    defer_loading: Literal[False] | None = Field(None, description="All tools are part of the prompt.")
+    eager_input_streaming: bool | None = Field(None, description="Has no effect: arguments are always streamed.")
 
 
 class MessagesToolChoice(RequestBody):
@@ -74,7 +74,7 @@ class MessagesToolChoice(RequestBody):
 
 
 class Thinking(RequestBody):
-    """A budget of tokens cannot be kept, so `enabled` is refused."""
+    """Whether the model reasons. `enabled` is rejected, because a token budget for reasoning is not supported."""
 
     type: Literal["adaptive", "disabled"]
 
@@ -90,7 +90,7 @@ class OutputConfig(RequestBody):
 
 
 class ConversationFields(RequestBody):
-    """What is counted, and answered."""
+    """The fields that define the prompt."""
 
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -101,7 +101,7 @@ class ConversationFields(RequestBody):
     output_config: OutputConfig | None = None
 
     def chat_fields(self) -> dict[str, Any]:
-        """As fields of a chat."""
+        """The corresponding fields of a chat request."""
         messages = [{"role": "system", "content": _text(self.system)}] if self.system is not None else []
         for message in self.messages:
             messages += _messages(message)
@@ -121,25 +121,27 @@ class ConversationFields(RequestBody):
 
 
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
-    """POST /v1/messages/count_tokens."""
+    """The body of POST /v1/messages/count_tokens."""
 
     def to_chat(self) -> ChatCompletionRequest:
-        return ChatCompletionRequest.converted(self.chat_fields())
+        return ChatCompletionRequest.from_fields(self.chat_fields())
 
 
 class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFields):
-    """POST /v1/messages."""
+    """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: StopStrings | None = None
 
     def to_chat(self) -> ChatCompletionRequest:
-        """The same as a chat; raises RequestError."""
-        given = {name: value for name, value in self.engine_fields().items() if name != "structured_outputs"}
-        fields = {**given, **self.chat_fields(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
-        chat = ChatCompletionRequest.converted(fields)
-        chat.structured_outputs = self.structured_outputs
-        return chat
+        """The corresponding chat request; raises RequestError."""
+        fields = {
+            **self.engine_fields(),
+            **self.chat_fields(),
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+        }
+        return ChatCompletionRequest.from_fields(fields, self.structured_outputs)
 
 
 def _text(content: str | list[TextBlock] | None) -> str:
@@ -147,23 +149,23 @@ def _text(content: str | list[TextBlock] | None) -> str:
 
 
 def _messages(message: MessageParam) -> list[dict[str, Any]]:
-    """Of a chat: the results of tools are messages of their own there."""
+    """The corresponding messages of a chat, where each tool result is a separate message."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    spoken: dict[str, Any] = {"role": message.role}
+    other: dict[str, Any] = {"role": message.role}
     results: list[dict[str, Any]] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)})
         elif isinstance(block, ToolUseBlock):
             function = {"name": block.name, "arguments": json.dumps(block.input)}
-            spoken.setdefault("tool_calls", []).append({"id": block.id, "function": function})
+            other.setdefault("tool_calls", []).append({"id": block.id, "function": function})
         else:
             name, text = (
                 ("content", block.text) if isinstance(block, TextBlock) else ("reasoning_content", block.thinking)
             )
-            spoken[name] = spoken.get(name, "") + text
-    return [*results, spoken] if len(spoken) > 1 else results
+            other[name] = other.get(name, "") + text
+    return [*results, other] if len(other) > 1 else results
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _choice(choice: MessagesToolChoice) -> Any:
 
 
 class MessagesUsage(BaseModel):
-    """`input_tokens` without those that came from the cache."""
+    """Token counts. `input_tokens` does not include cached tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -189,7 +191,7 @@ class MessagesUsage(BaseModel):
 
 
 class MessagesResponse(SparseResponse):
-    optional = frozenset({"timings"})
+    omitted_if_null = frozenset({"timings"})
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -211,7 +213,7 @@ class MessagesErrorInfo(BaseModel):
 
 
 class MessagesError(BaseModel):
-    """What a refusal looks like here."""
+    """An error response, in the form of Anthropic."""
 
     type: Literal["error"] = "error"
     error: MessagesErrorInfo

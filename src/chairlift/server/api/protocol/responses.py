@@ -1,4 +1,4 @@
-"""POST /v1/responses: text, stateless."""
+"""The request and response bodies of /v1/responses, for text and function tools."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from chairlift.server.api.protocol.tools import ToolName
 
 LOGPROBS = "message.output_text.logprobs"
 
-CHAT_FIELDS = {
+RESPONSES_FIELDS = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning",
 }
-"""What the fields of a chat are called here."""
+"""Name of a field of chats -> its name at this endpoint."""
 
-ReturnedValue = Annotated[Any, Field(description="Of an item that is sent back as it came.")]
+ReturnedValue = Annotated[Any, Field(description="Part of a received item; has no effect.")]
 
 
 class InputPart(RequestBody):
@@ -38,7 +38,7 @@ class InputPart(RequestBody):
 InputParts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS)]
 
 
-def _joined(content: str | list[InputPart] | None) -> str:
+def _joined_text(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
 
 
@@ -79,8 +79,8 @@ class InputReasoning(RequestBody):
     status: ReturnedValue = None
 
 
-def _kind(item: Any) -> str:
-    """A message may leave its type out."""
+def _item_type(item: Any) -> str:
+    """The type of an input item; the default is a message."""
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
     return kind if isinstance(kind, str) else "message"
 
@@ -90,7 +90,7 @@ InputItem = Annotated[
     | Annotated[InputFunctionCall, Tag("function_call")]
     | Annotated[InputFunctionCallOutput, Tag("function_call_output")]
     | Annotated[InputReasoning, Tag("reasoning")],
-    Discriminator(_kind),
+    Discriminator(_item_type),
 ]
 
 
@@ -121,26 +121,26 @@ class ResponsesSchemaFormat(RequestBody):
     name: str
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: str | None = None
-    strict: bool | None = Field(None, description="The schema is always followed to the letter.")
+    strict: bool | None = Field(None, description="Has no effect: the schema is always followed.")
 
 
 class ResponsesText(RequestBody):
     format: Annotated[TextFormat | JsonObjectFormat | ResponsesSchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = Field(None, description="The model answers as it does.")
+    verbosity: Literal["medium"] | None = Field(None, description="The verbosity cannot be changed.")
 
 
 class ResponsesReasoning(RequestBody):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: None = Field(None, description="Reasoning is given whole.")
-    generate_summary: None = Field(None, description="Reasoning is given whole.")
+    summary: None = Field(None, description="Reasoning is returned in full, not as a summary.")
+    generate_summary: None = Field(None, description="Reasoning is returned in full, not as a summary.")
 
 
 class ResponsesStreamOptions(RequestBody):
-    include_obfuscation: Literal[False] | None = Field(None, description="Events are not padded.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Obfuscation of event sizes is not supported.")
 
 
 class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
-    """POST /v1/responses."""
+    """The body of POST /v1/responses."""
 
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
@@ -151,12 +151,12 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, max_length=16, description="Reasoning is never encrypted: what is given can be sent back."
+        None, max_length=16, description="Additional output. Reasoning is never encrypted."
     )
     top_logprobs: int | None = None
     metadata: Metadata | None = Field(None, description="Returned unchanged.")
     stream_options: ResponsesStreamOptions | None = None
-    # -- vLLM's --
+    # -- fields of vLLM --
     stop: str | StopStrings | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -169,16 +169,16 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
         return LOGPROBS in (self.include or [])
 
     def to_chat(self) -> ChatCompletionRequest:
-        """The same as a chat; raises RequestError."""
+        """The corresponding chat request; raises RequestError."""
         if self.top_logprobs is not None and not self.include_logprobs:
-            raise RequestError(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+            raise RequestError(f"top_logprobs is only allowed with include: [{LOGPROBS!r}]", "top_logprobs")
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream: true", "stream_options")
+            raise RequestError("stream_options is only allowed with stream: true", "stream_options")
         fields: dict[str, Any] = {
-            **{name: value for name, value in self.engine_fields().items() if name != "structured_outputs"},
+            **self.engine_fields(),
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
-            "tools": None if self.tools is None else [_nested(tool) for tool in self.tools],
+            "tools": None if self.tools is None else [_chat_tool(tool) for tool in self.tools],
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "logprobs": self.include_logprobs,
@@ -188,9 +188,7 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
             "stop": self.stop,
             "chat_template_kwargs": self.chat_template_kwargs,
         }
-        chat = ChatCompletionRequest.converted(fields)
-        chat.structured_outputs = self.structured_outputs
-        return chat
+        return ChatCompletionRequest.from_fields(fields, self.structured_outputs)
 
     def _messages(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
@@ -199,53 +197,53 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
         for item in self.input:
-            _append(messages, item)
+            _append_to_chat(messages, item)
         return messages
 
     def _tool_choice(self) -> Any:
         choice = self.tool_choice
         if isinstance(choice, ResponsesNamedTool):
-            return _named(choice)
+            return _chat_tool_choice(choice)
         if isinstance(choice, ResponsesAllowedTools):
-            allowed = {"mode": choice.mode, "tools": [_named(tool) for tool in choice.tools]}
+            allowed = {"mode": choice.mode, "tools": [_chat_tool_choice(tool) for tool in choice.tools]}
             return {"type": "allowed_tools", "allowed_tools": allowed}
         return choice
 
     def _response_format(self) -> Any:
-        wanted = None if self.text is None else self.text.format
-        if isinstance(wanted, ResponsesSchemaFormat):
-            return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}
-        return None if wanted is None else wanted.model_dump()
+        form = None if self.text is None else self.text.format
+        if isinstance(form, ResponsesSchemaFormat):
+            return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema_}}
+        return None if form is None else form.model_dump()
 
 
-def _nested(tool: ResponsesTool) -> dict[str, Any]:
+def _chat_tool(tool: ResponsesTool) -> dict[str, Any]:
     return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
 
 
-def _named(tool: ResponsesNamedTool) -> dict[str, Any]:
+def _chat_tool_choice(tool: ResponsesNamedTool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool.name}}
 
 
-def _append(
+def _append_to_chat(
     messages: list[dict[str, Any]], item: InputMessage | InputFunctionCall | InputFunctionCallOutput | InputReasoning
 ) -> None:
-    """Reasoning, content and calls of one answer are items here, and one message of a chat."""
+    """Append an item to the messages of a chat, where reasoning, content and calls of an answer are one message."""
     if isinstance(item, InputFunctionCallOutput):
-        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined_text(item.output)})
     elif isinstance(item, InputReasoning):
-        messages.append({"role": "assistant", "reasoning_content": _joined(item.content or item.summary)})
+        messages.append({"role": "assistant", "reasoning_content": _joined_text(item.content or item.summary)})
     elif isinstance(item, InputFunctionCall):
         call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-        _last_answer(messages, without="").setdefault("tool_calls", []).append(call)
+        _last_answer(messages, lacking="").setdefault("tool_calls", []).append(call)
     elif item.role == "assistant":
-        _last_answer(messages, without="content")["content"] = _joined(item.content)
+        _last_answer(messages, lacking="content")["content"] = _joined_text(item.content)
     else:
-        messages.append({"role": item.role, "content": _joined(item.content)})
+        messages.append({"role": item.role, "content": _joined_text(item.content)})
 
 
-def _last_answer(messages: list[dict[str, Any]], without: str) -> dict[str, Any]:
-    """The assistant's message at the end, if there is one that lacks this part; else a new one."""
-    if not messages or messages[-1]["role"] != "assistant" or without in messages[-1]:
+def _last_answer(messages: list[dict[str, Any]], lacking: str) -> dict[str, Any]:
+    """The last message if it is an answer without this part, or a new answer."""
+    if not messages or messages[-1]["role"] != "assistant" or lacking in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]
 
@@ -277,10 +275,10 @@ class ResponsesUsage(BaseModel):
 
 
 class ResponseObject(SparseResponse):
-    """An answer; in a stream, as it is at its beginning and end. The items of `output` are messages, function calls
-    and reasoning, see `server/responses_items.py`."""
+    """A response. A stream sends it at its beginning and at its end. The items of `output` are messages, function calls
+    and reasoning."""
 
-    optional = frozenset({"timings", "completed_at", "user"})
+    omitted_if_null = frozenset({"timings", "completed_at", "user"})
     id: str
     object: Literal["response"] = "response"
     created_at: int

@@ -1,23 +1,24 @@
-"""The fields that say how tokens are chosen, and what the endpoints have in common."""
+"""The fields of sampling and scheduling that several endpoints share."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOKEN_IDS, SamplingParams
 from chairlift.server.api.protocol.base import RequestBody
 from chairlift.server.api.protocol.compatibility_fields import CompatibilityFields, SamplingCompatibilityFields
+from chairlift.server.api.protocol.item_limits import limit_entries
 from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 
 RequestId = Annotated[
     str,
     Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$"),
 ]
-"""It is written to logs and terminals, and is a segment of paths: the characters are those that a segment has as they
-are (RFC 3986, section 3.3), and not all of them dots, since clients take such segments away (section 5.2.4)."""
+"""An id that the client chooses. It is written to logs and is a segment of the path `/v1/requests/{id}`. It consists of
+characters that need no escapes there (RFC 3986, section 3.3), and not of dots alone, which clients remove (5.2.4)."""
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
@@ -44,24 +45,17 @@ SAMPLING_PARAMS = (
     "bad_words",
     "allowed_token_ids",
 )
-"""Fields that are sampling parameters of the same name; null is the parameter's default."""
-
-
-def _few_biases(given: Any) -> Any:
-    """Before each of them is looked at."""
-    if isinstance(given, dict) and len(given) > MAX_LOGIT_BIAS:
-        raise ValueError(f"{len(given)} tokens are more than {MAX_LOGIT_BIAS}")
-    return given
+"""Fields with the name of a sampling parameter. null selects the default of the parameter."""
 
 
 class StreamOptions(RequestBody):
-    include_usage: bool | None = Field(None, description="A last chunk with the token counts.")
-    continuous_usage_stats: bool | None = Field(None, description="Token counts so far in every chunk.")
-    include_obfuscation: Literal[False] | None = Field(None, description="Chunks are not padded.")
+    include_usage: bool | None = Field(None, description="Send the token counts in a last chunk.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the token counts so far in every chunk.")
+    include_obfuscation: Literal[False] | None = Field(None, description="Obfuscation of chunk sizes is not supported.")
 
 
 class StructuredOutputsField(RequestBody):
-    """Exactly one of the first five; see `StructuredOutputs`."""
+    """A constraint on the output: exactly one of `json`, `regex`, `choice`, `grammar` and `json_object`."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -72,7 +66,7 @@ class StructuredOutputsField(RequestBody):
     whitespace_pattern: str | None = None
 
     def constraint(self) -> StructuredOutputs:
-        """The record; raises RequestError."""
+        """The constraint of the engine; raises RequestError."""
         given = self.model_dump(by_alias=True, exclude_none=True)
         return StructuredOutputs(**given)
 
@@ -93,9 +87,9 @@ class JsonObjectFormat(RequestBody):
 
 class JsonSchema(RequestBody):
     name: str
-    description: str | None = Field(None, description="For the reader; the schema is what is followed.")
+    description: str | None = Field(None, description="Has no effect.")
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="The schema is always followed to the letter.")
+    strict: bool | None = Field(None, description="Has no effect: the schema is always followed.")
 
     def constraint(self) -> StructuredOutputs:
         return StructuredOutputs(json_object=True) if self.schema_ is None else StructuredOutputs(json=self.schema_)
@@ -113,14 +107,14 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class EngineFields(CompatibilityFields):
-    """What every endpoint that generates takes. Below the line vLLM's names, for what OpenAI does not have."""
+    """The fields that every endpoint that generates accepts."""
 
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = None
     seed: int | None = None
-    # -- vLLM's --
+    # -- fields of vLLM --
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -136,33 +130,33 @@ class EngineFields(CompatibilityFields):
     priority: int | None = None
     request_id: RequestId | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
-        None, description="Cached prefixes are shared only among calls of the same salt."
+        None, description="Cached prefixes are shared only between requests with the same salt."
     )
-    # -- ours --
-    timeout: float | None = Field(None, description="Seconds after which nobody wants the answer any more.")
-    timings: bool = Field(False, description="Tell how long it waited and was computed.")
+    # -- fields of Chairlift --
+    timeout: float | None = Field(None, description="Seconds after which the request is aborted with status 408.")
+    timings: bool = Field(False, description="Add the times of queueing, prefill and decode to the response.")
 
     @property
     def max_tokens_field(self) -> str:
-        """What the caller calls `max_tokens`."""
+        """The name of `max_tokens` at this endpoint."""
         return "max_tokens"
 
     def engine_fields(self) -> dict[str, Any]:
-        """Those of these fields that were given."""
+        """The fields of this class that the request has set."""
         return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
 
 
 class SamplingFields(EngineFields, SamplingCompatibilityFields):
-    """What completions and chat completions have in common."""
+    """The fields that completions and chat completions share."""
 
     n: int | None = None
     stream_options: StreamOptions | None = None
     stop: str | StopStrings | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], BeforeValidator(_few_biases)] | None = None
+    logit_bias: Annotated[dict[str, float], limit_entries(MAX_LOGIT_BIAS)] | None = None
     response_format: ResponseFormat | None = None
-    # -- vLLM's --
+    # -- fields of vLLM --
     prompt_logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -170,39 +164,42 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
     return_tokens_as_token_ids: bool | None = None
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the answer has to look like; raises RequestError."""
-        given = None if self.structured_outputs is None else self.structured_outputs.constraint()
-        wanted = None if self.response_format is None else self.response_format.constraint()
-        if given is not None and wanted is not None:
-            raise RequestError("response_format and structured_outputs are both given: keep one", "structured_outputs")
-        return given or wanted
+        """The constraint on the output, if any; raises RequestError."""
+        structured = None if self.structured_outputs is None else self.structured_outputs.constraint()
+        formatted = None if self.response_format is None else self.response_format.constraint()
+        if structured is not None and formatted is not None:
+            raise RequestError("send only one of response_format and structured_outputs", "structured_outputs")
+        return structured or formatted
 
     @property
     def constraint_field(self) -> str:
-        """The field that says what the answer looks like."""
+        """The field that errors of the constraint name."""
         return "structured_outputs" if self.structured_outputs is not None else "response_format"
 
     def num_choices(self) -> int:
-        """How many are made for each prompt."""
+        """The number of answers to generate for each prompt."""
         return 1 if self.n is None else self.n
 
-    def sampling_params(self, **more: Any) -> SamplingParams:
-        """Validated parameters: these fields, and `more`. Raises RequestError naming the field."""
+    def sampling_params(self, **overrides: Any) -> SamplingParams:
+        """The validated sampling parameters of these fields and of `overrides`; raises RequestError."""
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream: true", "stream_options")
+            raise RequestError("stream_options is only allowed with stream: true", "stream_options")
         if self.prompt_logprobs is not None and self.stream:
-            raise RequestError("prompt_logprobs cannot be streamed: leave out stream", "prompt_logprobs")
+            raise RequestError(
+                f"prompt_logprobs={self.prompt_logprobs} cannot be streamed: leave out stream or prompt_logprobs",
+                "prompt_logprobs",
+            )
         given: dict[str, Any] = {name: value for name in SAMPLING_PARAMS if (value := getattr(self, name)) is not None}
-        return SamplingParams(**{"structured_outputs": self.constraint(), **given, **more})
+        return SamplingParams(**{"structured_outputs": self.constraint(), **given, **overrides})
 
     @property
     def include_usage(self) -> bool:
-        """A stream ends with the token counts."""
+        """Whether the last chunk of a stream has the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def continuous_usage_stats(self) -> bool:
-        """Every chunk of a stream has them."""
+        """Whether every chunk of a stream has the token counts."""
         return (
             self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
         )

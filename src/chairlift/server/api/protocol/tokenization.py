@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""The request and response bodies of /tokenize and /detokenize, which are those of vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chairlift.server.api.protocol.chat import ChatCompletionRequest, ChatMessag
 from chairlift.server.api.protocol.item_limits import MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.api.protocol.tools import FunctionTool
 
-CHAT_ONLY = (
+CHAT_ONLY_FIELDS = (
     "add_generation_prompt",
     "continue_final_message",
     "chat_template",
@@ -22,14 +22,14 @@ CHAT_ONLY = (
 
 
 class TokenizeRequest(RequestBody):
-    """A prompt, or messages."""
+    """The body of POST /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    add_special_tokens: bool | None = Field(None, description="true for a prompt, false for messages, if not given.")
+    add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
     return_token_strs: bool | None = None
-    # -- of messages --
+    # -- only with messages --
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -37,14 +37,14 @@ class TokenizeRequest(RequestBody):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
 
     def chat(self) -> ChatCompletionRequest | None:
-        """The conversation, if it is one; raises RequestError."""
+        """The messages as a chat request, or None for a prompt; raises RequestError."""
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("exactly one of prompt and messages must be given", "prompt")
-        given = {name: value for name in CHAT_ONLY if (value := getattr(self, name)) is not None}
+            raise RequestError("send either prompt or messages", "prompt")
+        given = {name: value for name in CHAT_ONLY_FIELDS if (value := getattr(self, name)) is not None}
         if self.messages is None:
             if given:
                 name = next(iter(given))
-                raise RequestError(f"{name} is for messages, and this is a prompt: leave it out", name)
+                raise RequestError(f"{name} is only allowed with messages: leave it out", name)
             return None
         return ChatCompletionRequest(messages=self.messages, add_special_tokens=self.add_special_tokens, **given)
 

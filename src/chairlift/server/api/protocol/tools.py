@@ -1,4 +1,4 @@
-"""Tools as a request declares them, and the calls that come back."""
+"""The tools that a request declares, and the tool calls of an answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 class FunctionDefinition(RequestBody):
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema; none is an object without limits.")
-    strict: bool | None = Field(None, description="Arguments follow the schema also where the model chooses to call.")
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments. Default: any object.")
+    strict: bool | None = Field(None, description="true: the arguments follow the schema also with tool_choice `auto`.")
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """The definition as chat templates expect it."""
         return self.model_dump(exclude={"strict"}, exclude_none=True)
 
 
@@ -36,7 +36,7 @@ class FunctionName(RequestBody):
 
 
 class NamedTool(RequestBody):
-    """`tool_choice`: this one is called."""
+    """A `tool_choice` that requires a call of one tool."""
 
     type: Literal["function"]
     function: FunctionName
@@ -48,7 +48,7 @@ class AllowedTools(RequestBody):
 
 
 class AllowedToolsChoice(RequestBody):
-    """`tool_choice`: one of these may be, or is, called."""
+    """A `tool_choice` that permits or requires a call of one of several tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -63,12 +63,12 @@ class FunctionCallParam(RequestBody):
 
 
 class ToolCallParam(RequestBody):
-    """A call that an earlier answer held."""
+    """A tool call of an earlier answer."""
 
     id: str
     type: Literal["function"] = "function"
     function: FunctionCallParam
-    index: int | None = Field(None, description="Of a streamed call that is sent back as it came.")
+    index: int | None = Field(None, description="Index of a streamed call; has no effect.")
 
 
 class FunctionCall(BaseModel):
@@ -83,10 +83,12 @@ class ToolCall(BaseModel):
 
 
 def check_tools(tools: list[FunctionTool]) -> None:
-    """Raises RequestError if two tools have the same name, or their definitions are larger than MAX_TOOLS_BYTES."""
+    """Raise RequestError if two tools have the same name, or their definitions have more than MAX_TOOLS_BYTES."""
     counts = Counter(tool.function.name for tool in tools)
     if repeated := sorted(name for name, count in counts.items() if count > 1):
-        raise RequestError(f"tools: {', '.join(repeated):.200} is declared more than once", "tools")
+        raise RequestError(
+            f"tools: names must be unique, but {', '.join(repeated):.200} occurs more than once", "tools"
+        )
     num_bytes = sum(len(json.dumps(tool.function.for_template())) for tool in tools)
     if num_bytes > MAX_TOOLS_BYTES:
         raise RequestError(
@@ -97,10 +99,10 @@ def check_tools(tools: list[FunctionTool]) -> None:
 
 
 def select_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[list[FunctionTool], str]:
-    """The tools that the model may see, and the mode: `none`, `auto`, `required` or `named`.
+    """The tools that the model may call, and the mode: `none`, `auto`, `required` or `named`.
 
     Raises:
-        RequestError: a choice without tools, or of one that is not among them.
+        RequestError: the choice requires a tool that is not declared.
     """
     check_tools(tools)
     if isinstance(choice, NamedTool):
@@ -111,7 +113,9 @@ def select_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[
         return _named(tools, allowed), mode
     if not tools:
         if choice == "required":
-            raise RequestError("tool_choice required needs tools", "tool_choice")
+            raise RequestError(
+                "tool_choice must not be 'required' without tools: declare at least one tool", "tool_choice"
+            )
         return [], "none"
     if choice == "none":
         return [], "none"
@@ -121,5 +125,5 @@ def select_tools(tools: list[FunctionTool], choice: ToolChoice | None) -> tuple[
 def _named(tools: list[FunctionTool], names: list[str]) -> list[FunctionTool]:
     known = {tool.function.name: tool for tool in tools}
     if missing := [name for name in names if name not in known]:
-        raise RequestError(f"tool_choice names {missing[0]!r}, which is not among tools", "tool_choice")
+        raise RequestError(f"tool_choice must name one of tools, got {missing[0]!r}", "tool_choice")
     return [known[name] for name in names]

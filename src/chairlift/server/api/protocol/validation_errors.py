@@ -1,7 +1,8 @@
-"""What is wrong with a body, in the words of whoever wrote it.
+"""Converts the validation errors of pydantic to messages that refer to the request body.
 
-pydantic tells of every alternative of a union, at a path that names classes. Here the path is that of the body, and
-only those alternatives count that got furthest into it and are of the kind (`type`, `role`) that it says it is.
+pydantic reports an error for every alternative of a union, at a path that contains the names of classes. A message has
+the path in the body instead. It covers only the alternatives whose errors are deepest in the body, and that have the
+`type` or `role` of the object.
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ from pydantic_core import ErrorDetails
 
 Path = tuple[str | int, ...]
 
-KINDS: Final = ("type", "role")
-"""Fields that say which of several forms an object has."""
+TAG_FIELDS: Final = ("type", "role")
+"""Fields that select one of several forms of an object."""
 
-OBJECT: Final = "an object"
-WORDS: Final = {
-    "string_type": "a string",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "dict_type": OBJECT,
-    "model_type": OBJECT,
-    "model_attributes_type": OBJECT,
+PREDICATES: Final = {
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "missing": "is required",
+    "union_tag_not_found": "is required",
+    "extra_forbidden": "is unknown or not supported: leave it out",
+    "none_required": "is not supported: leave it out",
 }
-"""Type of a problem -> what would have been right."""
+"""Type of a pydantic error -> the predicate of its message."""
 
-JSON_WORDS: Final = {"False": "false", "True": "true"}
+JSON_LITERALS: Final = {"False": "false", "True": "true"}
 LENGTHS: Final = {
     "too_short": "at least",
     "too_long": "at most",
@@ -42,7 +46,7 @@ LENGTHS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _InvalidField:
-    """`path`: of the field in the body; `form`: the alternative that it is not."""
+    """An error with the path of the field in the body, and the alternative (`form`) that was tried."""
 
     problem: ErrorDetails
     path: Path
@@ -50,30 +54,31 @@ class _InvalidField:
 
     @property
     def is_other_form(self) -> bool:
-        """The object says that it is of another form."""
-        return self.problem["type"] == "literal_error" and self.path[-1] in KINDS
+        """Whether the object has the type or role of another alternative."""
+        return self.problem["type"] == "literal_error" and self.path[-1] in TAG_FIELDS
 
 
 def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> tuple[str, str]:
-    """What is wrong with the first wrong field of a body, and its name.
+    """The error message for the first invalid field of a body, and the name of the field.
 
     Args:
-        problems: as pydantic found them, each `loc` beginning in the body.
+        problems: the errors of pydantic, with `loc` relative to the body.
     """
     field = problems[0]["loc"][:1]
-    mistakes = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
-    if too_long := [mistake for mistake in mistakes if mistake.problem["type"] == "too_long"]:
-        # The value is of this form, because its entries up to the limit are valid: other forms do not matter.
-        return _sentences([too_long[:1]]), printable(str(field[0]))
-    deepest = max(len(mistake.path) for mistake in mistakes)
+    errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
+    name = printable(str(field[0])) if field else "body"
+    if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
+        # The value has this form, because its entries up to the limit are valid: other forms are not reported.
+        return _sentences([too_long[:1]]), name
+    deepest = max(len(error.path) for error in errors)
     forms: dict[Path, list[_InvalidField]] = {}
-    for mistake in mistakes:
-        if len(mistake.path) == deepest:
-            forms.setdefault(mistake.form, []).append(mistake)
-    meant = [form for form in forms.values() if not any(mistake.is_other_form for mistake in form)]
-    if not meant:
-        meant = [[mistake for mistake in form if mistake.is_other_form] for form in forms.values()]
-    return _sentences(meant), printable(str(field[0])) if field else "body"
+    for error in errors:
+        if len(error.path) == deepest:
+            forms.setdefault(error.form, []).append(error)
+    matching = [form for form in forms.values() if not any(error.is_other_form for error in form)]
+    if not matching:
+        matching = [[error for error in form if error.is_other_form] for form in forms.values()]
+    return _sentences(matching), name
 
 
 def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
@@ -82,12 +87,12 @@ def _locate(problem: ErrorDetails, body: Any) -> _InvalidField:
     path = loc if found is None else found
     if kind.startswith("union_tag"):
         named = problem["ctx"]["discriminator"].strip("'")
-        return _InvalidField(problem, (*path, named if named in KINDS else "type"), loc)
+        return _InvalidField(problem, (*path, named if named in TAG_FIELDS else "type"), loc)
     return _InvalidField(problem, path, loc[:-1])
 
 
 def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
-    """The parts of `loc` that lead through the body to what pydantic looked at; the others name alternatives."""
+    """The parts of `loc` that are keys and indices of the body; the other parts name alternatives of unions."""
     if not loc:
         return () if value is problem["input"] or value == problem["input"] else None
     head, *rest = loc
@@ -103,19 +108,20 @@ def _walk(value: Any, loc: Path, problem: ErrorDetails) -> Path | None:
 
 
 def _sentences(forms: list[list[_InvalidField]]) -> str:
-    """Within a form all of it is wrong; one of the forms would do."""
-    wanted: dict[Path, list[str]] = {}
-    for mistake in (mistake for form in forms for mistake in form):
-        words = wanted.setdefault(mistake.path, [])
-        if (word := _wanted(mistake.problem)) not in words:
-            words.append(word)
-    last = {mistake.path: mistake.problem for form in forms for mistake in form}
-    return "; ".join(_sentence(path, words, last[path]) for path, words in wanted.items())
+    """Join the errors of the alternatives: errors of different fields with `;`, of the same field with `or`."""
+    expected: dict[Path, list[str]] = {}
+    errors = [error for form in forms for error in form]
+    for error in errors:
+        texts = expected.setdefault(error.path, [])
+        if (text := _expectation(error.problem)) not in texts:
+            texts.append(text)
+    last = {error.path: error.problem for error in errors}
+    return "; ".join(_sentence(path, texts, last[path]) for path, texts in expected.items())
 
 
-def _sentence(path: Path, wanted: list[str], problem: ErrorDetails) -> str:
-    text = f"{_written(path)}: {' or '.join(wanted)}".replace(" or must be ", " or ")
-    if problem["type"] in ("missing", "extra_forbidden", "union_tag_not_found"):
+def _sentence(path: Path, expected: list[str], problem: ErrorDetails) -> str:
+    text = f"{_format_path(path)} {' or '.join(expected)}".replace(" or must be ", " or ")
+    if problem["type"] in ("missing", "extra_forbidden", "none_required", "union_tag_not_found"):
         return text
     if problem["type"] == "too_long":
         return f"{text}, got {len(problem['input'])}"
@@ -124,38 +130,35 @@ def _sentence(path: Path, wanted: list[str], problem: ErrorDetails) -> str:
 
 
 def _as_json(value: Any) -> str:
-    """A value as it stood in the body; texts in quotes that need no escapes in an error, which is JSON itself."""
+    """A value as JSON. A string has single quotes, which need no escapes in the error response."""
     return repr(value) if isinstance(value, str) else printable(json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _wanted(problem: ErrorDetails) -> str:
-    kind, message = problem["type"], printable(problem["msg"]).removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        return "unknown or not supported here; leave it out"
-    if kind in ("missing", "union_tag_not_found"):
-        return "is required"
+def _expectation(problem: ErrorDetails) -> str:
+    """What the field must be, as the predicate of a sentence."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind in PREDICATES:
+        return PREDICATES[kind]
     if kind == "union_tag_invalid":
-        return f"must be one of {problem['ctx']['expected_tags']}"
-    if kind == "none_required":
-        return "is not supported here; leave it out"
+        return f"must be one of {context['expected_tags']}"
     if kind == "literal_error":
-        expected = problem["ctx"]["expected"]
-        return f"must be {JSON_WORDS.get(expected, expected)}"
+        return f"must be {JSON_LITERALS.get(context['expected'], context['expected'])}"
     if kind == "string_pattern_mismatch":
-        return f"must match {problem['ctx']['pattern']}"
+        return f"must match {context['pattern']}"
     if kind in LENGTHS:
-        limit = problem["ctx"]["min_length" if kind.endswith("short") else "max_length"]
+        limit = context["min_length" if kind.endswith("short") else "max_length"]
         units = ("character", "characters") if kind.startswith("string") else ("entry", "entries")
         return f"must have {LENGTHS[kind]} {limit} {units[limit != 1]}"
-    return f"must be {WORDS[kind]}" if kind in WORDS else message.replace("Input should be", "must be", 1)
+    message = printable(problem["msg"]).removeprefix("Value error, ").replace("Input should", "must", 1)
+    return message if message.startswith("must ") else f"is invalid: {message}"
 
 
-def _written(path: Path) -> str:
-    """As one writes it: messages[0].content."""
+def _format_path(path: Path) -> str:
+    """The path in the form `messages[0].content`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
     return "".join(parts).removeprefix(".") or "body"
 
 
 def printable(text: str) -> str:
-    """Half a surrogate pair, which JSON can hold and UTF-8 cannot, is shown as a question mark."""
+    """The text with a question mark for each unpaired surrogate, which JSON can contain and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()

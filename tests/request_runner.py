@@ -1,4 +1,4 @@
-"""Requests in a crowd and alone, on one loaded model, with all bits of the logits that tokens are chosen from."""
+"""Runs requests together and alone on one loaded model, and records the logits that their tokens are sampled from."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request.
+class RequestSpec:
+    """The parameters of a request.
 
     Attributes:
-        stream: of its tokens: the prompts of one stream have all their tokens in common, up to the shorter's end.
-        own: tokens at the prompt's end that are its own.
+        stream: prompts of the same stream have their common prefix as long as the shorter one.
+        own: number of tokens at the end of the prompt that no other request has.
         sampling: a key of SAMPLING.
-        arrival: steps before it comes; abort_after: steps in between until it is given up.
+        arrival: number of steps before the request is added.
+        abort_after: number of steps from its arrival until it is aborted.
     """
 
     prompt_len: int
@@ -64,12 +65,12 @@ class Ask:
         return self.prompt_len + self.max_tokens
 
     @property
-    def alone(self) -> Ask:
+    def as_single(self) -> RequestSpec:
         return replace(self, arrival=0, abort_after=None)
 
     @property
     def seed(self) -> int:
-        return zlib.crc32(repr(self.alone).encode())
+        return zlib.crc32(repr(self.as_single).encode())
 
     def prompt(self, vocab_size: int) -> list[int]:
         common, own = random.Random(self.stream), random.Random(self.seed)
@@ -83,7 +84,7 @@ class Ask:
 
 @dataclass
 class Answer:
-    """What came of a request: tokens, the logits that each was chosen from, and logprobs, by position."""
+    """The output of a request: tokens, the logits that each was sampled from, and logprobs, by position."""
 
     tokens: list[int] = field(default_factory=list)
     logits: list[bytes] = field(default_factory=list)
@@ -99,7 +100,7 @@ class Answer:
                 assert self.prompt_logprobs.setdefault(position, entry) == entry, "computed again after a preemption"
 
     def first_difference(self, other: Answer) -> str | None:
-        """Where this one, which may be cut short, differs from the other; None: nowhere."""
+        """The first difference from a complete answer, in words; None if there is none. This answer may be shorter."""
         for position, (ours, theirs) in enumerate(zip(self.logits, other.logits, strict=False)):
             if ours != theirs:
                 pair = [torch.frombuffer(bytearray(row), dtype=torch.float32) for row in (ours, theirs)]
@@ -114,8 +115,8 @@ class Answer:
         return None
 
 
-class TappedSampling(NativeSampling):
-    """The native sampling, and a note of all logits by random stream and position: the seed tells requests apart."""
+class RecordingSampling(NativeSampling):
+    """The native sampling, which records all logits by random stream and position; each request has its own seed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,92 +125,92 @@ class TappedSampling(NativeSampling):
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
         choose = super().make_sampler(parameters)
 
-        def tapped(logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
+        def record_and_choose(logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
             for row, values in zip(rows.tolist(), logits, strict=True):
                 key = int(parameters.keys[row]), int(parameters.positions[row])
                 found = values.numpy().tobytes()
                 assert self.logits.setdefault(key, found) == found, "the same request twice"
             return choose(logits, rows)
 
-        return tapped
+        return record_and_choose
 
 
 @dataclass
-class Crowd:
-    """Runs requests on one model, each time with fresh KV memory that holds NaN wherever nothing was written."""
+class RequestRunner:
+    """Runs requests on one model, each time with KV memory that contains NaN in all slots that were not written."""
 
     loaded: LoadedModel
-    happened: Counter[str] = field(default_factory=Counter)
-    _alone: dict[tuple[str, Ask], Answer] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    _alone: dict[tuple[str, RequestSpec], Answer] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
         return self.loaded.config.vocab_size
 
-    def alone(self, ask: Ask) -> Answer:
-        """The answer that a request gets by itself, one thread and large chunks, on the instruction set in use."""
-        key = load().isa(), ask.alone
+    def run_alone(self, request: RequestSpec) -> Answer:
+        """The answer of a request that runs alone, with one thread and large chunks, on the current instruction set."""
+        key = load().isa(), request.as_single
         if key not in self._alone:
             load().set_num_threads(1)
             load().set_tile_order(0)
-            roomy = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False, "num_kv_blocks": 64}
-            (self._alone[key],) = self.run([ask.alone], block_size=-(-ask.num_slots // 64), **roomy)
+            options_alone = {"max_num_batched_tokens": 4096, "enable_prefix_caching": False, "num_kv_blocks": 64}
+            (self._alone[key],) = self.run([request.as_single], block_size=-(-request.num_slots // 64), **options_alone)
         return self._alone[key]
 
-    def together(self, asks: Sequence[Ask], **options: Any) -> list[Answer]:
-        """The answers to all of them; counts in `happened` what came in between."""
+    def run_together(self, requests: Sequence[RequestSpec], **options: Any) -> list[Answer]:
+        """The answers of requests that run together; `counts` counts preemptions, padding, chunks and prefix hits."""
         events = EventList()
-        answers = self.run(asks, events, **options)
+        answers = self.run(requests, events, **options)
         steps = [event for event in events.events if isinstance(event, Step)]
-        self.happened["preemptions"] += sum(len(step.preempted) for step in steps)
-        self.happened["padding"] += sum(sum(step.num_padding) for step in steps)
+        self.counts["preemptions"] += sum(len(step.preempted) for step in steps)
+        self.counts["padding"] += sum(sum(step.num_padding) for step in steps)
         chunks = [n for step in steps for n, c in zip(step.num_scheduled, step.num_computed, strict=True) if n > 1 < c]
-        self.happened["chunks"] += len(chunks)
+        self.counts["chunks"] += len(chunks)
         return answers
 
-    def run(self, asks: Sequence[Ask], events: EventList | None = None, **options: Any) -> list[Answer]:
-        sampling = TappedSampling()
+    def run(self, requests: Sequence[RequestSpec], events: EventList | None = None, **options: Any) -> list[Answer]:
+        sampling = RecordingSampling()
         config = replace(self.loaded.engine_config, **options)
         with patch.object(factory, "NativeSampling", lambda: sampling):
             engine = build_engine(config, loaded=self.loaded, clock=VirtualClock(), events=events)
         _poison(self.loaded)
-        answers = self._serve(engine, asks)
-        for ask, answer in zip(asks, answers, strict=True):
-            key = int(stream_key(ask.seed))
-            answer.logits = [sampling.logits[key, ask.prompt_len + i] for i in range(len(answer.tokens))]
+        answers = self._serve(engine, requests)
+        for request, answer in zip(requests, answers, strict=True):
+            key = int(stream_key(request.seed))
+            answer.logits = [sampling.logits[key, request.prompt_len + i] for i in range(len(answer.tokens))]
         return answers
 
-    def _serve(self, engine: Engine, asks: Sequence[Ask]) -> list[Answer]:
+    def _serve(self, engine: Engine, requests: Sequence[RequestSpec]) -> list[Answer]:
         core = engine.core
-        answers = {index: Answer() for index in range(len(asks))}
-        waiting = sorted(answers, key=lambda index: asks[index].arrival)
+        answers = {index: Answer() for index in range(len(requests))}
+        waiting = sorted(answers, key=lambda index: requests[index].arrival)
         index_of: dict[str, int] = {}
-        give_up: dict[str, int] = {}
+        abort_steps: dict[str, int] = {}
         step = 0
         while waiting or core.has_work:
-            while waiting and (asks[waiting[0]].arrival <= step or not core.has_work):
+            while waiting and (requests[waiting[0]].arrival <= step or not core.has_work):
                 index = waiting.pop(0)
-                ask = asks[index]
+                request = requests[index]
                 (made,) = engine.input_processor.make(
-                    f"r{index}", ask.prompt(self.vocab_size), ask.params(), arrival_time=0.0
+                    f"r{index}", request.prompt(self.vocab_size), request.params(), arrival_time=0.0
                 )
                 core.add(made.to_request())
                 index_of[made.request_id] = index
-                if ask.abort_after is not None:
-                    give_up[made.request_id] = step + ask.abort_after
-            for request_id in [request_id for request_id, at in give_up.items() if at <= step]:
-                del give_up[request_id]
-                self.happened["aborts"] += core.abort(request_id)
+                if request.abort_after is not None:
+                    abort_steps[made.request_id] = step + request.abort_after
+            for request_id in [request_id for request_id, at in abort_steps.items() if at <= step]:
+                del abort_steps[request_id]
+                self.counts["aborts"] += core.abort(request_id)
             for output in core.step():
                 answers[index_of[output.request_id]].add(output)
-                self.happened["prefix hits"] += output.num_cached_tokens > 0
+                self.counts["prefix hits"] += output.num_cached_tokens > 0
             step += 1
         assert core.scheduler.is_idle
         return list(answers.values())
 
 
 def _poison(loaded: LoadedModel) -> None:
-    """What was never written must not even be read with the weight 0."""
+    """Fill KV memory with NaN: slots that were not written must not be read, not even with weight 0."""
     for layer in loaded.model.attention_layers:
         assert layer._kv_cache is not None
         for tensor in layer._kv_cache:

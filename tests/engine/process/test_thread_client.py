@@ -1,4 +1,4 @@
-"""The core's thread delivers what there is to tell, though no step brings it."""
+"""EngineCoreThread delivers outputs that do not result from a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process.commands import Abort, Add
-from chairlift.engine.process.core_thread import EngineCoreThread
+from chairlift.engine.process.thread_client import EngineCoreThread
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
 from fakes import expected_tokens, make_engine
@@ -22,29 +22,29 @@ def request(request_id: str, max_tokens: int) -> EngineRequest:
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_a_reader_gets_its_answer_when_the_last_companion_in_its_batch_leaves(steps_ahead: int) -> None:
+def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_aborted(steps_ahead: int) -> None:
     core, _, executor, _ = make_engine(batching="static", static_batch_size=2, steps_ahead=steps_ahead)
-    submit, may_go_on, is_halfway = executor.submit, threading.Event(), threading.Event()
+    submit, may_continue, is_halfway = executor.submit, threading.Event(), threading.Event()
 
     def stop_halfway(output: SchedulerOutput) -> Any:
         if output.step == 5:
             is_halfway.set()
-            assert may_go_on.wait(10)
+            assert may_continue.wait(10)
         return submit(output)
 
     executor.submit = stop_halfway  # type: ignore[method-assign]
-    told: queue.SimpleQueue[list[EngineCoreOutput]] = queue.SimpleQueue()
-    thread = EngineCoreThread(core, told.put, lambda error: None)
+    delivered: queue.SimpleQueue[list[EngineCoreOutput]] = queue.SimpleQueue()
+    thread = EngineCoreThread(core, delivered.put, lambda error: None)
     thread.start()
-    thread.send(Add([request("done", 2), request("leaves", 100)]))
+    thread.send(Add([request("done", 2), request("aborted", 100)]))
     assert is_halfway.wait(10)
-    assert told.empty(), "nothing is told while the batch runs"
-    thread.send(Abort(["leaves"]))
-    may_go_on.set()
-    (output,) = told.get(timeout=10)
+    assert delivered.empty(), "outputs of a static batch are returned when the whole batch has finished"
+    thread.send(Abort(["aborted"]))
+    may_continue.set()
+    (output,) = delivered.get(timeout=10)
     thread.stop()
     thread.join()
     assert (output.request_id, output.new_token_ids) == ("done", expected_tokens([1, 2], 2))
     assert output.finish_reason == "length"
-    assert len(executor.outputs) == 6, "no step was computed for the one that left"
+    assert len(executor.outputs) == 6, "no step was computed for the aborted request"
     assert not core.has_work

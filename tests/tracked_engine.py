@@ -1,4 +1,4 @@
-"""Crowds that wait in every way there is, followed by a tracker, and what must be true of it."""
+"""An engine in virtual time with a RequestTracker, and checks of the waiting times that it computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fakes import CheckingExecutor, make_engine, make_request
 
 
 class TimedExecutor:
-    """Takes a time that depends on the step."""
+    """Advances the clock by a time that depends on the step."""
 
     def __init__(self, executor: CheckingExecutor, clock: VirtualClock, base: float = 0.1, per_token: float = 0.01):
         self._executor = executor
@@ -34,8 +34,8 @@ class TimedExecutor:
         return handle
 
 
-class Followed(list[Event]):
-    """Events that a tracker gets as they are kept."""
+class TrackedEvents(list[Event]):
+    """A list of events that passes each event to a tracker."""
 
     def __init__(self, tracker: RequestTracker) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class Followed(list[Event]):
         self._tracker.emit(event)
 
 
-class Crowd:
-    """An engine in virtual time with a tracker; `tracker` gets each event when it is emitted, as a hub would."""
+class TrackedEngine:
+    """An engine in virtual time. `tracker` gets each event when it is emitted, as from an EventHub."""
 
     def __init__(self, steps_ahead: int = 0, **options: Any) -> None:
         core, self.manager, executor, self.log = make_engine(steps_ahead=steps_ahead, **options)
@@ -55,11 +55,11 @@ class Crowd:
         self.core = EngineCore(core.scheduler, TimedExecutor(executor, self.clock), self.clock, steps_ahead)
         self.tracker = RequestTracker()
         self.tracker.emit(started(self.manager, **options))
-        self.log.events = Followed(self.tracker)
+        self.log.events = TrackedEvents(self.tracker)
         self.count = 0
 
     def add(self, prompt: list[int], max_tokens: int = 4, late: float = 0.0, tenant: str = "", **options: Any) -> str:
-        """A request that arrived `late` seconds before the engine takes it in."""
+        """Add a request that arrived `late` seconds before it is added to the engine; returns its id."""
         self.count += 1
         request = make_request(f"r{self.count}", prompt, max_tokens, **options)
         request.arrival_time = self.clock.now()
@@ -99,8 +99,8 @@ def started(manager: Any, **options: Any) -> EngineStarted:
 
 
 def check_waits(tracker: RequestTracker, events: EventList) -> Counter[str]:
-    """The spans of every request that ended add up to its queue time, and to its steps by reason; returns the steps by
-    reason of all."""
+    """Check that the spans of finished requests add up to their queue times and to their steps by reason; returns the
+    steps by reason of all requests."""
     total: Counter[str] = Counter()
     ended = [event for event in events.events if isinstance(event, RequestFinished)]
     for event in ended:
