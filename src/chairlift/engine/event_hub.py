@@ -91,7 +91,7 @@ class EventHub:
         return subscription
 
     def emit(self, event: Event) -> None:
-        """Take an event. Any thread may call it, but only one at a time."""
+        """Take an event. Every call must come from the same thread, which may be any."""
         if len(self._pending) >= PENDING_EVENTS and isinstance(event, DroppableEvent):
             self.num_dropped += 1
             return

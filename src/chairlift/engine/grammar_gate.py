@@ -51,7 +51,7 @@ class GrammarGate:
         return True
 
     def release(self) -> list[EngineRequest]:
-        """Release the requests whose grammar is compiled, in order of arrival."""
+        """Release the requests whose grammar is compiled or has failed, in order of arrival."""
         if not self._held:
             return []
         done = [held for held in self._held if held.grammar.done()]

@@ -200,7 +200,7 @@ class GrammarCompiler:
         limits = LLParserLimits(**LIMITS, verbose_errors=False)  # type: ignore[arg-type]
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         problem = matcher.get_error() if matcher.is_error() else "; ".join(matcher.get_grammar_warnings())
-        if problem:  # A warning means that llguidance would ignore a part of the constraint.
+        if matcher.is_error() or problem:  # A warning means that llguidance would ignore a part of the constraint.
             reject(constraint, f"cannot be compiled: {_shortened(problem)}")
         grammar = CompiledGrammar(matcher)
         self._probe(constraint, grammar.matcher())

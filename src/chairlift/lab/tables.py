@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +49,7 @@ def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], fil
     """
     out = file or sys.stdout
     console = Console(file=out, markup=False, highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = FILE_WIDTH
     for part in parts:
         console.print(part, soft_wrap=not isinstance(part, Table))

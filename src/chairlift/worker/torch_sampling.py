@@ -165,7 +165,7 @@ def filter_(
 
 
 def _nucleus_floor(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest weight in the smallest set of tokens whose share of all weight is `top_p`; float32 [N].
+    """The smallest weight in the smallest set of tokens whose share of all weight is at least `top_p`; float32 [N].
 
     On the CPU only the most likely tokens are sorted, and more of them for rows that need more. A device would have to
     wait for the host after each attempt, so it sorts the whole vocabulary at once.

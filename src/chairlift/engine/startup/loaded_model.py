@@ -238,7 +238,8 @@ def default_num_threads() -> int:
 
 
 def _set_threads(num_threads: int | None, choice: KernelChoice) -> None:
-    """Set the number of threads of the native kernels, or else of torch, so that they do not compete for CPUs."""
+    """Set the number of threads of the native kernels, and give torch one thread so that they do not compete for CPUs;
+    without native kernels set the number of threads of torch."""
     if num_threads is None:
         num_threads = default_num_threads()
     if num_threads > MAX_THREADS:

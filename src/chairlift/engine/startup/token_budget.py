@@ -37,7 +37,7 @@ class StepTimes:
     seconds: dict[int, float]
 
     def estimate(self, num_tokens: int) -> float:
-        """Estimate the seconds of a step by linear interpolation; with a single entry, in proportion to it."""
+        """Estimate the seconds of a step by linear interpolation or extrapolation; with a single entry, in proportion to it."""
         points = list(self.seconds.items())
         if len(points) == 1:
             known, seconds = points[0]
@@ -48,7 +48,8 @@ class StepTimes:
 
 
 def measure_steps(seconds_of: Callable[[int], float], longest: int) -> StepTimes | None:
-    """Time chunks of increasing length. Only the shortest one may exceed MEASURING_SECONDS.
+    """Time chunks of increasing length, the shortest one always. Stop before a chunk whose estimated time would exceed
+    MEASURING_SECONDS in total.
 
     Args:
         seconds_of: runs a chunk with this number of tokens and returns its time.

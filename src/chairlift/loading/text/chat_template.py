@@ -76,7 +76,8 @@ def _marks(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, list[t
 
 
 def select_template(value: Any) -> str | None:
-    """Return the template of a configuration: its text, or the entry `default` of a list of named templates."""
+    """Return the template of a configuration: its text, or of a list of named templates the entry `default` or else the
+    first one."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

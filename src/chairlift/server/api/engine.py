@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -69,6 +69,8 @@ class BatchView(BaseModel):
 
 class EngineView(BaseModel):
     """The state of the engine."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     object: Literal["engine"] = "engine"
     status: EngineStatus

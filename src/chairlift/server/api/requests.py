@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from chairlift.observability.explain import Explanation
@@ -66,6 +66,8 @@ class RequestList(BaseModel):
 
 class ExplanationView(BaseModel):
     """The explanations of all sequences of a request."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     id: str
     object: Literal["request.explanation"] = "request.explanation"

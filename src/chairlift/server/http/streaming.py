@@ -14,8 +14,14 @@ from starlette.types import Receive, Scope, Send
 Result = TypeVar("Result")
 
 
-async def _run_until_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """Run a coroutine and return its result. If the client disconnects first, cancel it and return None."""
+async def _run_until_disconnected(
+    receive: Receive, work: Coroutine[Any, Any, Result], on_close: Callable[[], None] | None = None
+) -> Result | None:
+    """Run a coroutine and return its result. If the client disconnects first, cancel it and return None.
+
+    Args:
+        on_close: Called when the coroutine has ended or the client has disconnected, before the coroutine is cancelled.
+    """
 
     async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -27,6 +33,8 @@ async def _run_until_disconnected(receive: Receive, work: Coroutine[Any, Any, Re
         await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
+        if on_close is not None:
+            on_close()
         for pending in (task, disconnected):
             pending.cancel()
         await asyncio.gather(task, disconnected, return_exceptions=True)
@@ -55,10 +63,8 @@ class EventStream(Response):
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await _run_until_disconnected(receive, self._send_all(send))
-        finally:
-            self._on_close()
+        # The engine's requests are aborted and the key's seat is free before the tasks are unwound.
+        await _run_until_disconnected(receive, self._send_all(send), on_close=self._on_close)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

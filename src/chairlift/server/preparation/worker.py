@@ -109,11 +109,11 @@ def _prepare_safely(
 
 
 def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
-    from chairlift.engine.input_processor import NoTokenizer
-    from chairlift.engine.process.remote_engine import RemoteEngine
-    from chairlift.loading.resolve import load_tokenizer, resolve_model
-
     try:
+        from chairlift.engine.input_processor import NoTokenizer
+        from chairlift.engine.process.remote_engine import RemoteEngine
+        from chairlift.loading.resolve import load_tokenizer, resolve_model
+
         files = resolve_model(setup.model)
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
