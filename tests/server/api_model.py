@@ -1,4 +1,4 @@
-"""A tiny model that can be asked for everything the API has, and checks of answers against the clients' own types."""
+"""A tiny model that supports all features of the API, and checks of responses against the types of the clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT_TEMPLATE: Final = """\
 {% elif enable_thinking is false %}{{ '<think></think>' }}{% endif %}{% endif %}"""
 
 NO_THOUGHTS: Final = {"chat_template_kwargs": {"enable_thinking": False}}
-"""For answers with a structure: left to itself, the random model begins to think and goes on till the end."""
+"""Disables reasoning for structured outputs. Otherwise the random model generates reasoning up to the limit."""
 
 
 EXTENSIONS: Final = {
@@ -33,11 +33,11 @@ EXTENSIONS: Final = {
     "reasoning_content",
     "timings",
 }
-"""Fields of vLLM's and ours, which the clients' types do not have."""
+"""Fields of vLLM and Chairlift that the types of the clients do not have."""
 
 
 def with_api_tokenizer(model_dir: Path, folder: Path) -> Path:
-    """A copy of a tiny model with a tokenizer for every byte, and a template that reads every variable."""
+    """Copy a tiny model, and add a byte tokenizer and a template that reads every variable."""
     shutil.copytree(model_dir, folder, dirs_exist_ok=True)
     write_byte_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
@@ -45,7 +45,7 @@ def with_api_tokenizer(model_dir: Path, folder: Path) -> Path:
 
 
 def check_type(kind: type[Any], value: dict[str, Any]) -> None:
-    """The client's type takes the value as it is, and knows every field of it."""
+    """Assert that the type of the client accepts the value, and declares all of its fields."""
     model = kind.model_validate(value)
     for path, name in _unknown(model, kind.__name__):
         assert name in EXTENSIONS, f"{path} has no field {name}"
@@ -62,5 +62,5 @@ def _unknown(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def raw(answer: OpenAIModel) -> dict[str, Any]:
-    """What came over the wire."""
+    """The response as it was received."""
     return answer.to_dict(mode="python")

@@ -1,4 +1,4 @@
-"""Certificates for servers of tests."""
+"""Self-signed certificates for test servers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(folder: Path, passphrase: bytes | None = None, valid_days: int = 1) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 and its key, as PEM files.
+    """Create a certificate for 127.0.0.1 and its key as PEM files.
 
     Args:
-        passphrase: encrypts the key.
-        valid_days: from now on; a certificate of negative days has expired.
+        passphrase: The passphrase that encrypts the key; None for an unencrypted key.
+        valid_days: Days until the certificate expires. With a negative number it has expired.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])

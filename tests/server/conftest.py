@@ -1,4 +1,4 @@
-"""A server over the default model for all tests, and one over a tiny model for each."""
+"""Servers for the tests: one with the default model, and servers with tiny models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tiny_server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 def api_server(
     tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
-    """A server over a tiny random model that knows tools, reasoning and documents; requests may bring templates."""
+    """A server with a tiny random model that supports tools, reasoning, documents and templates in requests."""
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("api"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, max_num_seqs=8)

@@ -1,4 +1,4 @@
-"""`chairlift serve`: the port first, then the engine's process, and what answers HTTP while that loads the model."""
+"""`chairlift serve`: opens the port, starts the engine process, and serves HTTP when the model has been loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.process.process_client import ProcessClient
@@ -21,17 +21,11 @@ from chairlift.server.http.init_process import fork_if_process_1
 from chairlift.server.http.process_exit import EXIT_SECONDS, ProcessExit
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
 
-if TYPE_CHECKING:
-    import ssl
-
-    import uvicorn
-    from fastapi import FastAPI
-
 logger = logging.getLogger("chairlift")
 
 MAX_PORT: Final = 65535
 SWITCH_SECONDS: Final = 0.001
-"""How long a thread that prepares a request may keep the interpreter while the event loop waits for it."""
+"""Seconds for which a thread may hold the interpreter lock while the event loop waits for it."""
 
 
 def run(
@@ -46,20 +40,22 @@ def run(
     api: ApiOptions,
     observability: ObservabilityOptions,
 ) -> None:
-    """Serve until interrupted, and then until what was taken in is answered, or the process ends, see `ProcessExit`.
+    """Run a server until a signal stops it. `DrainingServer` and `ProcessExit` describe how it stops.
 
     Args:
-        port: 0 takes a free one, which is printed.
-        watchdog_timeout: see ProcessClient.
-        started: `time.perf_counter()` when the command began, to print how long it took to get ready.
+        config: The configuration of the engine.
+        port: The port to listen on; 0 for a free one, which is logged.
+        served_model_name: The name of the model in requests and responses. Default: the model's own name.
+        watchdog_timeout: As for `ProcessClient`.
+        started: `time.perf_counter()` when the command started, to log the duration of the start.
 
     Raises:
-        ConfigError: the address cannot be had, or may not without a key, a log cannot be written, the certificate
-            cannot be used, or static_run_to=global; before the model is loaded. Then as
+        ConfigError: The address cannot be used, a log file cannot be written, the certificate cannot be loaded, or an
+            option is invalid. These errors are raised before the model is loaded. Then as for
             `ProcessClient.wait_until_ready`.
     """
     fork_if_process_1()
-    config = _servable(config, access)
+    config = _server_config(config, access)
     config.check_files()
     access.check_host(host)
     access.keys.log_short_secrets()
@@ -68,11 +64,12 @@ def run(
     allowed_hosts = access.allowed_hosts_for(host)
     client = ProcessClient(config, watchdog_timeout=watchdog_timeout)
 
-    # These take long to import; meanwhile the engine's process loads the model.
+    # These modules are imported while the engine process loads the model, because they take long to import.
     from chairlift.engine.async_llm import AsyncLLM
     from chairlift.engine.memory_trimming import trim_memory
     from chairlift.server.http.application import create_app
     from chairlift.server.http.drain import DrainingServer
+    from chairlift.server.http.protocol import uvicorn_config
     from chairlift.server.preparation.preparation import PreparationWorkers
     from chairlift.server.preparation.worker_process import WorkerSetup, tokenizer_fingerprint
 
@@ -81,6 +78,8 @@ def run(
     llm = AsyncLLM(client=client)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     log_ready = partial(_log_ready, url, served_model_name or llm.engine.model_name, started)
+    facts, depth = client.engine.facts, limits.max_json_depth
+    worker_setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
     app = create_app(
         llm,
         served_model_name,
@@ -90,20 +89,12 @@ def run(
         api=api,
         observability=observability,
         cors=access.cors,
-        workers=PreparationWorkers(
-            WorkerSetup(
-                config.model,
-                config.skip_tokenizer_init,
-                client.engine.facts,
-                api,
-                limits.max_json_depth,
-                fingerprint,
-            )
-        ),
+        workers=PreparationWorkers(worker_setup),
         allowed_hosts=allowed_hosts,
     )
     process_exit = ProcessExit(limits.drain_timeout)
-    server = DrainingServer(_uvicorn_config(app, limits, tls), llm, app.state.admission, process_exit)
+    uvicorn_options = uvicorn_config(app, limits, tls, log_config=None, access_log=False, timeout_keep_alive=60)
+    server = DrainingServer(uvicorn_options, llm, app.state.admission, process_exit)
     trim_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -114,12 +105,12 @@ def run(
         llm.close()
 
 
-def _servable(config: EngineConfig, access: AccessOptions) -> EngineConfig:
-    """The engine of a server: it cannot know the future, and its tenants' weights may come with their keys."""
+def _server_config(config: EngineConfig, access: AccessOptions) -> EngineConfig:
+    """The configuration of the engine with the tenant weights of the API keys."""
     if config.static_run_to == "global":
         raise ConfigError(
-            "static_run_to=global needs to know the output lengths of all requests, and a server knows none: "
-            "leave it out, or use it offline (bench, simulate)"
+            "static_run_to=global needs the output lengths of all requests in advance, which a server does not have: "
+            "omit the option, or use it offline (bench, simulate)"
         )
     weights = access.keys.tenant_weights()
     return replace(config, tenant_weights=weights) if weights else config
@@ -130,22 +121,9 @@ def _log_ready(url: str, model_name: str, started: float) -> None:
     logger.info("ready in %.1f s: %s/v1 answers as model %r", seconds, url, model_name)
 
 
-def _uvicorn_config(app: FastAPI, limits: ServerLimits, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    from chairlift.server.http.protocol import uvicorn_config
-
-    return uvicorn_config(
-        app,
-        limits,
-        tls,
-        log_config=None,
-        access_log=False,
-        timeout_keep_alive=60,
-    )
-
-
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= MAX_PORT:
-        raise ConfigError(f"port must be from 1 to {MAX_PORT}, or 0 for a free one, got {port}: choose another --port")
+        raise ConfigError(f"port must be from 1 to {MAX_PORT}, or 0 for a free port, got {port}: choose another --port")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)

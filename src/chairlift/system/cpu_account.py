@@ -1,8 +1,8 @@
-"""CPU time that one thread causes in other threads and processes, and the account that it is charged to.
+"""Accounting of the CPU time that a request uses in several threads and processes.
 
-with charge_cpu_time_to(account):      the CPU time of this thread is charged when the block ends
-    with charge_process(pid): ...      the CPU time of a child process, while this thread waits for it
-    submit(work, cpu_charge())         another thread, which charges the same account
+with charge_cpu_time_to(account):      charges the CPU time of this thread when the block ends
+    with charge_process(pid): ...      charges the CPU time of a child process while this thread waits for it
+    submit(work, cpu_charge())         lets another thread charge the same account
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from contextvars import ContextVar
 from typing import Final, TypeAlias
 
 CpuCharge: TypeAlias = Callable[[float], None]
-"""Charges seconds of CPU time to an account. May be called on any thread."""
+"""A function that charges seconds of CPU time to an account. It can be called on any thread."""
 
 
 def _charge_to_no_account(_seconds: float) -> None:
-    """Outside of a request CPU time is not accounted for."""
+    """Ignore CPU time that is used outside of a request."""
 
 
 _CHARGE: Final[ContextVar[CpuCharge]] = ContextVar("cpu_charge", default=_charge_to_no_account)
 
 
 def cpu_charge() -> CpuCharge:
-    """The function that charges the account which this thread works for."""
+    """The function that charges the account of the current context."""
     return _CHARGE.get()
 
 
 @contextlib.contextmanager
 def charge_cpu_time_to(charge: CpuCharge, clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
-    """Charge the CPU time of a block of code to an account, also if the block raises.
+    """Charge the CPU time of a block of code to an account, even if the block raises.
 
     Args:
-        charge: called at the end of the block, and by code inside of it that uses other threads or processes.
-        clock: seconds of CPU time of what runs the block: this thread, or the process (`time.process_time`).
+        charge: Charges the account. It is called at the end of the block, and by code inside of the block that uses
+            other threads or processes.
+        clock: The CPU time in seconds of the thread, or of the process (`time.process_time`).
     """
     token = _CHARGE.set(charge)
     started = clock()
@@ -49,8 +50,10 @@ def charge_cpu_time_to(charge: CpuCharge, clock: Callable[[], float] = time.thre
 
 @contextlib.contextmanager
 def charge_process(pid: int) -> Iterator[None]:
-    """Charge the CPU time that a process uses during a block of code to the account of this thread. The process may end
-    meanwhile, but must not be waited for (`wait`) inside the block."""
+    """Charge the CPU time that a process uses during a block of code to the account of the current context.
+
+    The process may end during the block, but it must not be reaped (`wait`) inside of the block.
+    """
     before = process_cpu_seconds(pid)
     try:
         yield
@@ -59,10 +62,10 @@ def charge_process(pid: int) -> Iterator[None]:
 
 
 def process_cpu_seconds(pid: int) -> float:
-    """CPU time of all threads of a process so far; 0 if the process has ended."""
+    """Seconds of CPU time of all threads of a process; 0 if the process has ended."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), which the standard library does not have
+            return time.clock_gettime(~pid << 3 | 2)  # As clock_getcpuclockid(3).
         return 0.0
     import psutil
 

@@ -1,4 +1,4 @@
-"""Who is let in, by a clock that the test moves."""
+"""Admission control, with a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-def admission(
+def make_controller(
     clock: Clock, limits: ServerLimits | None = None, is_fair: bool = False, **by_key: KeyLimits
 ) -> AdmissionController:
     keys = [Key(info(name), name.encode(), key_limits) for name, key_limits in by_key.items()]
@@ -41,141 +41,143 @@ def output(num_tokens: int, finished: bool = False) -> RequestOutput:
     return RequestOutput("r", None, [1], [CompletionOutput(0, "", [7] * num_tokens)], finished)
 
 
-def enter(door: AdmissionController, key: KeyInfo = ANONYMOUS, prompt_len: int = 10, **options: float | str) -> Permit:
-    return door.admit(key, [[0] * prompt_len], PARAMS, **options)  # type: ignore[arg-type]
+def admit(
+    controller: AdmissionController, key: KeyInfo = ANONYMOUS, prompt_len: int = 10, **options: float | str
+) -> Permit:
+    return controller.admit(key, [[0] * prompt_len], PARAMS, **options)  # type: ignore[arg-type]
 
 
 def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
-    door = admission(Clock(), ServerLimits(max_queued_requests=2, max_queued_tokens=100))
-    permits = [enter(door, prompt_len=40) for _ in range(2)]
+    controller = make_controller(Clock(), ServerLimits(max_queued_requests=2, max_queued_tokens=100))
+    permits = [admit(controller, prompt_len=40) for _ in range(2)]
     entries = [permit.track_prompt(40) for permit in permits]
     with pytest.raises(OverloadedError, match="2 requests with 80 prompt tokens wait, and max_queued_requests=2"):
-        enter(door, prompt_len=1)
+        admit(controller, prompt_len=1)
     entries[0].record_output(output(1))
-    with pytest.raises(OverloadedError, match="max_queued_tokens=100") as refused:
-        enter(door, prompt_len=61)
-    assert refused.value.code == "queue_full"
-    assert refused.value.retry_after >= 1
-    enter(door, prompt_len=60).track_prompt(60)
+    with pytest.raises(OverloadedError, match="max_queued_tokens=100") as rejected:
+        admit(controller, prompt_len=61)
+    assert rejected.value.code == "queue_full"
+    assert rejected.value.retry_after >= 1
+    admit(controller, prompt_len=60).track_prompt(60)
     with pytest.raises(RequestError, match="101 tokens in one call"):
-        enter(door, prompt_len=101)
+        admit(controller, prompt_len=101)
 
 
-def test_retry_after_follows_the_pace_that_was_seen() -> None:
+def test_retry_after_follows_the_measured_service_rate() -> None:
     clock = Clock()
-    door = admission(clock, ServerLimits(max_queued_requests=20))
-    entries = [enter(door).track_prompt(10) for _ in range(20)]
+    controller = make_controller(clock, ServerLimits(max_queued_requests=20))
+    entries = [admit(controller).track_prompt(10) for _ in range(20)]
     for entry in entries[:10]:
         clock.now += 2.0
         entry.record_output(output(1))
     for _ in range(10):
-        enter(door).track_prompt(10)
-    with pytest.raises(OverloadedError) as refused:
-        door.admit(ANONYMOUS, [[0] * 10] * 5, PARAMS)
-    assert refused.value.retry_after == pytest.approx(10.0, rel=0.1), "five are through in 5 x 2 s"
+        admit(controller).track_prompt(10)
+    with pytest.raises(OverloadedError) as rejected:
+        controller.admit(ANONYMOUS, [[0] * 10] * 5, PARAMS)
+    assert rejected.value.retry_after == pytest.approx(10.0, rel=0.1), "5 requests are served in 5 x 2 s"
 
 
 def test_a_call_that_ends_early_leaves_the_queue() -> None:
-    door = admission(Clock())
-    permit = enter(door)
+    controller = make_controller(Clock())
+    permit = admit(controller)
     permit.track_prompt(10)
-    assert (door.queue.num_requests, door.queue.num_tokens, door.num_calls) == (1, 10, 1)
+    assert (controller.queue.num_requests, controller.queue.num_tokens, controller.num_calls) == (1, 10, 1)
     permit.close()
     permit.close()
-    assert (door.queue.num_requests, door.queue.num_tokens, door.num_calls) == (0, 0, 0)
+    assert (controller.queue.num_requests, controller.queue.num_tokens, controller.num_calls) == (0, 0, 0)
 
 
 def test_requests_per_minute_refill_evenly() -> None:
     clock = Clock()
-    door = admission(clock, a=KeyLimits(requests_per_minute=6))
+    controller = make_controller(clock, a=KeyLimits(requests_per_minute=6))
     for _ in range(6):
-        enter(door, info("a"))
+        admit(controller, info("a"))
     with pytest.raises(OverloadedError, match=r"requests_per_minute=6, and 0 are left: try again in 10.0 s"):
-        enter(door, info("a"))
-    enter(door, info("b"))
+        admit(controller, info("a"))
+    admit(controller, info("b"))
     clock.now += 10.0
-    enter(door, info("a"))
+    admit(controller, info("a"))
     with pytest.raises(OverloadedError):
-        enter(door, info("a"))
+        admit(controller, info("a"))
 
 
-def test_tokens_per_minute_count_answers_when_they_come() -> None:
+def test_output_tokens_count_towards_tokens_per_minute_as_they_are_generated() -> None:
     clock = Clock()
-    door = admission(clock, a=KeyLimits(tokens_per_minute=60))
-    entry = enter(door, info("a"), prompt_len=20).track_prompt(20)
+    controller = make_controller(clock, a=KeyLimits(tokens_per_minute=60))
+    entry = admit(controller, info("a"), prompt_len=20).track_prompt(20)
     entry.record_output(output(70))
-    with pytest.raises(OverloadedError, match=r"try again in 40.0 s") as refused:
-        enter(door, info("a"), prompt_len=10)
-    assert refused.value.retry_after == pytest.approx(40.0)
+    with pytest.raises(OverloadedError, match=r"try again in 40.0 s") as rejected:
+        admit(controller, info("a"), prompt_len=10)
+    assert rejected.value.retry_after == pytest.approx(40.0)
     clock.now += 40.0
-    enter(door, info("a"), prompt_len=10)
+    admit(controller, info("a"), prompt_len=10)
     with pytest.raises(RequestError, match="the prompts have 61 tokens"):
-        enter(door, info("a"), prompt_len=61)
+        admit(controller, info("a"), prompt_len=61)
 
 
-def test_calls_at_once_are_counted_until_they_end() -> None:
-    door = admission(Clock(), a=KeyLimits(max_concurrent=2))
-    first, _second = enter(door, info("a")), enter(door, info("a"))
+def test_concurrent_calls_are_counted_until_they_end() -> None:
+    controller = make_controller(Clock(), a=KeyLimits(max_concurrent=2))
+    first, _second = admit(controller, info("a")), admit(controller, info("a"))
     with pytest.raises(OverloadedError, match="max_concurrent"):
-        enter(door, info("a"))
+        admit(controller, info("a"))
     first.close()
-    enter(door, info("a"))
+    admit(controller, info("a"))
 
 
-def test_token_counts_take_requests_and_no_tokens() -> None:
+def test_utility_calls_count_as_requests_but_use_no_tokens() -> None:
     clock = Clock()
-    door = admission(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=60, max_concurrent=1))
-    permit = enter(door, info("a"), prompt_len=60)
+    controller = make_controller(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=60, max_concurrent=1))
+    permit = admit(controller, info("a"), prompt_len=60)
     permit.track_prompt(60).record_output(output(30))
-    with pytest.raises(OverloadedError, match="max_concurrent"), door.admit_utility_call(info("a")):
+    with pytest.raises(OverloadedError, match="max_concurrent"), controller.admit_utility_call(info("a")):
         pass
     permit.close()
     with pytest.raises(OverloadedError, match="tokens_per_minute=60, and 0 are left"):
-        enter(door, info("a"), prompt_len=1)
+        admit(controller, info("a"), prompt_len=1)
     for _ in range(2):
-        with door.admit_utility_call(info("a")):
-            assert door.num_calls == 1
-    with pytest.raises(OverloadedError, match="requests_per_minute=3"), door.admit_utility_call(info("a")):
+        with controller.admit_utility_call(info("a")):
+            assert controller.num_calls == 1
+    with pytest.raises(OverloadedError, match="requests_per_minute=3"), controller.admit_utility_call(info("a")):
         pass
     clock.now += 31.0
-    enter(door, info("a"), prompt_len=1)
+    admit(controller, info("a"), prompt_len=1)
 
 
-def test_a_question_about_calls_is_a_request_but_not_one_at_once() -> None:
+def test_a_query_counts_as_a_request_but_not_as_a_concurrent_call() -> None:
     clock = Clock()
-    door = admission(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=10, max_concurrent=1))
-    enter(door, info("a"), prompt_len=10)
-    door.is_draining = True
-    door.admit_query(info("a"))
-    door.admit_query(info("a"))
+    controller = make_controller(clock, a=KeyLimits(requests_per_minute=3, tokens_per_minute=10, max_concurrent=1))
+    admit(controller, info("a"), prompt_len=10)
+    controller.is_draining = True
+    controller.admit_query(info("a"))
+    controller.admit_query(info("a"))
     with pytest.raises(OverloadedError, match=r"requests_per_minute=3, and 0 are left: try again in 20\.0 s"):
-        door.admit_query(info("a"))
+        controller.admit_query(info("a"))
     clock.now += 20.0
-    door.admit_query(info("a"))
+    controller.admit_query(info("a"))
 
 
-def test_an_admin_may_always_ask() -> None:
-    door = admission(Clock(), a=KeyLimits(requests_per_minute=1))
+def test_queries_of_an_admin_are_not_limited() -> None:
+    controller = make_controller(Clock(), a=KeyLimits(requests_per_minute=1))
     for _ in range(5):
-        door.admit_query(KeyInfo("a", "a", True))
-    enter(door, info("a"))
+        controller.admit_query(KeyInfo("a", "a", True))
+    admit(controller, info("a"))
 
 
-def test_a_refused_call_costs_its_key_nothing() -> None:
+def test_a_rejected_call_uses_nothing_of_the_limits_of_its_key() -> None:
     clock = Clock()
-    door = admission(clock, a=KeyLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=9))
-    enter(door, info("a"), prompt_len=90)
+    controller = make_controller(clock, a=KeyLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=9))
+    admit(controller, info("a"), prompt_len=90)
     for _ in range(5):
         with pytest.raises(OverloadedError, match="tokens_per_minute"):
-            enter(door, info("a"), prompt_len=20)
-    enter(door, info("a"), prompt_len=10)
+            admit(controller, info("a"), prompt_len=20)
+    admit(controller, info("a"), prompt_len=10)
 
 
-def test_a_timeout_that_cannot_be_met_is_refused_at_once() -> None:
+def test_a_timeout_that_cannot_be_met_is_rejected_immediately() -> None:
     clock = Clock()
-    door = admission(clock)
-    enter(door, timeout=0.001)  # nothing was seen yet that speaks against it
-    entries = [enter(door).track_prompt(10) for _ in range(20)]
+    controller = make_controller(clock)
+    admit(controller, timeout=0.001)  # Nothing has been measured yet.
+    entries = [admit(controller).track_prompt(10) for _ in range(20)]
     for entry in entries[:10]:
         clock.now += 1.0
         entry.record_output(output(1))
@@ -183,64 +185,65 @@ def test_a_timeout_that_cannot_be_met_is_refused_at_once() -> None:
         "11.0 s", "1.0 s", "300 ms", "31 ms", "0.9 ms"
     ]  # fmt: skip
     with pytest.raises(DeadlineError, match="timeout=5 s cannot be met: it would take about 11"):
-        enter(door, timeout=5.0)
-    permit = enter(door, timeout=20.0)
+        admit(controller, timeout=5.0)
+    permit = admit(controller, timeout=20.0)
     assert permit.deadline == clock.now + 20.0
 
 
 def test_a_forced_length_counts_towards_the_timeout() -> None:
     clock = Clock()
-    door = admission(clock)
-    entry = enter(door).track_prompt(10)
+    controller = make_controller(clock)
+    entry = admit(controller).track_prompt(10)
     entry.record_output(output(1))
     clock.now += 10.0
     entry.record_output(output(100, finished=True))
     forced = SamplingParams(max_tokens=51, ignore_eos=True)
     with pytest.raises(DeadlineError, match=r"it would take about 5.0 s"):
-        door.admit(ANONYMOUS, [[0]], forced, timeout=4.0)
-    door.admit(ANONYMOUS, [[0]], forced, timeout=5.5)
-    enter(door, timeout=4.0)
+        controller.admit(ANONYMOUS, [[0]], forced, timeout=4.0)
+    controller.admit(ANONYMOUS, [[0]], forced, timeout=5.5)
+    admit(controller, timeout=4.0)
 
 
-def test_under_fair_scheduling_another_tenants_crowd_does_not_count() -> None:
+def test_under_fair_scheduling_the_queue_of_another_tenant_does_not_delay_a_call() -> None:
     clock = Clock()
     for is_fair in (False, True):
-        door = admission(clock, is_fair=is_fair)
-        entries = [enter(door, info("a")).track_prompt(10) for _ in range(60)]
+        controller = make_controller(clock, is_fair=is_fair)
+        entries = [admit(controller, info("a")).track_prompt(10) for _ in range(60)]
         for entry in entries[:30]:
             clock.now += 1.0
             entry.record_output(output(1))
         if is_fair:
-            enter(door, info("b"), timeout=3.0)
+            admit(controller, info("b"), timeout=3.0)
         else:
             with pytest.raises(DeadlineError):
-                enter(door, info("b"), timeout=3.0)
+                admit(controller, info("b"), timeout=3.0)
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])
-def test_what_is_no_time_is_refused(timeout: float) -> None:
+def test_an_invalid_timeout_is_rejected(timeout: float) -> None:
     with pytest.raises(RequestError, match="timeout must be"):
-        enter(admission(Clock()), timeout=timeout)
+        admit(make_controller(Clock()), timeout=timeout)
 
 
-def test_nobody_is_let_in_while_the_server_drains() -> None:
-    door = admission(Clock(), ServerLimits(drain_timeout=7.0))
-    door.is_draining = True
-    with pytest.raises(OverloadedError, match="shutting down") as refused:
-        enter(door)
-    assert (refused.value.code, refused.value.retry_after) == ("shutting_down", 7.0)
+def test_no_call_is_admitted_while_the_server_drains() -> None:
+    controller = make_controller(Clock(), ServerLimits(drain_timeout=7.0))
+    controller.is_draining = True
+    with pytest.raises(OverloadedError, match="shutting down") as rejected:
+        admit(controller)
+    assert (rejected.value.code, rejected.value.retry_after) == ("shutting_down", 7.0)
 
 
-def test_salts_tell_keys_and_callers_apart() -> None:
-    door, shared = admission(Clock()), admission(Clock(), ServerLimits(share_prefix_cache=True))
-    assert enter(door).cache_salt is None
+def test_salts_separate_keys_and_request_salts() -> None:
+    controller, shared = make_controller(Clock()), make_controller(Clock(), ServerLimits(share_prefix_cache=True))
+    assert admit(controller).cache_salt is None
     pairs = [("a", None), ("b", None), ("a", "x"), ("b", "x"), ("a1", "x"), ("a", "1x"), ("", "x"), ("", "a:x")]
     salts = [
-        enter(door, info(name), **({} if salt is None else {"cache_salt": salt})).cache_salt for name, salt in pairs
+        admit(controller, info(name), **({} if salt is None else {"cache_salt": salt})).cache_salt
+        for name, salt in pairs
     ]
     assert len(set(salts)) == len(pairs)
-    assert enter(shared, info("a")).cache_salt is None
-    assert enter(shared, info("a"), cache_salt="x").cache_salt == enter(shared, info("b"), cache_salt="x").cache_salt
+    assert admit(shared, info("a")).cache_salt is None
+    assert admit(shared, info("a"), cache_salt="x").cache_salt == admit(shared, info("b"), cache_salt="x").cache_salt
 
 
 @given(
@@ -248,7 +251,7 @@ def test_salts_tell_keys_and_callers_apart() -> None:
     calls=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 20)), max_size=40),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_bucket_never_gives_more_than_a_burst_and_its_rate(
+def test_a_bucket_never_gives_more_than_its_capacity_and_its_rate(
     per_minute: float, calls: list[tuple[float, float]]
 ) -> None:
     bucket = TokenBucket(per_minute, 0.0)

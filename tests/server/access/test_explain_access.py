@@ -1,4 +1,4 @@
-"""Tests which requests a key can see, and the events that a slow reader receives."""
+"""Access to request states and events: a key reads its own requests, and an admin key those of all keys."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def get(server: RunningServer, path: str, name: str) -> httpx.Response:
     return httpx.get(server.url + path, headers={"Authorization": f"Bearer sk-{name}"}, timeout=20, verify=NO_TLS)
 
 
-async def crowd(server: RunningServer) -> dict[str, str]:
-    """ann's request runs, bob's waits for its seat; the ids of their calls."""
+async def run_two_calls(server: RunningServer) -> dict[str, str]:
+    """Run a request of ann and one of bob, which waits for the seat. Return their ids."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
 
-        async def ask(name: str) -> str:
+        async def complete(name: str) -> str:
             body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True}
             headers = {"Authorization": f"Bearer sk-{name}"}
             answer = await client.post("/v1/completions", json=body, headers=headers)
             call_id: str = answer.json()["id"]
             return call_id
 
-        first = asyncio.create_task(ask("ann"))
+        first = asyncio.create_task(complete("ann"))
         await asyncio.sleep(0.05)
-        return {"bob": await ask("bob"), "ann": await first}
+        return {"bob": await complete("bob"), "ann": await first}
 
 
 def test_a_key_sees_its_own_requests_and_opaque_ids_of_others(shared: RunningServer) -> None:
-    calls = asyncio.run(crowd(shared))
+    calls = asyncio.run(run_two_calls(shared))
     for path in (f"/v1/requests/{calls['ann']}", f"/v1/requests/{calls['ann']}/explain"):
         assert get(shared, path, "ann").status_code == 200
         assert get(shared, path, "root").status_code == 200
-        refused = get(shared, path, "bob")
-        assert refused.status_code == 404
+        rejected = get(shared, path, "bob")
+        assert rejected.status_code == 404
         unknown = get(shared, path.replace(calls["ann"], "unknown"), "bob")
-        assert refused.text.replace(calls["ann"], "unknown") == unknown.text, "as if there were no such request"
+        assert rejected.text.replace(calls["ann"], "unknown") == unknown.text, "as if there were no such request"
     path = f"/v1/requests/{calls['bob']}/explain"
     text = get(shared, path, "bob").text
     assert calls["ann"] not in text
@@ -79,17 +79,17 @@ def test_a_key_sees_its_own_requests_and_opaque_ids_of_others(shared: RunningSer
     assert calls["ann"] in get(shared, path, "root").text
 
 
-def test_a_request_id_of_another_key_is_free(shared: RunningServer) -> None:
+def test_equal_request_ids_of_different_keys_are_distinct(shared: RunningServer) -> None:
     body = {"prompt": [3, 4, 5], "max_tokens": 20, "ignore_eos": True, "request_id": "mine"}
 
-    def ask(name: str) -> httpx.Response:
+    def complete(name: str) -> httpx.Response:
         return shared.post("/v1/completions", body, f"sk-{name}")
 
     with ThreadPoolExecutor(3) as pool:
-        answers = {name: pool.submit(ask, name) for name in ("ann", "bob")}
+        answers = {name: pool.submit(complete, name) for name in ("ann", "bob")}
         while shared.llm.num_unfinished < 2:
             time.sleep(0.005)
-        again = ask("ann")
+        again = complete("ann")
     assert again.status_code == 400
     assert "in use" in again.json()["error"]["message"]
     for answer in answers.values():
@@ -129,7 +129,7 @@ def readiness(
     return ReadinessCheck(llm)  # type: ignore[arg-type]
 
 
-def test_an_engine_that_restarts_or_died_is_not_ready() -> None:
+def test_an_engine_that_restarts_or_has_died_is_not_ready() -> None:
     assert readiness("running", 3).obstacle() is None
     reasons = {state: readiness(state, last_failure="SIGKILL").obstacle() or "" for state in NOT_RUNNING}
     assert len(set(reasons.values())) == len(NOT_RUNNING) == 4

@@ -1,4 +1,4 @@
-"""API keys: where they come from, whose a secret is, and what is wrong with a file."""
+"""API keys: sources of keys, lookup of secrets, and errors in key files."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ def test_secrets_from_the_environment_have_names() -> None:
 
 
 @pytest.mark.parametrize("given", ["c2VjcmV0Cg==", "c2VjcmV0Cgo=", "ops=", "=secret", ""])
-def test_the_padding_of_a_secret_is_not_taken_for_a_secret(given: str) -> None:
+def test_base64_padding_of_a_secret_is_not_a_secret(given: str) -> None:
     with pytest.raises(ConfigError, match="NAME=SECRET") as caught:
         load_keys(None, [given])
     assert not given.strip("=") or given not in str(caught.value)
 
 
 @pytest.mark.parametrize("secret", ["schlüssel-schlüssel", "with a space", "with\ta tab", "\udcff" * 20])
-def test_a_secret_that_clients_cannot_send_is_refused(secret: str) -> None:
-    told = r"api_key 2 \(ops\) must be of ASCII .* `chairlift key ops` makes one"
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_a_secret_that_clients_cannot_send_is_rejected(secret: str) -> None:
+    expected = r"api_key 2 \(ops\) must consist of printable ASCII .* create a key with `chairlift key ops`"
+    with pytest.raises(ConfigError, match=expected) as caught:
         load_keys(None, ["x" * 20, f"ops={secret}"])
     assert secret not in str(caught.value)
 
 
-def test_a_hash_may_be_of_any_bytes() -> None:
+def test_secrets_with_other_characters_match_by_their_utf8_bytes() -> None:
     """The last byte of "à" is a space in Latin-1."""
     ring = KeyRing(
         [Key(KeyInfo(f"k{i}", f"k{i}", False), digest(secret)) for i, secret in enumerate(("schlüssel", "voilà"))]
@@ -94,7 +94,7 @@ async def status_of(app: ASGIApp, headers: dict[str, bytes]) -> int:
         return (await client.get("/v1/models", headers=headers)).status_code
 
 
-def test_short_secrets_are_warned_of_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_names_all_keys_with_short_secrets(caplog: pytest.LogCaptureFixture) -> None:
     ring = load_keys(None, ["ops=horse", "long=" + "x" * 16, "tiny=x"])
     assert not caplog.records
     ring.log_short_secrets()
@@ -109,7 +109,7 @@ HASH = "sha256:" + digest("x").hex()
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "holds no key"),
+        ("", "contains no key"),
         ("keys = 3", "array of tables"),
         ("not toml", "neither TOML"),
         ("keys = [1]", "key 1 must be a table"),
@@ -125,21 +125,21 @@ HASH = "sha256:" + digest("x").hex()
         (f'[[keys]]\nname = "a"\nhash = "{HASH}"\n[[keys]]\nname = "b"\nhash = "{HASH}"', "same secret"),
     ],
 )
-def test_what_is_wrong_with_a_key_file_is_said(tmp_path: Path, text: str, match: str) -> None:
+def test_errors_in_a_key_file_name_the_problem(tmp_path: Path, text: str, match: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=match):
         load_keys(path)
 
 
-def test_files_that_cannot_be_read() -> None:
+def test_a_missing_key_file_is_an_error() -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_keys(Path("no-such-file.toml"))
     with pytest.raises(ConfigError, match="api_key 1 must be"):
         load_keys(None, ["=x"])
 
 
-def test_other_machines_are_served_only_with_a_key_or_if_told_so(tmp_path: Path) -> None:
+def test_other_machines_are_served_only_with_a_key_or_an_explicit_option(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
         assert is_loopback(host)
         AccessOptions().check_host(host)
@@ -150,7 +150,7 @@ def test_other_machines_are_served_only_with_a_key_or_if_told_so(tmp_path: Path)
         AccessOptions(allow_unauthenticated=True).check_host(host)
     with pytest.raises(ConfigError, match="no effect"):
         AccessOptions(load_keys(None, ["x"]), allow_unauthenticated=True)
-    with pytest.raises(ConfigError, match="go together"):
+    with pytest.raises(ConfigError, match="must be given together"):
         AccessOptions(ssl_certfile=tmp_path / "cert.pem")
     with pytest.raises(ConfigError, match="no such file"):
         AccessOptions(ssl_certfile=tmp_path / "cert.pem", ssl_keyfile=tmp_path / "key.pem")

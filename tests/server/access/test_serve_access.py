@@ -1,4 +1,4 @@
-"""`chairlift serve` with keys and TLS, and `chairlift key`, in processes of their own."""
+"""`chairlift serve` with keys and TLS, and `chairlift key`, as separate processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from chairlift.server.access.keys import load_keys
 COMMAND = [sys.executable, "-m", "chairlift"]
 
 
-def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
+def test_a_new_key_is_shown_once_and_accepted_by_a_server_over_tls(
     tiny_model_dir: Callable[..., Path], tmp_path: Path
 ) -> None:
     made = subprocess.run(
@@ -47,7 +47,7 @@ def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
         [*COMMAND, "serve", str(tiny_model_dir("llama")), *options], stderr=subprocess.PIPE, text=True, env=environment
     )
     assert process.stderr is not None
-    url = next(said[1] for line in process.stderr if (said := re.search(r"ready in \S+ s: (\S+)/v1", line)))
+    url = next(found[1] for line in process.stderr if (found := re.search(r"ready in \S+ s: (\S+)/v1", line)))
     assert url.startswith("https://127.0.0.1")
     trusted = ssl.create_default_context(cafile=str(certificate))
     body = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
@@ -72,9 +72,9 @@ def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
     ("arguments", "match"),
     [
         (["serve", "--host", "0.0.0.0"], "can be reached from other machines, and there is no API key"),
-        (["serve", "--api-key", "x", "--allow-unauthenticated"], "no effect beside API keys"),
+        (["serve", "--api-key", "x", "--allow-unauthenticated"], "no effect with API keys"),
         (["serve", "--api-key-file", "no-such.toml"], "no-such.toml: No such file"),
-        (["serve", "--ssl-certfile", "cert.pem"], "go together"),
+        (["serve", "--ssl-certfile", "cert.pem"], "must be given together"),
         (["serve", "--max-queued-requests", "0"], "max_queued_requests must be at least 1"),
         (
             ["serve", "--event-log", "no/such.jsonl"],
@@ -86,13 +86,13 @@ def test_a_key_is_made_shown_once_and_opens_a_server_over_tls(
         ),
         (["serve", "--access-log", "/dev"], "access_log=/dev: Is a directory; use a file in this folder"),
         (["serve", "--tenant-weights", "a=2"], "tenant_weights need scheduling_policy=fair"),
-        (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free one, got 99999: choose another"),
+        (["serve", "--port", "99999"], "port must be from 1 to 65535, or 0 for a free port, got 99999: choose another"),
         (["serve", "--kv-cache-memory-bytes", "lots"], "kv_cache_memory_bytes must be a positive amount such as 4GiB"),
         (["key", "a b"], "name must match"),
         (["key", "a", "--weight", "-1"], "weight must be a number > 0"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_loaded(
+def test_option_errors_are_raised_before_the_model_is_loaded(
     arguments: list[str], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CHAIRLIFT_API_KEY", raising=False)
@@ -104,7 +104,7 @@ def test_mistakes_are_told_before_anything_is_loaded(
     assert match in str(error)
 
 
-def test_json_lines_hold_keys_too(tmp_path: Path) -> None:
+def test_a_key_file_can_be_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "keys.jsonl"
     path.write_text(json.dumps({"name": "a", "hash": "0" * 64}) + "\n")
     assert [*load_keys(path).by_tenant] == ["a"]

@@ -1,4 +1,4 @@
-"""Limits on real sockets: keys, queue, deadlines, bodies, and clients that take their time."""
+"""Limits on real sockets: keys, queue, deadlines, bodies and slow clients."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ def test_without_a_key_there_is_a_401_in_openais_form(server: RunningServer) -> 
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
-    with pytest.raises(openai.AuthenticationError, match="not known here"):
-        server.client("nobody").models.list()
+    with pytest.raises(openai.AuthenticationError, match="not known to this server"):
+        server.client("unknown").models.list()
 
 
-def test_whoever_watches_the_server_needs_no_key(server: RunningServer) -> None:
+def test_health_and_readiness_need_no_key(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/ready").status_code == 200
 
 
-def test_keys_open_what_they_are_for(server: RunningServer) -> None:
+def test_admin_keys_give_access_to_the_engine_and_other_keys_do_not(server: RunningServer) -> None:
     assert server.client("alice-secret").models.list().data[0].id == "tiny"
     with_header = httpx.get(f"{server.url}/v1/models", headers={"x-api-key": "bob-secret"})
     assert with_header.status_code == 200
@@ -103,7 +103,7 @@ def test_keys_open_what_they_are_for(server: RunningServer) -> None:
         assert answer.status_code == status
 
 
-def test_a_key_has_its_share_and_no_more(server: RunningServer) -> None:
+def test_requests_beyond_the_rate_limit_of_a_key_are_rejected(server: RunningServer) -> None:
     answers = [server.post("/v1/completions", body(2), "bob-secret") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
     error = answers[-1].json()["error"]
@@ -111,10 +111,10 @@ def test_a_key_has_its_share_and_no_more(server: RunningServer) -> None:
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
     assert server.post("/v1/completions", body(2), "ops-secret").status_code == 200
     too_much = server.post("/v1/completions", body(2, prompt=[9999]), "bob-secret")
-    assert too_much.status_code == 429, "before anybody looks at the prompt"
+    assert too_much.status_code == 429, "the limit is checked before the prompt"
 
 
-def test_what_asks_nothing_of_the_engine_is_counted_too(server: RunningServer) -> None:
+def test_utility_calls_count_as_requests(server: RunningServer) -> None:
     message = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     bodies = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}, "/v1/messages/count_tokens": message}
     first = [server.post(path, body, "carol-secret") for path, body in bodies.items()]
@@ -125,7 +125,7 @@ def test_what_asks_nothing_of_the_engine_is_counted_too(server: RunningServer) -
         assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_explanations_are_requests_of_their_key_and_not_of_an_admins(server: RunningServer) -> None:
+def test_explanations_count_as_requests_except_with_an_admin_key(server: RunningServer) -> None:
     call_id = server.post("/v1/completions", body(2), "dave-secret").json()["id"]
 
     def explain(secret: str) -> httpx.Response:
@@ -156,24 +156,24 @@ def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> N
 # -- the queue and deadlines -------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_sends_away_and_says_for_how_long(server: RunningServer) -> None:
+def test_a_full_queue_rejects_calls_with_retry_after(server: RunningServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(server.post, "/v1/completions", body(40), "ops-secret") for _ in range(8)]
         answers = [call.result() for call in calls]
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert refused
+    rejected = [answer for answer in answers if answer.status_code == 429]
+    assert rejected
     assert all(answer.status_code in (200, 429) for answer in answers)
-    assert all(answer.json()["error"]["code"] == "queue_full" for answer in refused)
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert all(answer.json()["error"]["code"] == "queue_full" for answer in rejected)
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in rejected)
 
 
-def test_a_deadline_ends_a_call_and_a_stream_and_says_so(server: RunningServer) -> None:
+def test_a_deadline_ends_calls_and_streams_with_an_error(server: RunningServer) -> None:
     late = server.post("/v1/completions", body(200, timeout=0.2), "ops-secret")
-    if late.status_code != 408:  # what was seen before may speak against it at once; both are a 408
+    if late.status_code != 408:  # An estimate may reject it immediately, which is a 408 too.
         raise AssertionError(late.text)
     assert late.json()["error"]["code"] == "deadline_exceeded"
     assert late.headers["x-should-retry"] == "false"
-    server.admission.service_rate.__init__()  # type: ignore[misc]  # forget what was seen, so that it is let in
+    server.admission.service_rate.__init__()  # type: ignore[misc]  # Without measurements the call is admitted.
     with httpx.stream(
         "POST",
         f"{server.url}/v1/completions",
@@ -205,7 +205,7 @@ def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
     assert "the engine does not respond" in answer.json()["error"]["message"]
 
 
-def test_a_clock_that_jumps_moves_no_limit_and_no_deadline(
+def test_setting_the_clock_of_the_machine_changes_no_limit_or_deadline(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = time.time
@@ -264,11 +264,11 @@ def until_closed(connection: socket.socket) -> bytes:
     return received
 
 
-def test_500_clients_with_half_a_body_starve_nobody(server: RunningServer) -> None:
+def test_500_clients_with_half_a_body_do_not_delay_a_request(server: RunningServer) -> None:
     connections = []
     for _ in range(500):
         connections.append(server.connect())
-        connections[-1].sendall(HALF + b'{"prompt": [1')  # at once: who sends no headers is told nothing
+        connections[-1].sendall(HALF + b'{"prompt": [1')  # Together with the headers, so that a 408 is sent.
     started = time.monotonic()
     assert server.post("/v1/completions", body(3), "ops-secret").status_code == 200
     answers = [until_closed(connection) for connection in connections]
@@ -277,7 +277,7 @@ def test_500_clients_with_half_a_body_starve_nobody(server: RunningServer) -> No
     wait_for(lambda: not server.uvicorn.server_state.connections)
 
 
-def test_headers_that_do_not_come_end_the_connection(server: RunningServer) -> None:
+def test_incomplete_headers_end_the_connection(server: RunningServer) -> None:
     silent, half, endless = server.connect(), server.connect(), server.connect()
     half.sendall(b"GET /health HTTP/1.1\r\nHo")
     endless.sendall(b"GET /health HTTP/1.1\r\n" + b"X: yyyyyyyy\r\n" * 6000)
@@ -303,7 +303,7 @@ def test_a_request_behind_a_stream_does_not_write_into_it(server: RunningServer,
     assert rest.count(b"HTTP/1.1 " + status) == 1
 
 
-def test_a_connection_that_was_idle_may_ask_again(server: RunningServer) -> None:
+def test_an_idle_connection_can_be_used_again(server: RunningServer) -> None:
     with httpx.Client(headers={"Authorization": "Bearer ops-secret"}) as client:
         assert client.get(f"{server.url}/v1/models").status_code == 200
         time.sleep(0.6)
@@ -311,7 +311,7 @@ def test_a_connection_that_was_idle_may_ask_again(server: RunningServer) -> None
         assert len(server.uvicorn.server_state.connections) == 1
 
 
-def test_a_reader_that_stops_is_cut_off_and_its_request_aborted(server: RunningServer) -> None:
+def test_the_connection_of_a_client_that_stops_reading_is_closed_and_its_request_aborted(server: RunningServer) -> None:
     connection = server.connect(receive_buffer=4096)
     content = json.dumps(body(250, prompt=[3, 4], stream=True, logprobs=20)).encode()
     connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
@@ -323,7 +323,7 @@ def test_a_reader_that_stops_is_cut_off_and_its_request_aborted(server: RunningS
     assert b"[DONE]" not in until_closed(connection)
 
 
-def test_a_reader_that_is_merely_slow_gets_everything(server: RunningServer) -> None:
+def test_a_client_that_reads_slowly_receives_everything(server: RunningServer) -> None:
     connection = server.connect(receive_buffer=4096)
     content = json.dumps(body(100, prompt=[3, 4], stream=True, logprobs=5)).encode()
     connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
@@ -346,10 +346,10 @@ def test_bodies_of_all_requests_together_have_a_limit(tiny_model_dir: Callable[.
         slow.sendall(head + b" " * 90_000)
         time.sleep(0.2)
         padded = json.dumps(body(1)).encode() + b" " * 60_000
-        refused = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
-        assert "max_buffered_body_bytes=150000" in refused.json()["error"]["message"]
+        rejected = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
+        assert rejected.status_code == 503
+        assert rejected.headers["retry-after"] == "1"
+        assert "max_buffered_body_bytes=150000" in rejected.json()["error"]["message"]
         assert running.post("/v1/completions", body(1)).status_code == 200, "small bodies are always accepted"
         slow.close()
         time.sleep(0.2)
@@ -357,6 +357,6 @@ def test_bodies_of_all_requests_together_have_a_limit(tiny_model_dir: Callable[.
         assert answer.status_code == 200
 
 
-def test_the_limit_of_all_bodies_has_room_for_one() -> None:
+def test_the_limit_of_all_bodies_is_at_least_that_of_one_body() -> None:
     with pytest.raises(ConfigError, match="max_buffered_body_bytes must be at least 8388608, got 1024"):
         ServerLimits(max_buffered_body_bytes=1024)

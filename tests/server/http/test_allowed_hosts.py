@@ -1,4 +1,4 @@
-"""Which Host headers are valid, and which hosts a server answers for."""
+"""Valid Host headers, and the hosts that a server allows."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ KEYS = KeyRing([Key(KeyInfo("ann", "ann", False), digest("secret"))])
 
 @pytest.fixture(scope="module")
 def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """As `chairlift serve` without keys on the loopback, with CORS for every page."""
+    """A server like `chairlift serve` without keys on the loopback, with CORS for every page."""
     llm = AsyncLLM(model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1)
     hosts = AccessOptions().allowed_hosts_for("127.0.0.1")
     with run_server(llm, "tiny", allowed_hosts=hosts, cors=CorsOptions(allowed_origins=("*",))) as running:
         yield running
 
 
-def ask(server: RunningServer, *lines: str) -> tuple[int, dict[str, Any]]:
-    """Status and body of the answer to a request of these lines."""
+def send_lines(server: RunningServer, *lines: str) -> tuple[int, dict[str, Any]]:
+    """Send a request of these lines, and return the status and body of the response."""
     with server.connect() as connection:
         connection.sendall("\r\n".join((*lines, "Connection: close", "", "")).encode("latin-1"))
         received = b""
@@ -50,8 +50,8 @@ def ask(server: RunningServer, *lines: str) -> tuple[int, dict[str, Any]]:
     ["localhost", "127.0.0.1", "localhost:8000", "LOCALHOST:", "localhost.", "LocalHost.:99999", "api.localhost",
      "[::1]", "[::1]:8000", "[0:0:0:0:0:0:0:1]", "127.0.0.1:1"],
 )  # fmt: skip
-def test_the_names_of_the_loopback_are_answered(server: RunningServer, host: str) -> None:
-    assert ask(server, "GET /health HTTP/1.1", f"Host: {host}")[0] == 200
+def test_names_of_the_loopback_are_allowed(server: RunningServer, host: str) -> None:
+    assert send_lines(server, "GET /health HTTP/1.1", f"Host: {host}")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_the_names_of_the_loopback_are_answered(server: RunningServer, host: str
      "127.0.0.2", "[::2]", "192.168.0.1", "", "localhost..", ".localhost.example", "2130706433"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
-def test_a_foreign_name_is_refused_and_the_error_names_it(server: RunningServer, host: str, path: str) -> None:
-    status, body = ask(server, f"GET {path} HTTP/1.1", f"Host: {host}")
+def test_a_foreign_name_is_rejected_and_the_error_names_it(server: RunningServer, host: str, path: str) -> None:
+    status, body = send_lines(server, f"GET {path} HTTP/1.1", f"Host: {host}")
     assert status == 421
     assert body["error"]["code"] == "host_not_allowed"
     assert repr(host_name(host)) in body["error"]["message"]
@@ -69,10 +69,10 @@ def test_a_foreign_name_is_refused_and_the_error_names_it(server: RunningServer,
     assert "--allowed-hosts" in body["error"]["message"]
 
 
-def test_a_preflight_of_a_foreign_name_is_refused_too(server: RunningServer) -> None:
+def test_a_preflight_with_a_foreign_name_is_rejected_too(server: RunningServer) -> None:
     lines = ("Origin: http://rebound.example", "Access-Control-Request-Method: POST")
-    assert ask(server, "OPTIONS /v1/completions HTTP/1.1", "Host: rebound.example", *lines)[0] == 421
-    assert ask(server, "OPTIONS /v1/completions HTTP/1.1", "Host: localhost", *lines)[0] == 200
+    assert send_lines(server, "OPTIONS /v1/completions HTTP/1.1", "Host: rebound.example", *lines)[0] == 421
+    assert send_lines(server, "OPTIONS /v1/completions HTTP/1.1", "Host: localhost", *lines)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -103,21 +103,21 @@ def test_a_preflight_of_a_foreign_name_is_refused_too(server: RunningServer) -> 
 )
 def test_host_headers_follow_the_standard(server: RunningServer, lines: list[str], status: int) -> None:
     """RFC 9112, section 3.2; an absolute target takes precedence over the header (section 3.2.2)."""
-    assert ask(server, *lines)[0] == status
+    assert send_lines(server, *lines)[0] == status
 
 
 def test_a_long_host_is_shortened_in_the_error(server: RunningServer) -> None:
     for host in ("a" * 5000, "/" * 5000):
-        assert len(ask(server, "GET /health HTTP/1.1", f"Host: {host}")[1]["error"]["message"]) < 400
+        assert len(send_lines(server, "GET /health HTTP/1.1", f"Host: {host}")[1]["error"]["message"]) < 400
 
 
-def test_clients_work_as_before(server: RunningServer) -> None:
+def test_clients_can_connect_by_address_and_name(server: RunningServer) -> None:
     assert server.client().models.list().data[0].id == "tiny"
     assert httpx.get(server.url.replace("127.0.0.1", "localhost") + "/health").status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("options", "host", "allowed", "refused"),
+    ("options", "host", "allowed", "rejected"),
     [
         ({}, "127.0.0.1", ["localhost", "127.0.0.1", "[::1]", "x.localhost"], ["example.com", "127.0.0.2"]),
         ({}, "127.0.0.2", ["127.0.0.2", "localhost"], ["127.0.0.3"]),
@@ -131,9 +131,11 @@ def test_clients_work_as_before(server: RunningServer) -> None:
         ({"allowed_hosts": AllowedHosts(("*",))}, "127.0.0.1", ["example.com"], []),
     ],
 )  # fmt: skip
-def test_which_hosts_are_allowed(options: dict[str, Any], host: str, allowed: list[str], refused: list[str]) -> None:
+def test_default_and_explicit_hosts(
+    options: dict[str, Any], host: str, allowed: list[str], rejected: list[str]
+) -> None:
     hosts = AccessOptions(**options).allowed_hosts_for(host)
-    assert [name for name in (*allowed, *refused) if hosts.has(host_name(name) or "")] == allowed
+    assert [name for name in (*allowed, *rejected) if (host_name(name) or "") in hosts] == allowed
 
 
 def test_patterns_have_one_spelling() -> None:
@@ -144,12 +146,12 @@ def test_patterns_have_one_spelling() -> None:
 @pytest.mark.parametrize(
     "text", ["", " , ", "localhost:8000", "http://localhost", ".example.com", "a.*.b", "*x", "[x]"]
 )
-def test_what_is_no_host_is_refused(text: str) -> None:
+def test_invalid_patterns_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="allowed_hosts"):
         AllowedHosts(parse_hosts(text))
 
 
-def test_the_command_takes_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_passes_the_hosts_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CHAIRLIFT_API_KEY", raising=False)
     found: list[AccessOptions] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda *arguments: found.append(arguments[7]))
@@ -160,8 +162,8 @@ def test_the_command_takes_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"allowed_hosts: 'a b' is not a host; write a name", str(error))
 
 
-def test_calls_inside_the_process_name_no_foreign_host(server: RunningServer) -> None:
-    """The command `batch` calls the application itself, of which every host is allowed."""
+def test_calls_of_the_application_without_a_socket_are_allowed(server: RunningServer) -> None:
+    """The command `batch` calls an application that allows every host."""
     from chairlift.server.batch.asgi_client import post
     from chairlift.server.http.application import create_app
 

@@ -1,4 +1,4 @@
-"""Bodies are looked through before they are parsed: how deep, how large."""
+"""The nesting depth of bodies is computed before they are parsed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def depth(value: Any) -> int:
 
 @given(value=JSON, indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_the_depth_of_a_text_is_that_of_its_value(value: Any, indent: int | None, ascii_only: bool) -> None:
+def test_the_depth_of_a_text_equals_that_of_its_value(value: Any, indent: int | None, ascii_only: bool) -> None:
     assert json_depth(json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()) == depth(value)
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='[]{}"\\,:1', max_size=60).map(str.encode))
 @settings(max_examples=300, deadline=None)
-def test_what_is_no_json_is_at_least_as_deep_as_a_parser_gets(body: bytes) -> None:
+def test_the_depth_of_invalid_json_is_at_least_what_a_parser_reaches(body: bytes) -> None:
     assert json_depth(body) >= 0
     assert json_depth(b"[" * 70 + body) >= 70
     assert json_depth(b'"' + body.replace(b'"', b"").replace(b"\\", b"")) == 0

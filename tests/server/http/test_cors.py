@@ -1,4 +1,4 @@
-"""Pages in browsers: preflights, and the headers without which a browser keeps an answer from its page."""
+"""CORS: preflight requests, and the headers that let a page read a response."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from running_server import RunningServer, run_server
 
 PAGE = "https://app.example.com"
 FOREIGN = "https://evil.example.com"
-KEY, POOR_KEY = "sk-of-the-page", "sk-of-the-poor"
-ASK = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
+KEY, LIMITED_KEY = "sk-of-the-page", "sk-of-the-limited"
+COMPLETION = {"prompt": [3, 4], "max_tokens": 3, "ignore_eos": True}
 PATH = "/v1/completions"
 
 
@@ -42,11 +42,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(tiny_model_dir: Callable[..., Path], log: Path) -> Iterator[RunningServer]:
-    """A server with keys, one of them for a single request a minute, that the page may call."""
+    """A server that the page may call, with two keys, one of which is limited to one request per minute."""
     keys = KeyRing(
         [
             Key(KeyInfo("page", "page", False), digest(KEY)),
-            Key(KeyInfo("poor", "poor", False), digest(POOR_KEY), KeyLimits(requests_per_minute=1)),
+            Key(KeyInfo("limited", "limited", False), digest(LIMITED_KEY), KeyLimits(requests_per_minute=1)),
         ]
     )
     options = {"limits": ServerLimits(max_body_bytes=2048), "observability": ObservabilityOptions("json", log)}
@@ -62,7 +62,7 @@ def call(
 
 
 def preflight(server: RunningServer, origin: str = PAGE, method: str = "POST", path: str = PATH) -> httpx.Response:
-    """As a browser asks on behalf of OpenAI's client: without the key that it asks about."""
+    """Send a preflight request like a browser for OpenAI's client, which contains no key."""
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": method,
@@ -72,12 +72,12 @@ def preflight(server: RunningServer, origin: str = PAGE, method: str = "POST", p
 
 
 def is_readable(answer: httpx.Response) -> bool:
-    """To the page that asked, by the rules of browsers."""
+    """Whether a browser lets the page read the response."""
     return answer.headers.get("access-control-allow-origin") == PAGE and "Origin" in answer.headers["vary"]
 
 
 def logged(log: Path, status: int) -> dict[str, Any]:
-    """The last line of the access log, once it is of such an answer: it is written behind the answer."""
+    """Wait until the last line of the access log has this status, and return it."""
     deadline = time.monotonic() + 5
     while (line := json.loads(log.read_text().splitlines()[-1]))["status"] != status:
         assert time.monotonic() < deadline, line
@@ -99,7 +99,7 @@ def test_a_preflight_needs_no_key(guarded: RunningServer, path: str) -> None:
 def test_preflights_count_against_no_limit(guarded: RunningServer) -> None:
     before = guarded.admission.num_calls
     assert [preflight(guarded).status_code for _ in range(5)] == [200] * 5
-    first, second = (call(guarded, json=ASK, key=POOR_KEY) for _ in range(2))
+    first, second = (call(guarded, json=COMPLETION, key=LIMITED_KEY) for _ in range(2))
     assert first.status_code == 200
     assert second.status_code == 429
     assert is_readable(second)
@@ -113,16 +113,16 @@ def test_preflights_count_against_no_limit(guarded: RunningServer) -> None:
     [
         (200, "GET", "/v1/models", {}),
         (200, "GET", "/health", {"key": "none"}),
-        (401, "POST", PATH, {"json": ASK, "key": "wrong"}),
-        (400, "POST", PATH, {"json": {**ASK, "typo": 1}}),
+        (401, "POST", PATH, {"json": COMPLETION, "key": "wrong"}),
+        (400, "POST", PATH, {"json": {**COMPLETION, "typo": 1}}),
         (400, "POST", "/v1/messages", {"json": {"typo": 1}}),
         (404, "POST", "/v1/embeddings", {"json": {}}),
-        (404, "POST", PATH, {"json": {**ASK, "model": "another"}}),
+        (404, "POST", PATH, {"json": {**COMPLETION, "model": "another"}}),
         (405, "GET", PATH, {}),
         (413, "POST", PATH, {"content": b"x" * 4096}),
     ],
 )
-def test_a_page_may_read_every_answer(
+def test_a_page_can_read_every_response(
     guarded: RunningServer, status: int, method: str, path: str, more: dict[str, Any]
 ) -> None:
     answer = call(guarded, method, path, **more)
@@ -138,7 +138,7 @@ def test_an_unexpected_error_can_be_read_and_is_logged(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(guarded.admission, "admit", breaks)
-    answer = call(guarded, json=ASK)
+    answer = call(guarded, json=COMPLETION)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "internal_server_error"
     assert is_readable(answer)
@@ -146,13 +146,13 @@ def test_an_unexpected_error_can_be_read_and_is_logged(
 
 
 def test_a_stream_can_be_read(guarded: RunningServer) -> None:
-    answer = call(guarded, json={**ASK, "stream": True})
+    answer = call(guarded, json={**COMPLETION, "stream": True})
     assert is_readable(answer)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_the_official_client_in_a_page(guarded: RunningServer) -> None:
+def test_the_openai_client_works_in_a_page(guarded: RunningServer) -> None:
     http = openai.DefaultHttpxClient(verify=NO_TLS, headers={"Origin": PAGE})
     client = openai.OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY, max_retries=0, http_client=http)
     raw = client.completions.with_raw_response.create(model="tiny", prompt=[3, 4], max_tokens=2)
@@ -160,32 +160,32 @@ def test_the_official_client_in_a_page(guarded: RunningServer) -> None:
     assert raw.parse().usage is not None
 
 
-def test_another_page_is_refused_and_in_the_log(guarded: RunningServer, log: Path) -> None:
+def test_a_preflight_of_another_page_is_rejected_and_logged(guarded: RunningServer, log: Path) -> None:
     answer = preflight(guarded, FOREIGN)
     assert answer.status_code == 400
     assert "access-control-allow-origin" not in answer.headers
     assert logged(log, 400)["method"] == "OPTIONS"
 
 
-def test_no_page_may_call_unless_told_so(tiny_server: RunningServer) -> None:
+def test_by_default_no_page_may_call(tiny_server: RunningServer) -> None:
     assert preflight(tiny_server).status_code == 405
-    answer = call(tiny_server, json=ASK)
+    answer = call(tiny_server, json=COMPLETION)
     assert answer.status_code == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_a_page_cannot_do_without_a_preflight(tiny_server: RunningServer) -> None:
-    """Browsers send such a body without asking first, and any page may send it."""
-    answer = call(tiny_server, content=json.dumps(ASK), headers={"Content-Type": "text/plain"}, origin=FOREIGN)
+def test_a_body_that_needs_no_preflight_is_rejected(tiny_server: RunningServer) -> None:
+    """Browsers send such a body from any page, without a preflight request."""
+    answer = call(tiny_server, content=json.dumps(COMPLETION), headers={"Content-Type": "text/plain"}, origin=FOREIGN)
     assert answer.status_code == 400
 
 
-def test_methods_headers_and_credentials_are_as_they_were_given(tiny_model_dir: Callable[..., Path]) -> None:
+def test_methods_headers_and_credentials_follow_the_options(tiny_model_dir: Callable[..., Path]) -> None:
     cors = CorsOptions((PAGE, "http://localhost:3000"), ("GET", "POST"), ("Authorization",), True)
     with serve(tiny_model_dir("llama"), cors=cors) as server:
-        refused = preflight(server)
-        assert refused.status_code == 400
-        assert refused.text == "Disallowed CORS headers"
+        rejected = preflight(server)
+        assert rejected.status_code == 400
+        assert rejected.text == "Disallowed CORS headers"
         headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "GET"}
         answer = httpx.options(server.url + PATH, headers=headers)
         assert answer.status_code == 200
@@ -193,17 +193,17 @@ def test_methods_headers_and_credentials_are_as_they_were_given(tiny_model_dir: 
         assert answer.headers["access-control-allow-methods"] == "GET, POST"
         assert answer.headers["access-control-allow-credentials"] == "true"
         assert preflight(server, method="DELETE").text.startswith("Disallowed CORS method")
-        assert call(server, json=ASK).headers["access-control-allow-credentials"] == "true"
+        assert call(server, json=COMPLETION).headers["access-control-allow-credentials"] == "true"
 
 
-def test_every_page_may_call_if_told_so(tiny_model_dir: Callable[..., Path]) -> None:
+def test_an_asterisk_allows_every_page(tiny_model_dir: Callable[..., Path]) -> None:
     with serve(tiny_model_dir("llama"), cors=CorsOptions(("*",))) as server:
         assert preflight(server, FOREIGN).headers["access-control-allow-origin"] == "*"
-        assert call(server, json=ASK, origin=FOREIGN).headers["access-control-allow-origin"] == "*"
+        assert call(server, json=COMPLETION, origin=FOREIGN).headers["access-control-allow-origin"] == "*"
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "tauri://localhost", "http://[::1]:8080", "null", "*"])
-def test_what_browsers_send_is_an_origin(origin: str) -> None:
+def test_origins_that_browsers_send_are_valid(origin: str) -> None:
     assert CorsOptions((origin,)).middleware_options()["allow_origins"] == (origin,)
 
 
@@ -216,17 +216,20 @@ def test_what_browsers_send_is_an_origin(origin: str) -> None:
         ),
         (["--allowed-origins", '"*"'], "allowed_origins must be a JSON list"),
         (["--allowed-headers", "[1]"], "allowed_headers must be a JSON list"),
-        (["--allowed-origins", '["https://a.example/"]'], "browsers send no origin 'https://a.example/'; write"),
-        (["--allowed-origins", '["https://A.example"]'], "browsers send no origin"),
-        (["--allowed-origins", '["localhost:3000"]'], "browsers send no origin"),
-        (["--allowed-origins", '["https://a b"]'], "browsers send no origin"),
-        (["--allowed-origins", '["*"]', "--allowed-methods", '["P OST"]'], "allowed_methods: 'P OST' is no name"),
+        (["--allowed-origins", '["https://a.example/"]'], "'https://a.example/' is not an origin; write"),
+        (["--allowed-origins", '["https://A.example"]'], "is not an origin"),
+        (["--allowed-origins", '["localhost:3000"]'], "is not an origin"),
+        (["--allowed-origins", '["https://a b"]'], "is not an origin"),
+        (
+            ["--allowed-origins", '["*"]', "--allowed-methods", '["P OST"]'],
+            "allowed_methods: 'P OST' is not a valid name",
+        ),
         (["--allowed-origins", '["*"]', "--allow-credentials"], "name the origins"),
         (["--allowed-methods", '["GET"]'], "no effect without allowed_origins"),
         (["--allow-credentials"], "no effect without allowed_origins"),
     ],
 )
-def test_mistakes_are_told(options: list[str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_option(options: list[str], match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "chairlift.engine.process.process_client.ProcessClient.__init__", lambda *_, **__: pytest.fail("loads")
     )
@@ -235,7 +238,7 @@ def test_mistakes_are_told(options: list[str], match: str, monkeypatch: pytest.M
     assert match in str(error)
 
 
-def test_the_command_hands_its_lists_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_passes_the_lists_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr("chairlift.server.serve.run", lambda *arguments: given.extend(arguments))
     options = ["--allowed-origins", json.dumps([PAGE]), "--allowed-methods", '["POST"]', "--allow-credentials"]

@@ -1,4 +1,4 @@
-"""A server that is told to stop: what it has taken in is answered, and nothing else is taken in."""
+"""Draining: accepted calls are answered after a signal, and new calls are rejected."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 8.0) -> None:
 
 
 def num_tokens(line: str) -> int:
-    """Of one event, which holds several tokens if its reader is slow."""
+    """The number of tokens in one event, which may be several if its reader is slow."""
     choices = json.loads(line.removeprefix("data: "))["choices"]
     return sum(len(choice["logprobs"]["token_logprobs"]) for choice in choices if choice["logprobs"])
 
 
 @pytest.fixture
 def draining(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
-    """A slow server; the parameter is its drain_timeout."""
+    """A slow server. The parameter is its drain_timeout."""
     llm = AsyncLLM(
         model=str(tiny_model_dir("llama")), num_kv_blocks=60, skip_tokenizer_init=True, num_threads=1, max_num_seqs=2
     )
@@ -52,7 +52,7 @@ def draining(request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]
 
 
 @pytest.mark.parametrize("draining", [20.0], indirect=True)
-def test_a_signal_under_load_loses_no_call_that_was_taken_in(draining: RunningServer) -> None:
+def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> None:
     streamed: list[str] = []
 
     def stream() -> None:
@@ -77,7 +77,7 @@ def test_a_signal_under_load_loses_no_call_that_was_taken_in(draining: RunningSe
     assert late.headers["retry-after"] == "20"
     assert late.json()["error"]["code"] == "shutting_down"
     assert ready.status_code == 503
-    assert re.search(r"shutting down; \d calls", ready.json()["reason"])
+    assert re.search(r"shutting down and has \d unfinished calls", ready.json()["reason"])
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [30] * 6
     assert streamed[-1] == "data: [DONE]"
     assert sum(num_tokens(line) for line in streamed[:-1]) == 40
@@ -85,18 +85,18 @@ def test_a_signal_under_load_loses_no_call_that_was_taken_in(draining: RunningSe
 
 
 @pytest.mark.parametrize("draining", [0.2], indirect=True)
-def test_after_the_drain_timeout_the_rest_ends_with_an_error(draining: RunningServer) -> None:
+def test_after_the_drain_timeout_the_remaining_calls_end_with_an_error(draining: RunningServer) -> None:
     with ThreadPoolExecutor(2) as pool:
         call = pool.submit(draining.post, "/v1/completions", body(200))
         wait_for(lambda: draining.admission.num_calls == 1)
         draining.uvicorn.handle_exit(signal.SIGTERM, None)
         answer = call.result()
     assert answer.status_code == 503
-    assert "drain_timeout=0.2 s): send it once more" in answer.json()["error"]["message"]
+    assert "drain_timeout=0.2 s): send it again" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("draining", [60.0], indirect=True)
-def test_a_second_signal_stops_at_once(draining: RunningServer) -> None:
+def test_a_second_signal_stops_the_server_immediately(draining: RunningServer) -> None:
     with httpx.stream("POST", f"{draining.url}/v1/completions", json=body(200, stream=True)) as response:
         wait_for(lambda: draining.llm.num_unfinished == 1)
         draining.uvicorn.handle_exit(signal.SIGINT, None)
@@ -106,10 +106,10 @@ def test_a_second_signal_stops_at_once(draining: RunningServer) -> None:
         started = time.monotonic()
         events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
     assert time.monotonic() - started < 3
-    assert "(it was told to at once): send it once more" in events[-1]["error"]["message"]
+    assert "(it received a second signal): send it again" in events[-1]["error"]["message"]
 
 
-def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable[..., Path], tmp_path: Path) -> None:
     model = str(tiny_model_dir("llama"))
     options = ["--skip-tokenizer-init", "--num-kv-blocks", "60", "--num-threads", "1", "--max-num-seqs", "1"]
     process = subprocess.Popen(
@@ -131,13 +131,13 @@ def test_sigterm_to_a_process_answers_first(tiny_model_dir: Callable[..., Path],
         caller.start()
     time.sleep(0.15)
     process.send_signal(signal.SIGTERM)
-    said = process.stderr.read()
+    log = process.stderr.read()
     for caller in callers:
         caller.join()
     assert process.wait(timeout=20) == 0
-    taken_in = re.search(r"shutting down when (\d+) calls", said)
-    assert taken_in is not None
+    accepted = re.search(r"shutting down after (\d+) calls", log)
+    assert accepted is not None
     statuses = sorted(answer.status_code for answer in answers)
     assert len(statuses) + len(too_late) == 12
     assert set(statuses) <= {200, 503}
-    assert statuses.count(200) >= int(taken_in[1])
+    assert statuses.count(200) >= int(accepted[1])

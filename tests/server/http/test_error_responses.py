@@ -1,4 +1,4 @@
-"""Mistakes of somebody who is new here are told in words that help."""
+"""Error messages name the field, the limit and the correction."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ def message(answer: httpx.Response) -> str:
     ("method", "path", "status", "expected"),
     [
         ("POST", "/chat/completions", 404, "did you mean /v1/chat/completions? The base URL of a client ends in /v1."),
-        ("POST", "/v1/v1/completions", 404, "there is no /v1/v1/completions here: did you mean /v1/completions?"),
-        ("POST", "/v1/embeddings", 404, "there is no /v1/embeddings here: /openapi.json lists what there is."),
-        ("GET", "/", 404, "there is no / here: /openapi.json lists what there is."),
-        ("GET", "/" + "x" * 9000, 404, "x here: /openapi.json lists what there is."),
-        ("GET", "/v1/completions", 405, "/v1/completions takes POST, not GET"),
+        (
+            "POST",
+            "/v1/v1/completions",
+            404,
+            "the path /v1/v1/completions does not exist: did you mean /v1/completions?",
+        ),
+        ("POST", "/v1/embeddings", 404, "the path /v1/embeddings does not exist: /openapi.json lists all paths."),
+        ("GET", "/", 404, "the path / does not exist: /openapi.json lists all paths."),
+        ("GET", "/" + "x" * 9000, 404, "x does not exist: /openapi.json lists all paths."),
+        ("GET", "/v1/completions", 405, "/v1/completions accepts POST, not GET"),
     ],
 )
-def test_a_wrong_path_or_method_is_told_the_right_one(
+def test_the_error_of_a_wrong_path_or_method_names_the_right_one(
     api_server: RunningServer, method: str, path: str, status: int, expected: str
 ) -> None:
     answer = httpx.request(method, api_server.url + path)
@@ -38,7 +43,7 @@ def test_a_wrong_path_or_method_is_told_the_right_one(
     assert len(message(answer)) < 200
 
 
-def test_a_long_model_name_is_an_ordinary_error_and_is_shortened(api_server: RunningServer) -> None:
+def test_a_long_model_name_is_shortened_in_the_error(api_server: RunningServer) -> None:
     name = "x" * 5000
     fields = {"messages": [{"role": "user", "content": "x"}], "model": name}
     bodies = {
@@ -62,7 +67,7 @@ def test_a_long_model_name_is_an_ordinary_error_and_is_shortened(api_server: Run
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-def test_a_body_that_is_not_utf8_is_told_so(api_server: RunningServer, path: str) -> None:
+def test_the_error_of_a_body_that_is_not_utf8_names_the_reason(api_server: RunningServer, path: str) -> None:
     body = b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'
     answer = httpx.post(api_server.url + path, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
@@ -85,7 +90,7 @@ def test_a_body_that_is_not_utf8_is_told_so(api_server: RunningServer, path: str
         ({"max_completion_tokens": 3}, "max_completion_tokens", "max_tokens=2 and max_completion_tokens=3 disagree"),
     ],
 )
-def test_a_wrong_value_is_told_its_field_and_limit(
+def test_the_error_of_a_wrong_value_names_the_field_and_the_limit(
     api_server: RunningServer, fields: dict[str, Any], param: str, expected: str
 ) -> None:
     answer = api_server.post("/v1/chat/completions", {**CHAT, **fields})
@@ -95,7 +100,7 @@ def test_a_wrong_value_is_told_its_field_and_limit(
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, " must be at least 1, got 0"), (10**6, "=1000000 is too large")])
-def test_a_limit_has_the_name_that_it_was_given_by(api_server: RunningServer, limit: int, expected: str) -> None:
+def test_errors_name_a_limit_as_the_request_does(api_server: RunningServer, limit: int, expected: str) -> None:
     answer = api_server.post("/v1/responses", {"input": "Hi", "max_output_tokens": limit})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "max_output_tokens"
@@ -110,7 +115,7 @@ def test_a_limit_has_the_name_that_it_was_given_by(api_server: RunningServer, li
         ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
     ],
 )
-def test_errors_keep_the_words_of_the_caller(api_server: RunningServer, path: str, fields: dict[str, Any]) -> None:
+def test_errors_quote_the_request_unchanged(api_server: RunningServer, path: str, fields: dict[str, Any]) -> None:
     outputs = {"regex": "max_tokens=[0-9"}
     answer = api_server.post(path, {**fields, "structured_outputs": outputs})
     assert answer.status_code == 400
@@ -137,7 +142,7 @@ def test_only_errors_of_limits_are_renamed(error: RequestError, expected: str) -
     assert raised.value.param == ("limit" if error.param == "max_tokens" else error.param)
 
 
-def test_those_who_check_a_service_may_ask_for_headers_alone(api_server: RunningServer) -> None:
+def test_health_and_readiness_support_head_requests(api_server: RunningServer) -> None:
     for path in ("/health", "/ready"):
         answer = httpx.head(api_server.url + path)
         assert (answer.status_code, answer.content) == (200, b"")

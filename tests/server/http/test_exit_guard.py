@@ -1,4 +1,4 @@
-"""The guard process of a server: when it kills, and what."""
+"""The guard process of a server: its deadline, and the processes that it kills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_late_second_signal_does_not_postpone_the_deadline() -> None:
 
 
 @needs_proc
-def test_descendants_are_found_and_those_that_do_not_end_are_killed() -> None:
+def test_descendants_that_do_not_end_are_killed() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()']); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         while len(family := descendants(os.getpid())) < 2:
@@ -46,7 +46,7 @@ def test_descendants_are_found_and_those_that_do_not_end_are_killed() -> None:
         assert child.pid in [pid for pid, _ in family]
         another_start = [(pid, start + 1) for pid, start in family]
         end_processes(another_start, 0.0)
-        assert all(process.is_running() for process in processes), "the numbers belong to other processes now"
+        assert all(process.is_running() for process in processes), "these ids belong to other processes"
         end_processes(family, 0.0)
         _, remaining = psutil.wait_procs(processes, timeout=5)
         assert not remaining

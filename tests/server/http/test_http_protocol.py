@@ -42,7 +42,7 @@ def server(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
 
 
 def exchange(server: RunningServer, *packets: bytes, until: bytes | None = None) -> bytes:
-    """What the server sends in answer to these packets: until it closes the connection or has sent `until`."""
+    """Send packets, and return the bytes that the server sends until it closes the connection or has sent `until`."""
     with server.connect() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for packet in packets:
@@ -74,7 +74,7 @@ def request(body: dict[str, Any], *headers: bytes, version: bytes = b"1.1") -> b
         ({"Authorization": "Bearer secret"}, iter([BIG[: 1 << 20]] * 6), 413, "larger than 1048576 bytes"),
         ({"Authorization": "Bearer wrong"}, BIG, 401, "API key"),
         ({"Authorization": "Bearer secret", "X": "y" * 1024}, BIG, 431, "more than 1024 bytes (max_header_bytes)"),
-        ({"Authorization": "Bearer secret", "Content-Length": "1x"}, BIG, 400, "not valid"),
+        ({"Authorization": "Bearer secret", "Content-Length": "1x"}, BIG, 400, "invalid"),
     ],
     ids=["too large", "too large in chunks", "without a key", "headers too large", "not valid"],
 )
@@ -89,7 +89,7 @@ def test_a_client_that_sends_everything_first_reads_the_early_response(
     connection.close()
 
 
-def test_a_late_head_gets_its_408_while_it_is_still_sent(server: RunningServer) -> None:
+def test_late_headers_get_a_408_while_the_client_still_sends_them(server: RunningServer) -> None:
     with server.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nX: ")
         deadline = time.monotonic() + 10
@@ -106,8 +106,8 @@ def test_a_late_head_gets_its_408_while_it_is_still_sent(server: RunningServer) 
 
 
 @pytest.mark.parametrize("is_sending", [True, False])
-def test_a_lingering_connection_ends(server: RunningServer, is_sending: bool) -> None:
-    """Bytes are bounded, and so are seconds."""
+def test_a_lingering_close_ends(server: RunningServer, is_sending: bool) -> None:
+    """It ends after a number of bytes, or of seconds."""
     head = b"POST /v1/completions HTTP/1.1\r\n" + AUTHORIZED + b"Content-Length: 99999999\r\n\r\n"
     connection = server.connect()
     connection.sendall(head)
@@ -126,7 +126,7 @@ def test_a_lingering_connection_ends(server: RunningServer, is_sending: bool) ->
     connection.close()
 
 
-def test_a_body_that_nothing_reads_does_not_hold_its_connection(server: RunningServer) -> None:
+def test_an_unread_body_does_not_keep_its_connection_open(server: RunningServer) -> None:
     received = exchange(server, GET.replace(b"\r\n\r\n", b"\r\nContent-Length: 9000\r\n\r\n"), b"x")
     assert statuses(received) == [200]
 
@@ -152,7 +152,7 @@ BEFORE = {
 
 @pytest.mark.parametrize("cut", ["whole", "in pieces", "before the last byte", "in the empty line"])
 @pytest.mark.parametrize("before", BEFORE)
-def test_the_limit_of_headers_is_exact(server: RunningServer, before: str, cut: str) -> None:
+def test_the_limit_on_headers_is_exact(server: RunningServer, before: str, cut: str) -> None:
     sent, answers = BEFORE[before]
     size = LIMITS.max_header_bytes
     for num_bytes, status in ((size, 200), (size + 1, 431)):
@@ -218,7 +218,7 @@ def test_a_stream_to_a_client_of_http_1_1_has_chunks(server: RunningServer) -> N
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 40])
-def test_an_upgrade_is_declined_and_the_connection_goes_on(server: RunningServer, pieces: int) -> None:
+def test_an_upgrade_is_ignored_and_the_connection_continues(server: RunningServer, pieces: int) -> None:
     upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AA")
     sent = request({}, *upgrade) + GET.replace(b"\r\n\r\n", b"\r\n" + b"\r\n".join(upgrade) + b"\r\n\r\n")
     sent += request({}, b"Connection: close")
@@ -236,14 +236,14 @@ def test_an_invalid_request_is_logged_with_its_peer(server: RunningServer, caplo
         connection.sendall(b"\x16\x03\x01\x02\x00 hello\r\n\r\n")
         received = connection.recv(65536)
     assert statuses(received) == [400]
-    assert "the HTTP request is not valid: " in json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert "the HTTP request is invalid: " in json.loads(received.partition(b"\r\n\r\n")[2])["error"]["message"]
     lines = [record.getMessage() for record in caplog.records]
     assert [line for line in lines if line.startswith(f"invalid HTTP request from 127.0.0.1:{port}: ")]
     assert "Invalid HTTP request received." not in lines
 
 
-def test_the_end_of_a_response_that_its_client_does_not_take_is_not_kept_for_ever(server: RunningServer) -> None:
-    """Less than what pauses writing, so that only closing waits for it."""
+def test_the_connection_of_a_client_that_does_not_read_the_end_of_a_response_is_closed(server: RunningServer) -> None:
+    """The unread end is too small to pause writing, so that only closing waits for it."""
     connection = server.connect(receive_buffer=2048)
     connection.sendall(b"GET /openapi.json HTTP/1.1\r\nConnection: close\r\n" + AUTHORIZED + b"\r\n")
     time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Where the parts of requests end, whatever the packets that they come in."""
+"""The ends of the parts of requests are found for every division into packets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chairlift.server.http.message_framing import ChunkedBody, FieldLines, MessagePart, body_part
 
 CONTENT = st.text("\r\n0a;", max_size=12).map(str.encode)
-"""Of bodies: what looks like the end of a part."""
+"""Contents of bodies that resemble the end of a part."""
 FIELDS = st.lists(st.sampled_from([b"X: y", b"A:", b"Host: x:0"]), max_size=3)
 
 
@@ -33,7 +33,7 @@ def requests(draw: st.DrawFn) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
 
 
 def sizes_found(parts: list[MessagePart], packets: list[bytes]) -> list[int]:
-    """How many bytes each part has taken of these packets."""
+    """The number of bytes that each part reads from these packets."""
     sizes = [0]
     for packet in packets:
         start = 0
@@ -80,6 +80,6 @@ def test_trailers_and_extensions_of_chunks_are_counted_and_the_content_is_not() 
 
 
 @pytest.mark.parametrize("size", [b"-6", b"+5", b"0x5", b"1_0", b"", b"-0", b"g", b"1" * 17])
-def test_sizes_of_chunks_are_hexadecimal_digits_alone(size: bytes) -> None:
+def test_a_chunk_size_consists_of_hexadecimal_digits_only(size: bytes) -> None:
     body = ChunkedBody()
     assert body.find_end(size + b"\r\n" + b"x" * 40, 0) is None, "the parser gets all of it, and rejects it"

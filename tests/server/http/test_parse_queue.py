@@ -1,4 +1,4 @@
-"""What connections parse in one turn of the event loop is bounded, and nothing is lost."""
+"""The bytes that are parsed in one iteration of the event loop are limited, and no byte is lost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from chairlift.server.http.protocol import LimitedHttpProtocol, uvicorn_config
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKED_POST = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 ONE_BYTE = b"1\r\nx\r\n"
-TURNS_PER_REQUEST = 10
-TURNS_PER_MESSAGE = 3
-"""In which an application that waits for more of a body may get it."""
+ITERATIONS_PER_REQUEST = 10
+ITERATIONS_PER_MESSAGE = 3
+"""Iterations after which an application that waits for more of a body has received it."""
 
 
 class RecordingTransport(asyncio.Transport):
-    """A transport whose client sends what a test gives to the protocol, and reads everything."""
+    """A transport of a client that reads everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +61,8 @@ class Server:
     """An application that reads a whole body and returns its size, and connections to it."""
 
     def __init__(self) -> None:
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
+        self.may_respond = asyncio.Event()
+        self.may_respond.set()
         self.received: list[int] = []
         self._config = uvicorn_config(self._app, ServerLimits(), interface="asgi3", log_level="warning")
         self._config.load()
@@ -73,7 +73,7 @@ class Server:
             message = await receive()
             self.received.append(len(message.get("body", b"")))
             is_last = not message.get("more_body", False)
-        await self.may_answer.wait()
+        await self.may_respond.wait()
         content = b"%d bytes" % sum(self.received)
         headers = [(b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -87,7 +87,7 @@ class Server:
         return protocol, transport
 
 
-def test_a_body_of_chunks_of_one_byte_is_parsed_over_many_turns() -> None:
+def test_a_body_of_chunks_of_one_byte_is_parsed_in_many_iterations() -> None:
     async def test() -> None:
         server = Server()
         protocol, transport = server.connect()
@@ -98,7 +98,7 @@ def test_a_body_of_chunks_of_one_byte_is_parsed_over_many_turns() -> None:
             await asyncio.sleep(0)
             if transport.written.count(b"HTTP/1.1 200") == 2:
                 break
-        assert max(server.received) <= TURNS_PER_MESSAGE * SLICE_BYTES / len(ONE_BYTE)
+        assert max(server.received) <= ITERATIONS_PER_MESSAGE * SLICE_BYTES / len(ONE_BYTE)
         assert b"40000 bytes" in transport.written
         assert transport.is_reading
         protocol.connection_lost(None)
@@ -109,17 +109,17 @@ def test_a_body_of_chunks_of_one_byte_is_parsed_over_many_turns() -> None:
 def test_pipelined_requests_are_parsed_as_their_responses_are_sent() -> None:
     async def test() -> None:
         server = Server()
-        server.may_answer.clear()
+        server.may_respond.clear()
         protocol, transport = server.connect()
         num_requests = 5_000
         protocol.data_received(GET * num_requests)
-        for _ in range(TURNS_PER_REQUEST):
+        for _ in range(ITERATIONS_PER_REQUEST):
             await asyncio.sleep(0)
         assert len(protocol.pipeline) == MAX_PIPELINED
         assert not transport.is_reading
-        server.may_answer.set()
+        server.may_respond.set()
         num_answered = 0
-        for _ in range(TURNS_PER_REQUEST * num_requests):
+        for _ in range(ITERATIONS_PER_REQUEST * num_requests):
             await asyncio.sleep(0)
             assert len(protocol.pipeline) <= MAX_PIPELINED
             num_answered += transport.written.count(b"HTTP/1.1 200")
@@ -147,14 +147,14 @@ def test_connections_are_parsed_in_rotation() -> None:
 
             protocol.parse_slice = record  # type: ignore[method-assign]
             protocol.data_received(CHUNKED_POST + ONE_BYTE * SLICE_BYTES)
-        assert parsed == [0], "only the first one parses at once"
+        assert parsed == [0], "only the first one parses immediately"
         for turn in range(1, 9):
             await asyncio.sleep(0)
             assert len(parsed) <= turn + 1
         assert parsed[:9] == [0, 0, 1, 2, 3, 0, 1, 2, 3]
         late, transport = server.connect()
         late.data_received(GET)
-        for _ in range(TURNS_PER_REQUEST):
+        for _ in range(ITERATIONS_PER_REQUEST):
             await asyncio.sleep(0)
         assert b"HTTP/1.1 200" in transport.written, "a small request does not wait for the others"
         for protocol, _ in (*connections, (late, transport)):
@@ -164,7 +164,7 @@ def test_connections_are_parsed_in_rotation() -> None:
 
 
 @pytest.mark.parametrize("ending", ["close", "lost"])
-def test_a_connection_that_ends_is_not_parsed_any_further(ending: str) -> None:
+def test_a_closed_connection_is_not_parsed_further(ending: str) -> None:
     async def test() -> None:
         server = Server()
         protocol, transport = server.connect()
@@ -172,9 +172,9 @@ def test_a_connection_that_ends_is_not_parsed_any_further(ending: str) -> None:
         transport.close()
         if ending == "lost":
             protocol.connection_lost(None)
-        for _ in range(TURNS_PER_REQUEST):
+        for _ in range(ITERATIONS_PER_REQUEST):
             await asyncio.sleep(0)
         assert sum(server.received) < 2 * SLICE_BYTES / len(ONE_BYTE)
-        assert not protocol.turns.has_waiting
+        assert not protocol.parse_queue.has_waiting
 
     asyncio.run(test())

@@ -1,4 +1,4 @@
-"""A guard process that ends is replaced, and signals that come meanwhile are handled."""
+"""A guard process that ends is replaced, and signals are handled while none runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECONDS = 20.0
 
 
 class GuardedProcess:
-    """A process with a guard process, which prints a line for each SIGTERM and goes on."""
+    """A process with a guard process, which prints a line for each SIGTERM and continues."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -76,7 +76,7 @@ def guarded() -> Iterator[GuardedProcess]:
 
 def test_a_guard_process_that_is_killed_is_replaced_with_one_warning(guarded: GuardedProcess) -> None:
     guarded.kill_guard()
-    guarded.wait_for(lambda: guarded.warnings("ended (exit status -9): it is started again") == 1)
+    guarded.wait_for(lambda: guarded.warnings("ended (exit status -9) and is started again") == 1)
     guarded.wait_for(lambda: len(guarded.guards()) == 1)
     for number in (1, 2):
         guarded.process.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ def test_a_signal_without_a_guard_process_is_handled_quietly(guarded: GuardedPro
     for _ in range(MAX_GUARD_RESTARTS + 1):
         guarded.wait_for(lambda: len(guarded.guards()) == 1)
         guarded.kill_guard()
-    guarded.wait_for(lambda: guarded.warnings("no guard process can be started (4 have ended)"))
+    guarded.wait_for(lambda: guarded.warnings("the guard process cannot be started (it has ended 4 times)"))
     guarded.process.send_signal(signal.SIGTERM)
     guarded.wait_for(lambda: "signal\n" in guarded.output)
     assert len(guarded.errors) == guarded.warnings("WARNING") == MAX_GUARD_RESTARTS + 1

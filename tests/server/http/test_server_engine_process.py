@@ -1,4 +1,4 @@
-"""The engine is killed under load: every stream ends properly, who waited is answered, and it serves again."""
+"""An engine that is killed under load is restarted: streams end with an error, and waiting requests are answered."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NUM_STREAMS = 32
 NUM_SEATS = 12
 NUM_TOKENS = 60
 LAST_STEP = 50
-"""The step in which the engine hangs until it is killed; no stream is complete by then."""
+"""The step in which the engine hangs until it is killed, before any stream is complete."""
 
 
 def stream(server: RunningServer, prompt: list[int], begun: threading.Event | None = None) -> list[dict[str, Any]]:
-    """The events of a stream; checks how it ends."""
+    """Read the events of a stream, and check its last line."""
     fields = body(NUM_TOKENS, prompt=prompt, stream=True, logprobs=0)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60, verify=NO_TLS) as response:
         assert response.status_code == 200
@@ -64,7 +64,7 @@ def test_the_engine_is_killed_under_32_streams(
             thread.start()
         wait_for(lambda: server.llm.num_unfinished == NUM_STREAMS)
         hold.unlink()
-        wait_for((tmp_path / "broken-once").exists)  # The engine hangs: from here on nothing changes any more.
+        wait_for((tmp_path / "broken-once").exists)  # The engine hangs, so its state no longer changes.
         wait_for(lambda: sum(event.is_set() for event in begun) == NUM_SEATS)
         assert server.llm.num_unfinished == NUM_STREAMS
         os.kill(client.engine_pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_the_engine_is_killed_under_32_streams(
         assert server.post("/v1/completions", body(3)).json()["usage"]["completion_tokens"] == 3
 
 
-def test_a_call_that_is_lost_gets_a_503_and_the_next_one_its_answer(
+def test_a_lost_call_gets_a_503_and_the_next_call_is_answered(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
@@ -98,7 +98,7 @@ def test_a_call_that_is_lost_gets_a_503_and_the_next_one_its_answer(
         assert server.post("/v1/completions", body(20)).json()["usage"]["completion_tokens"] == 20
 
 
-def test_a_model_file_that_is_replaced_by_junk_ends_calls_with_the_reason_until_it_is_put_back(
+def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
     tiny_model_dir: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("FIRST_BACKOFF", 0.01), ("LONGEST_BACKOFF", 0.2), ("MAX_WAIT_SECONDS", 0.5)):
@@ -136,7 +136,7 @@ def test_a_model_file_that_is_replaced_by_junk_ends_calls_with_the_reason_until_
 
 
 def replace(file: Path, content: bytes) -> None:
-    """As operators do, by a new file: the old one stays as it is for those that have it open."""
+    """Replace a file by a new one. Processes that have opened the old file can still read it."""
     file.with_suffix(".new").write_bytes(content)
     file.with_suffix(".new").replace(file)
 
@@ -147,7 +147,7 @@ def get(server: RunningServer, path: str) -> tuple[int, Any]:
 
 
 def metric(server: RunningServer, value: str) -> str:
-    """The lines of /metrics that end with this value."""
+    """The lines of /metrics with this value."""
     lines = httpx.get(f"{server.url}/metrics", timeout=20, verify=NO_TLS).text.splitlines()
     return "\n".join(line for line in lines if line.endswith(f" {value}"))
 

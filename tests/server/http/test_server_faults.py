@@ -1,4 +1,4 @@
-"""Clients that leave, requests that are wrong, an engine that dies: nobody else notices."""
+"""Clients that disconnect, invalid requests and an engine that dies do not disturb other requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wait_for(condition: Any, seconds: float = 30.0) -> None:
         time.sleep(0.005)
 
 
-def test_a_client_that_leaves_its_stream_frees_the_engine(tiny_server: RunningServer) -> None:
+def test_disconnecting_during_a_stream_aborts_its_request(tiny_server: RunningServer) -> None:
     with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(250, stream=True)) as response:
         assert response.status_code == 200
         time.sleep(0.02)
@@ -33,14 +33,14 @@ def test_a_client_that_leaves_its_stream_frees_the_engine(tiny_server: RunningSe
     tiny_server.wait_until_idle()
 
 
-def test_a_client_that_leaves_before_its_answer_frees_the_engine(tiny_server: RunningServer) -> None:
+def test_disconnecting_before_the_response_aborts_the_request(tiny_server: RunningServer) -> None:
     slow_down(tiny_server)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{tiny_server.url}/v1/completions", json=body(250), timeout=0.3)
     tiny_server.wait_until_idle(seconds=2)
 
 
-def test_a_client_that_leaves_the_queue_is_taken_off_it(tiny_server: RunningServer) -> None:
+def test_disconnecting_removes_a_waiting_request_from_the_queue(tiny_server: RunningServer) -> None:
     slow_down(tiny_server)
     answers: list[httpx.Response] = []
     first = threading.Thread(target=lambda: answers.append(tiny_server.post("/v1/completions", body(40))))
@@ -55,7 +55,7 @@ def test_a_client_that_leaves_the_queue_is_taken_off_it(tiny_server: RunningServ
 
 
 def slow_down(server: RunningServer, seconds: float = 0.02) -> None:
-    """Make every step take a while, so that there is time to leave."""
+    """Delay every step, so that a client can disconnect before the response."""
     executor = server.llm.engine.core._executor
     submit = executor.submit
 
@@ -66,7 +66,7 @@ def slow_down(server: RunningServer, seconds: float = 0.02) -> None:
     executor.submit = slow  # type: ignore[method-assign]
 
 
-def test_a_bad_request_does_not_disturb_the_one_that_runs(tiny_server: RunningServer) -> None:
+def test_an_invalid_request_does_not_disturb_a_running_one(tiny_server: RunningServer) -> None:
     slow_down(tiny_server, 0.005)
     alone = tiny_server.post("/v1/completions", body(60, logprobs=0)).json()["choices"][0]["logprobs"]
     chunks: list[str] = []
@@ -91,14 +91,14 @@ def test_a_bad_request_does_not_disturb_the_one_that_runs(tiny_server: RunningSe
     assert streamed == pytest.approx(alone["token_logprobs"], abs=1e-4)
 
 
-def test_a_reader_that_does_not_read_delays_nobody(tiny_server: RunningServer) -> None:
+def test_a_client_that_does_not_read_delays_no_other_request(tiny_server: RunningServer) -> None:
     with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(60, stream=True)) as lazy:
         answer = tiny_server.post("/v1/completions", body(5))
         assert answer.json()["usage"]["completion_tokens"] == 5
         assert sum(line.startswith("data: {") for line in lazy.iter_lines()) >= 1
 
 
-def test_when_the_engine_dies_streams_and_calls_end_with_an_error(tiny_server: RunningServer) -> None:
+def test_streams_and_calls_end_with_an_error_when_the_engine_dies(tiny_server: RunningServer) -> None:
     slow_down(tiny_server)
     results: list[Any] = []
 

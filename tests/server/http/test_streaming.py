@@ -1,3 +1,5 @@
+"""A streamed response is closed when the client disconnects."""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,21 +18,21 @@ async def endless() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("blocked_at", ["http.response.start", "http.response.body"])
-def test_whenever_the_client_goes_the_response_is_closed(blocked_at: str) -> None:
+def test_the_response_is_closed_when_the_client_disconnects(blocked_at: str) -> None:
     closed: list[bool] = []
     sent: list[str] = []
 
     async def run() -> None:
-        gone = asyncio.Event()
+        disconnected = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
-            await gone.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
             sent.append(message["type"])
             if message["type"] == blocked_at:
-                gone.set()
+                disconnected.set()
                 await asyncio.sleep(60)
 
         response = EventStream(endless(), on_close=lambda: closed.append(True))

@@ -1,4 +1,4 @@
-"""TLS: files that cannot be used, and clients that stop in a handshake or at the end of a session."""
+"""TLS: invalid files, and clients that stop in a handshake or at the end of a session."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def start_tls(server: RunningServer, context: ssl.SSLContext, receive_buffer: in
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """What comes until the server closes the TCP connection; `connect` gives it 20 s."""
+    """The bytes that arrive until the server closes the TCP connection, within 20 s."""
     received = b""
     try:
         while chunk := connection.recv(65536):
@@ -79,57 +79,59 @@ def client_hello(server_name: bytes) -> bytes:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_of_another_certificate_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_key_of_another_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
     _, other_key = self_signed(tmp_path)
     with pytest.raises(ConfigError, match="is not the key of ssl_certfile="):
         load_tls_context(pair[0], other_key)
 
 
-def test_an_encrypted_key_is_refused_without_a_prompt(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is encrypted, and a server cannot ask for its passphrase: decrypt it"):
+def test_an_encrypted_key_is_rejected_without_a_prompt(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is encrypted, and a server cannot prompt for a passphrase: decrypt it"):
         load_tls_context(*self_signed(tmp_path, passphrase=b"secret"))
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"hello\n"])
-def test_files_without_pem_are_refused_by_name(pair: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
+def test_files_without_pem_are_rejected_with_their_name(
+    pair: tuple[Path, Path], tmp_path: Path, content: bytes
+) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"ssl_certfile=.*junk\.pem holds no certificate in PEM format"):
+    with pytest.raises(ConfigError, match=r"ssl_certfile=.*junk\.pem contains no certificate in PEM format"):
         load_tls_context(junk, pair[1])
-    with pytest.raises(ConfigError, match=r"ssl_keyfile=.*junk\.pem holds no private key in PEM format"):
+    with pytest.raises(ConfigError, match=r"ssl_keyfile=.*junk\.pem contains no private key in PEM format"):
         load_tls_context(pair[0], junk)
 
 
-def test_the_two_files_in_the_wrong_order_are_refused(pair: tuple[Path, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"ssl_certfile=.*key\.pem holds no certificate"):
+def test_swapped_files_are_rejected(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"ssl_certfile=.*key\.pem contains no certificate"):
         load_tls_context(pair[1], pair[0])
 
 
-def test_a_certificate_that_is_cut_short_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    torn = tmp_path / "torn.pem"
-    torn.write_bytes(pair[0].read_bytes()[:300])
-    with pytest.raises(ConfigError, match=r"cannot be used .*give whole PEM files"):
-        load_tls_context(torn, pair[1])
+def test_a_truncated_certificate_is_rejected(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    truncated = tmp_path / "truncated.pem"
+    truncated.write_bytes(pair[0].read_bytes()[:300])
+    with pytest.raises(ConfigError, match=r"cannot be used .*give complete PEM files"):
+        load_tls_context(truncated, pair[1])
 
 
 def test_an_expired_certificate_is_used_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = self_signed(tmp_path, valid_days=-1)
     with caplog.at_level(logging.WARNING, "chairlift"):
         load_tls_context(*files)
-    assert f"ssl_certfile={files[0]} has expired: clients will refuse it" in caplog.text
+    assert f"ssl_certfile={files[0]} has expired: clients will reject it" in caplog.text
 
 
-def test_a_valid_certificate_gives_no_warning(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_valid_certificate_causes_no_warning(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     load_tls_context(*pair)
     assert not caplog.records
 
 
-def test_a_name_that_is_too_long_for_the_system_is_no_file(pair: tuple[Path, Path]) -> None:
+def test_a_file_name_that_is_too_long_is_reported_as_missing(pair: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match=r"ssl_certfile=x+: no such file"):
         AccessOptions(ssl_certfile=Path("x" * 300), ssl_keyfile=pair[1])
 
 
-def test_access_options_load_what_they_name(pair: tuple[Path, Path]) -> None:
+def test_access_options_load_their_certificate(pair: tuple[Path, Path]) -> None:
     assert AccessOptions().load_tls() is None
     context = AccessOptions(ssl_certfile=pair[0], ssl_keyfile=pair[1]).load_tls()
     assert context is not None
@@ -148,13 +150,13 @@ def test_a_handshake_that_is_not_finished_ends_after_header_timeout(server: Runn
 
 
 def test_300_unfinished_handshakes_do_not_delay_a_request(server: RunningServer, trusting: ssl.SSLContext) -> None:
-    with ExitStack() as crowd:
+    with ExitStack() as connections:
         for _ in range(300):
-            crowd.enter_context(server.connect()).sendall(client_hello(b"a.b")[:60])
+            connections.enter_context(server.connect()).sendall(client_hello(b"a.b")[:60])
         assert httpx.get(f"{server.url}/health", verify=trusting).status_code == 200
 
 
-def test_a_client_that_does_not_answer_the_end_of_a_session_is_cut_off(
+def test_a_connection_is_closed_if_the_client_does_not_end_its_session(
     server: RunningServer, trusting: ssl.SSLContext
 ) -> None:
     session = start_tls(server, trusting)
@@ -170,7 +172,7 @@ def test_a_client_that_does_not_answer_the_end_of_a_session_is_cut_off(
     [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", bytes(range(256)) * 20, b"\0" * 3000, client_hello(b"a" * 5000)],
     ids=["plain HTTP", "random bytes", "zeros", "a name of 5,000 characters"],
 )
-def test_what_is_no_handshake_ends_the_connection(
+def test_bytes_that_are_no_handshake_end_the_connection(
     server: RunningServer, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = server.connect()
@@ -181,7 +183,7 @@ def test_what_is_no_handshake_ends_the_connection(
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
-def test_old_versions_of_tls_are_refused(
+def test_old_versions_of_tls_are_rejected(
     server: RunningServer, trusting: ssl.SSLContext, version: ssl.TLSVersion
 ) -> None:
     trusting.minimum_version = trusting.maximum_version = version
@@ -190,7 +192,9 @@ def test_old_versions_of_tls_are_refused(
         start_tls(server, trusting)
 
 
-def test_a_reader_that_stops_is_cut_off_over_tls(server: RunningServer, trusting: ssl.SSLContext) -> None:
+def test_the_connection_of_a_client_that_stops_reading_is_closed_over_tls(
+    server: RunningServer, trusting: ssl.SSLContext
+) -> None:
     session = start_tls(server, trusting, receive_buffer=4096)
     session.sendall(_post({"prompt": [3, 4], "max_tokens": 250, "ignore_eos": True, "stream": True, "logprobs": 20}))
     deadline = time.monotonic() + 15
@@ -198,7 +202,7 @@ def test_a_reader_that_stops_is_cut_off_over_tls(server: RunningServer, trusting
         assert time.monotonic() < deadline
         time.sleep(0.005)
     while server.llm.num_unfinished or server.uvicorn.server_state.connections:
-        assert time.monotonic() < deadline, "the stream of a reader that takes nothing goes on"
+        assert time.monotonic() < deadline, "the stream of a client that does not read continues"
         time.sleep(0.005)
     session.close()
 

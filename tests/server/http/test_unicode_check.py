@@ -1,4 +1,4 @@
-"""Strings of request bodies that are not Unicode text are refused with a 400 that names the field."""
+"""Strings with unpaired surrogates in request bodies cause a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def post(server: RunningServer, path: str, content: bytes) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("path", "fields", "named"), CASES)
-def test_a_surrogate_without_its_pair_is_a_400_that_names_the_field(
+def test_an_unpaired_surrogate_causes_a_400_that_names_the_field(
     api_server: RunningServer, path: str, fields: dict[str, Any], named: str
 ) -> None:
     streamed = {} if "token" in path else {"stream": True}
@@ -96,19 +96,19 @@ def test_a_surrogate_without_its_pair_is_a_400_that_names_the_field(
     ],
     ids=["encoded as UTF-8", "in UTF-16", "in a large body"],
 )
-def test_other_spellings_of_it_are_refused_too(api_server: RunningServer, content: bytes) -> None:
+def test_unpaired_surrogates_in_other_encodings_are_rejected_too(api_server: RunningServer, content: bytes) -> None:
     response = post(api_server, "/v1/completions", content)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "user")
 
 
-def test_one_in_the_json_text_of_a_string_is_no_server_error(api_server: RunningServer) -> None:
+def test_an_unpaired_surrogate_in_nested_json_text_causes_no_server_error(api_server: RunningServer) -> None:
     chat = {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}], "max_tokens": 2}
     text = {**BODIES["/v1/completions"], "structured_outputs": {"json": '{"const": "\\ud800"}'}}
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", text)):
         assert post(api_server, path, json.dumps(body).encode()).status_code in (200, 400)
 
 
-def test_pairs_and_escaped_backslashes_are_text(api_server: RunningServer) -> None:
+def test_surrogate_pairs_and_escaped_backslashes_are_valid(api_server: RunningServer) -> None:
     for text in ("\U0001f600", "\\ud800", "\\\\ud800\U0001f600", "\ud7ff\ue000"):
         body = {**BODIES["/v1/completions"], "user": text}
         assert post(api_server, "/v1/completions", json.dumps(body).encode()).status_code == 200
@@ -121,14 +121,14 @@ def _is_unicode(text: str) -> bool:
 
 @given(st.text(st.sampled_from('\ud800\udbff\udc00\udfffud8\\"a\ue000\U0001f600'), max_size=8), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_the_quick_look_never_misses_one(text: str, ascii_only: bool) -> None:
+def test_the_fast_check_finds_every_unpaired_surrogate(text: str, ascii_only: bool) -> None:
     body = json.dumps(text, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     if not _is_unicode(json.loads(body)):
         assert may_contain_surrogate(body)
 
 
 @pytest.mark.parametrize("fields", [{"stop": HALF}, {"stop": ["x", HALF]}, {"bad_words": [HALF]}])
-def test_parameters_of_the_python_api_are_checked_too(fields: dict[str, Any]) -> None:
+def test_sampling_parameters_reject_unpaired_surrogates(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="must be valid Unicode text") as caught:
         SamplingParams(**fields)
     assert caught.value.param in fields

@@ -1,4 +1,4 @@
-"""Large bodies are prepared by a worker process: with the same answers, in turns, and without loss when it ends."""
+"""Preparation workers give the same responses as the server, in a fair order, and are restarted when they end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ GREEDY = {"temperature": 0, "seed": 1}
 
 @pytest.fixture(scope="module")
 def setup(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tiny engine, and what its workers need."""
+    """A tiny engine, and the setup of its workers."""
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("preparation"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, enable_prefix_caching=False)
@@ -101,7 +101,7 @@ def post(server: RunningServer, path: str, content: bytes, secret: str = "ops-se
 
 
 def without_ids(value: Any) -> Any:
-    """An answer without what differs between two equal calls."""
+    """A response without the fields that differ between two equal calls."""
     if isinstance(value, dict):
         changing = {"id", "created", "created_at", "completed_at", "call_id"}
         return {key: without_ids(entry) for key, entry in value.items() if key not in changing}
@@ -138,14 +138,14 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS)
-def test_a_worker_gives_the_answers_of_the_server(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+def test_a_worker_gives_the_same_response_as_the_server(server: RunningServer, path: str, body: dict[str, Any]) -> None:
     content = json.dumps(body).encode()
     small, large = post(server, path, content), post(server, path, content + PADDING)
     assert large.status_code == small.status_code
     assert without_ids(large.json()) == without_ids(small.json())
 
 
-def test_a_large_stream_is_that_of_a_small_body(server: RunningServer) -> None:
+def test_a_stream_does_not_depend_on_the_size_of_the_body(server: RunningServer) -> None:
     body = json.dumps({"messages": MESSAGES, "max_tokens": 4, "stream": True, **GREEDY}).encode()
 
     def deltas(content: bytes) -> list[Any]:
@@ -177,8 +177,8 @@ def test_a_worker_that_is_killed_is_started_again(server: RunningServer, workers
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     answer = post(server, "/detokenize", body)
-    if answer.status_code == 503:  # the body went to the process before its end was known
-        assert "the process ended" in answer.json()["error"]["message"]
+    if answer.status_code == 503:  # The body was sent before the end of the process was known.
+        assert "the worker process ended" in answer.json()["error"]["message"]
         answer = post(server, "/detokenize", body)
     assert answer.status_code == 200
     assert workers.processes[0].pid != pid
@@ -208,14 +208,14 @@ def run_alone(setup: WorkerSetup, scenario: Callable[[PreparationWorkers], Any],
     return asyncio.run(run())
 
 
-def test_work_ends_when_its_call_is_cancelled(setup: Any) -> None:
+def test_cancelling_a_call_ends_its_work(setup: Any) -> None:
     body = json.dumps({"tokens": [3]}).encode()
 
     async def scenario(workers: PreparationWorkers) -> None:
         await workers.run("a", "detokenize", body)
         pid = workers.processes[0].pid
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)  # as if it computed for long
+        os.kill(pid, signal.SIGSTOP)  # As if it computed for a long time.
         call = asyncio.ensure_future(workers.run("a", "detokenize", body))
         waiting = asyncio.ensure_future(workers.run("b", "detokenize", body))
         await asyncio.sleep(0.1)
@@ -254,7 +254,7 @@ def test_an_idle_worker_ends(setup: Any) -> None:
     run_alone(setup[1], scenario, idle_seconds=0.05)
 
 
-def test_workers_end_with_the_server(setup: Any) -> None:
+def test_closing_the_pool_ends_its_workers(setup: Any) -> None:
     pids: list[int | None] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
@@ -282,7 +282,7 @@ def test_tenants_are_served_in_rotation(tenants: list[str]) -> None:
     for first, last in ((i, j) for i in range(len(order)) for j in range(i, len(order))):
         window = order[first : last + 1]
         waiting = [tenant for tenant in set(tenants) if tenant in order[last + 1 :] and tenant in order[:last]]
-        for tenant in waiting:  # while a tenant has jobs, no other one gets two more turns than it
+        for tenant in waiting:  # While a tenant has jobs, no other tenant runs two more jobs than it.
             assert all(window.count(other) <= window.count(tenant) + 1 for other in window)
 
 
@@ -299,7 +299,7 @@ def test_cancelled_jobs_are_dropped() -> None:
         loop.close()
 
 
-def test_a_client_that_leaves_ends_the_work_for_it(server: RunningServer, workers: PreparationWorkers) -> None:
+def test_disconnecting_ends_the_work_for_a_request(server: RunningServer, workers: PreparationWorkers) -> None:
     body = json.dumps({"tokens": [3]}).encode() + PADDING
     assert post(server, "/detokenize", body).status_code == 200
     pid = workers.processes[0].pid
@@ -319,14 +319,12 @@ def test_a_client_that_leaves_ends_the_work_for_it(server: RunningServer, worker
     answers: list[httpx.Response] = []
     other = threading.Thread(target=lambda: answers.append(post(server, "/detokenize", body)))
     other.start()
-    other.join(timeout=12)  # less than the time that a worker may take
-    assert answers, "the stopped worker still holds the queue"
+    other.join(timeout=12)  # Less than the timeout of a worker.
+    assert answers, "the stopped worker still blocks the queue"
     assert answers[0].status_code == 200
 
 
-def test_a_worker_that_cannot_be_started_is_reported_and_tried_again(
-    setup: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_of_a_worker_is_reported_and_repeated(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
         def fail(*_: Any, **__: Any) -> None:
             raise OSError(24, "Too many open files")
@@ -340,7 +338,7 @@ def test_a_worker_that_cannot_be_started_is_reported_and_tried_again(
     run_alone(setup[1], scenario)
 
 
-def test_a_worker_that_finds_other_files_of_the_model_fails(setup: Any) -> None:
+def test_a_worker_fails_if_the_files_of_the_model_have_changed(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
         outcome = (await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome
         assert isinstance(outcome, WorkerFailure)
@@ -349,17 +347,17 @@ def test_a_worker_that_finds_other_files_of_the_model_fails(setup: Any) -> None:
     run_alone(replace(setup[1], fingerprint="other"), scenario)
 
 
-def test_cpu_time_of_a_call_that_is_cancelled_is_accounted_for(setup: Any) -> None:
+def test_cpu_time_of_a_cancelled_call_is_accounted_for(setup: Any) -> None:
     charged: list[tuple[str, float]] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')  # the worker has taken its time to start
+        await workers.run("a", "detokenize", b'{"tokens": [3]}')  # The worker has started.
         workers.on_cpu_seconds = lambda tenant, seconds: charged.append((tenant, seconds))
-        body = b'{"prompt": "x", "vllm_xargs": {"k": [' + b"[]," * 2_000_000 + b"[]]}}"  # takes a second to parse
+        body = b'{"prompt": "x", "vllm_xargs": {"k": [' + b"[]," * 2_000_000 + b"[]]}}"  # Parsing takes a second.
         earlier = workers.processes[0].cpu_seconds()
         call = asyncio.ensure_future(workers.run("b", "completions", body))
         deadline = time.monotonic() + 20
-        while not 0.02 < workers.processes[0].cpu_seconds() < earlier:  # counted from the start of this body
+        while not 0.02 < workers.processes[0].cpu_seconds() < earlier:  # Counted from the start of this body.
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
         call.cancel()
@@ -378,7 +376,7 @@ def with_template(template: str) -> bytes:
     return json.dumps({"messages": MESSAGES, "max_tokens": 1, "chat_template": template}).encode()
 
 
-def test_cpu_time_of_a_chat_template_is_that_of_the_request(setup: Any) -> None:
+def test_cpu_time_of_a_chat_template_is_charged_to_the_request(setup: Any) -> None:
     charged: list[float] = []
 
     class Planner(DetokenizePlanner):
@@ -388,7 +386,7 @@ def test_cpu_time_of_a_chat_template_is_that_of_the_request(setup: Any) -> None:
     async def on_a_thread() -> None:
         preparation = Preparation(lambda _tenant, seconds: charged.append(seconds))
         await preparation.plan("a", Planner(setup[0].engine), DetokenizeRequest(tokens=[]))
-        await asyncio.sleep(0)  # the charge is made by the event loop
+        await asyncio.sleep(0)  # The event loop makes the charge.
         preparation.close()
 
     async def in_a_worker(workers: PreparationWorkers) -> float:
@@ -402,7 +400,7 @@ def test_cpu_time_of_a_chat_template_is_that_of_the_request(setup: Any) -> None:
     assert run_alone(trusting, in_a_worker) > 0.05
 
 
-def test_a_template_ends_with_the_call_that_is_cancelled_and_its_cpu_time_is_accounted_for(setup: Any) -> None:
+def test_cancelling_a_call_ends_its_template_and_charges_its_cpu_time(setup: Any) -> None:
     charged: list[float] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
@@ -418,19 +416,19 @@ def test_a_template_ends_with_the_call_that_is_cancelled_and_its_cpu_time_is_acc
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        template_process.wait(1.5)  # less than the template may compute
+        template_process.wait(1.5)  # Less than the time limit of a template.
 
     run_alone(replace(setup[1], api=ApiOptions(trust_request_chat_template=True)), scenario)
     assert sum(charged) > 0.05
 
 
-def test_templates_of_requests_do_not_take_the_threads_of_other_requests(setup: Any) -> None:
+def test_templates_of_requests_do_not_block_the_threads_of_other_requests(setup: Any) -> None:
     may_end = threading.Event()
 
     class Planner(TokenizePlanner):
         def plan(self, body: TokenizeRequest) -> bytes:
             if body.chat_template is not None:
-                assert may_end.wait(20), "the other requests wait for this one"
+                assert may_end.wait(20), "other requests were blocked by this one"
             return b"planned"
 
     async def scenario() -> None:
@@ -448,14 +446,14 @@ def test_templates_of_requests_do_not_take_the_threads_of_other_requests(setup: 
     asyncio.run(scenario())
 
 
-def test_a_worker_that_does_not_read_is_ended_after_the_limit(setup: Any) -> None:
+def test_a_worker_that_does_not_read_is_killed_after_the_timeout(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
         await workers.run("a", "detokenize", b'{"tokens": [3]}')
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RequestError, match="took more than"):
-            await workers.run("a", "detokenize", b" " * 1_000_000)  # more than a pipe holds
+            await workers.run("a", "detokenize", b" " * 1_000_000)  # More than the buffer of a pipe.
 
     run_alone(setup[1], scenario, max_seconds=0.3)
 

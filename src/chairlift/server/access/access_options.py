@@ -1,4 +1,4 @@
-"""Who reaches the server, and over what."""
+"""Options that decide which clients a server accepts: API keys, TLS, hosts and origins."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from chairlift.server.http.tls import load_tls_context
 
 @dataclass(frozen=True, slots=True)
 class AccessOptions:
-    """Attributes:
-    keys: who may ask; everybody if empty.
-    allow_unauthenticated: everybody may, over the network too.
-    ssl_certfile, ssl_keyfile: PEM files; TLS if they are given.
-    cors: which pages in browsers may call.
-    allowed_hosts: hosts that requests may name; None chooses by keys and address, see `allowed_hosts_for`.
+    """The access options of a server.
+
+    Attributes:
+        keys: The accepted API keys. A server without keys accepts every request.
+        allow_unauthenticated: Permits a server without keys to listen on addresses other than the loopback.
+        ssl_certfile, ssl_keyfile: PEM files of the certificate and its key. The server uses TLS if both are given.
+        cors: The origins whose pages may call the server from a browser.
+        allowed_hosts: The hosts that requests may name; None for the default of `allowed_hosts_for`.
 
     Raises:
-        ConfigError: one of the two files without the other, or a file that is not there.
+        ConfigError: One of the two TLS files is missing, or `allow_unauthenticated` is combined with keys.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -38,33 +40,34 @@ class AccessOptions:
 
     def __post_init__(self) -> None:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ConfigError("ssl_certfile and ssl_keyfile go together: give both, or neither")
+            raise ConfigError("ssl_certfile and ssl_keyfile must be given together: give both, or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
                 raise ConfigError(f"{name}={path}: no such file")
         if self.keys and self.allow_unauthenticated:
-            raise ConfigError("allow_unauthenticated has no effect beside API keys: leave out the one or the others")
+            raise ConfigError("allow_unauthenticated has no effect with API keys: give either the option or the keys")
 
     @property
     def scheme(self) -> str:
+        """The URL scheme of the server: `http`, or `https` with TLS."""
         return "http" if self.ssl_certfile is None else "https"
 
     def load_tls(self) -> ssl.SSLContext | None:
-        """The context to serve TLS with; None: plain HTTP.
+        """Load the TLS context; None without TLS.
 
         Raises:
-            ConfigError: as `load_tls_context`.
+            ConfigError: As `load_tls_context`.
         """
         if self.ssl_certfile is None or self.ssl_keyfile is None:
             return None
         return load_tls_context(self.ssl_certfile, self.ssl_keyfile)
 
     def allowed_hosts_for(self, host: str) -> AllowedHosts:
-        """The hosts that requests to a server on `host` may name.
+        """The hosts that requests to a server on the address `host` may name.
 
-        If `allowed_hosts` is None, a server on the loopback without keys allows the names of the loopback and `host`,
-        so that no page of a foreign name reaches it through a browser; other servers allow every host.
+        If `allowed_hosts` is None, a server without keys on the loopback allows the names of the loopback and `host`.
+        This prevents DNS rebinding by pages in a browser. Other servers allow every host.
         """
         if self.allowed_hosts is not None:
             return self.allowed_hosts
@@ -73,23 +76,23 @@ class AccessOptions:
         return AllowedHosts((*LOOPBACK_HOSTS, host))
 
     def check_host(self, host: str) -> None:
-        """Refuse to serve everybody who can reach this machine, unless that is meant.
+        """Reject an address that other machines can reach, unless the server has keys or `allow_unauthenticated`.
 
         Raises:
-            ConfigError: `host` is not this machine's own, and there is no key.
+            ConfigError: The server would be open to every machine that can reach `host`.
         """
         if self.keys or self.allow_unauthenticated or is_loopback(host):
             return
         raise ConfigError(
             f"host={host} can be reached from other machines, and there is no API key: give --api-key-file or "
-            f"CHAIRLIFT_API_KEY, or say --allow-unauthenticated if everybody may use this server"
+            f"CHAIRLIFT_API_KEY, or --allow-unauthenticated to accept requests without a key"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, or all that a name stands for, are this machine's own."""
+    """Whether all addresses of a host belong to the loopback interface. True if the host has no address."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        return True  # nothing can listen there; whoever tries says so
+        return True  # Binding to this host fails with an error of its own.
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)

@@ -1,4 +1,4 @@
-"""Who is let in: a bounded queue, limits of each key, deadlines, and nobody any more once the server drains."""
+"""Admission control: the bounded queue, per-key limits, deadlines and draining."""
 
 from __future__ import annotations
 
@@ -21,27 +21,31 @@ from chairlift.server.access.server_limits import ServerLimits
 from chairlift.server.access.service_rate import ServiceRate
 
 DEADLINE_GRACE_SECONDS = 1.0
-"""After a deadline, for the engine to end the step that it is in and tell of it."""
+"""Seconds that the engine has after a deadline to finish its step and report the expired request."""
 
 
 @dataclass(slots=True)
 class WaitingPrompts:
-    """Prompts that wait for their first token."""
+    """The number of prompts that wait for their first token, and of their tokens."""
 
     num_requests: int = 0
     num_tokens: int = 0
 
     def add(self, num_requests: int, num_tokens: int) -> None:
+        """Add prompts; negative numbers remove them."""
         self.num_requests += num_requests
         self.num_tokens += num_tokens
 
 
 class AdmissionController:
-    """Counts what was taken in and is not answered yet. On the event loop only.
+    """Admits calls within the limits of the server and of their keys, and counts the calls in progress.
+
+    It must be used on the event loop only.
 
     Args:
-        is_fair: the engine serves tenants in turn, so that nobody waits for more than others' equal share.
-        clock: seconds that never jump: the machine may set its time, and no limit or deadline moves.
+        is_fair: Whether the engine schedules tenants fairly, so that a request waits for at most as many requests of
+            another tenant as of its own.
+        clock: A monotonic clock in seconds, so that setting the time of the machine moves no limit or deadline.
     """
 
     def __init__(
@@ -74,27 +78,29 @@ class AdmissionController:
         cache_salt: str | None = None,
         slot: CallSlot | None = None,
     ) -> Permit:
-        """Let a call in, whose prompts have these tokens; somebody has to close the permit.
+        """Admit a call. The caller must close the returned permit.
 
         Args:
-            timeout: seconds until nobody wants the answer any more.
-            cache_salt: as the caller gave it; the permit's also tells keys apart.
-            slot: what the call has held while it was prepared; the permit takes its place. A call with a slot was
-                accepted before the server began to drain, if it drains.
+            prompts: The token ids of each prompt.
+            timeout: Seconds from now to the deadline of the call.
+            cache_salt: The salt of the request body. The salt of the permit also separates keys.
+            slot: The slot that the call held during its preparation. The permit replaces it. A call with a slot is
+                admitted even if the server has begun to drain.
 
         Raises:
-            OverloadedError: too much waits, the key has had its share for now, or the server drains.
-            DeadlineError: `timeout` cannot be met.
-            RequestError: `timeout` is not a time, or the key may never ask for so much.
+            OverloadedError: The queue is full, a limit of the key has been reached, or the server drains.
+            DeadlineError: The call cannot finish within `timeout`.
+            RequestError: `timeout` is invalid, or the call exceeds a limit even when the server is idle.
         """
         now = self.clock()
         num_tokens = sum(map(len, prompts))
         if timeout is not None and not 0 < timeout < math.inf:
             raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
-        self._take_over(slot)
+        self._release_slot(slot)
         self._check_queue(len(prompts), num_tokens)
         meter = self._meter(key, now)
-        meter.check(num_tokens, now)
+        meter.check_call(now)
+        meter.check_tokens(num_tokens, now)
         self._check_deadline(key, len(prompts), num_tokens, params, timeout)
         meter.start_call(num_tokens, now)
         self.num_calls += 1
@@ -102,18 +108,19 @@ class AdmissionController:
         return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter)
 
     def check_token_rate(self, key: KeyInfo) -> None:
-        """Refuse, before its prompts are tokenized, a call that `enter` would not let in whatever it asks.
+        """Reject a call before its prompts are tokenized if its key has no tokens left.
 
         Raises:
-            OverloadedError: as `enter`.
+            OverloadedError: The key has used its tokens per minute.
         """
-        self._meter(key, self.clock()).check_tokens(0, self.clock())
+        now = self.clock()
+        self._meter(key, now).check_tokens(0, now)
 
     def reserve_slot(self, key: KeyInfo) -> CallSlot:
-        """Count a call whose body has arrived, before it is parsed. The caller must release the slot.
+        """Count a call whose body has arrived and is not parsed yet. The caller must release the slot.
 
         Raises:
-            OverloadedError: the server drains, or the key may make no call now, whatever the body contains.
+            OverloadedError: The server drains, or a limit of the key rejects any call now.
         """
         self._check_draining()
         now = self.clock()
@@ -122,30 +129,29 @@ class AdmissionController:
         meter.check_call(now)
         return CallSlot(self, meter)
 
-    def _take_over(self, slot: CallSlot | None) -> None:
+    def _release_slot(self, slot: CallSlot | None) -> None:
         if slot is None:
             self._check_draining()
         else:
             slot.release()
 
     def record_cpu_seconds(self, tenant: str, seconds: float) -> None:
-        """Account for CPU time that a tenant's call took outside of the engine."""
+        """Account for CPU time that a call of a tenant used outside of the engine."""
         if tenant in self._meters:
             self._meters[tenant].record_cpu_seconds(seconds, self.clock())
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time outside of the engine so far, by tenant."""
+        """The seconds of CPU time used outside of the engine, by tenant."""
         return {tenant: meter.total_cpu_seconds for tenant, meter in self._meters.items()}
 
     @contextlib.contextmanager
     def admit_utility_call(self, key: KeyInfo, slot: CallSlot | None = None) -> Iterator[None]:
-        """A call that asks nothing of the engine, such as for token counts: one of the key's requests all the same. A
-        key that has no tokens left may make it.
+        """Admit a call that needs no engine, such as token counting. It counts as a request, but not by its tokens.
 
         Raises:
-            OverloadedError: as `enter`.
+            OverloadedError: A limit of the key has been reached, or the server drains.
         """
-        self._take_over(slot)
+        self._release_slot(slot)
         now = self.clock()
         meter = self._meter(key, now)
         meter.check_call(now)
@@ -158,19 +164,21 @@ class AdmissionController:
             self.num_calls -= 1
 
     def admit_query(self, key: KeyInfo) -> None:
-        """A question about other calls, such as why they wait, which takes time to answer. Who is at the limit of calls
-        at once may ask it, and so may anybody while the server drains: it is what they would want to know then.
+        """Admit a query about other calls, such as why they wait.
+
+        A query counts as a request, but it is admitted beyond `max_concurrent` and while the server drains. Queries
+        with an admin key are not limited.
 
         Raises:
-            OverloadedError: the key has had its requests for now; an admin's key always may.
+            OverloadedError: The key has used its requests per minute.
         """
         if not key.is_admin:
             now = self.clock()
-            self._meter(key, now).take_query(now)
+            self._meter(key, now).admit_query(now)
 
     def _check_draining(self) -> None:
         if self.is_draining:
-            message = "the server is shutting down: send this to another one, or again when it is back"
+            message = "the server is shutting down: send the request to another server, or again later"
             raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
 
     def _meter(self, key: KeyInfo, now: float) -> KeyMeter:
@@ -180,7 +188,7 @@ class AdmissionController:
         return self._meters[key.tenant]
 
     def _salt(self, key: KeyInfo, cache_salt: str | None) -> str | None:
-        """Lengths first, so that no two pairs give the same."""
+        """The salt of a tenant and a request. It begins with a length, so that different pairs have different salts."""
         tenant = "" if self.limits.share_prefix_cache else key.tenant
         return None if not tenant and cache_salt is None else f"{len(tenant)}:{tenant}:{cache_salt or ''}"
 
@@ -192,13 +200,13 @@ class AdmissionController:
         )
         for unit, _, more, limit in bounds:
             if more > limit:
-                raise RequestError(f"{more} {unit} in one call, and max_queued_{unit}={limit}: send less", "prompt")
+                raise RequestError(f"{more} {unit} in one call, and max_queued_{unit}={limit}: send fewer", "prompt")
         for unit, waiting, more, limit in bounds:
             if waiting + more > limit:
                 raise self._queue_full_error(f"max_queued_{unit}={limit}", (waiting + more - limit) / waiting)
 
     def _queue_full_error(self, bound: str, share: float) -> OverloadedError:
-        """This share of it has to go first."""
+        """The error for a full queue, of which the fraction `share` must be served before the call can be admitted."""
         queue = self.queue
         seconds = self.service_rate.seconds_until_first_token(
             math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
@@ -226,8 +234,10 @@ class AdmissionController:
             )
 
     def _prompts_ahead(self, key: KeyInfo) -> WaitingPrompts:
-        """What waits before a new request of this key: under fair scheduling no more of anybody else's than of its
-        own."""
+        """The prompts that are served before a new request of this key.
+
+        Under fair scheduling these are at most as many prompts of another tenant as of its own.
+        """
         if not self._is_fair:
             return self.queue
         own = self._queues.get(key.tenant, WaitingPrompts())
@@ -238,7 +248,7 @@ class AdmissionController:
         )
 
     def add_waiting(self, tenant: str, num_requests: int, num_tokens: int) -> None:
-        """So many more wait for their first token (fewer, if negative)."""
+        """Count prompts of a tenant that begin to wait for their first token; negative numbers if they stop waiting."""
         self.queue.add(num_requests, num_tokens)
         own = self._queues.setdefault(tenant, WaitingPrompts())
         own.add(num_requests, num_tokens)
@@ -248,7 +258,7 @@ class AdmissionController:
 
 
 class CallSlot:
-    """A call that is being prepared: it counts as one of the calls in progress, of its key and of the server."""
+    """A call that is being prepared. It counts as a call in progress of its key and of the server."""
 
     def __init__(self, admission: AdmissionController, meter: KeyMeter) -> None:
         self._admission = admission
@@ -258,7 +268,7 @@ class CallSlot:
         meter.num_concurrent += 1
 
     def release(self) -> None:
-        """End the count; may be called again."""
+        """Stop counting the call. Further calls have no effect."""
         if self._is_held:
             self._is_held = False
             self._admission.num_calls -= 1
@@ -267,10 +277,12 @@ class CallSlot:
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """A call that was let in: what its generations are started with, and what is counted of them.
+    """An admitted call, with the arguments for its generations and the accounting of its prompts.
 
     Attributes:
-        deadline: seconds of the admission's clock, which is the engine's.
+        tenant: The tenant of its key.
+        cache_salt: The salt of its prefixes in the prefix cache; None if they are shared.
+        deadline: The time by which it must end, in seconds of the clock of `AdmissionController`; None without one.
     """
 
     _admission: AdmissionController
@@ -283,20 +295,22 @@ class Permit:
     _timer: asyncio.TimerHandle | None = None
 
     def track_prompt(self, num_prompt_tokens: int) -> QueuedPrompt:
-        """One of its prompts is given to the engine; its generation tells what comes of it."""
+        """Count a prompt that is sent to the engine. The caller must pass its outputs to the returned object."""
         entry = QueuedPrompt(self._admission, self.tenant, num_prompt_tokens, self._meter)
         self._entries.append(entry)
         return entry
 
     def call_after_deadline(self, end: Callable[[], None]) -> None:
-        """Call `end` if the deadline passes and the engine, whose it is to keep, says nothing: it may hang, or be
-        about to start again."""
+        """Call `end` soon after the deadline, unless the permit is closed before.
+
+        The engine aborts requests at their deadline. This covers an engine that hangs or restarts.
+        """
         if self.deadline is not None:
             seconds = self.deadline - self._admission.clock() + DEADLINE_GRACE_SECONDS
             self._timer = asyncio.get_running_loop().call_later(seconds, end)
 
     def close(self) -> None:
-        """The call is over; once or more often."""
+        """Stop counting the call. Further calls have no effect."""
         if self._timer is not None:
             self._timer.cancel()
         if self._is_open:
@@ -304,11 +318,11 @@ class Permit:
             self._meter.end_call()
             self._admission.num_calls -= 1
             for entry in self._entries:
-                entry.close()
+                entry.leave_queue()
 
 
 class QueuedPrompt:
-    """One prompt in the queue, until its first token or its end."""
+    """A prompt that counts as waiting until its first token, and whose output tokens are counted."""
 
     def __init__(self, admission: AdmissionController, tenant: str, num_prompt_tokens: int, meter: KeyMeter) -> None:
         self._admission = admission
@@ -316,12 +330,12 @@ class QueuedPrompt:
         self._num_prompt_tokens = num_prompt_tokens
         self._meter = meter
         self._first_token_at: float | None = None
-        self._num_tokens = 0  # of the first answer, if there are several
+        self._num_tokens = 0  # Of the first one of `n` answers.
         self._is_waiting = True
         admission.add_waiting(tenant, 1, num_prompt_tokens)
 
     def record_output(self, output: RequestOutput) -> None:
-        """Something new of its answers."""
+        """Count new output of the prompt."""
         num_new = sum(len(answer.token_ids) for answer in output.outputs)
         now = self._admission.clock()
         self._meter.record_tokens(num_new, now)
@@ -329,22 +343,19 @@ class QueuedPrompt:
         if self._first_token_at is None and num_new:
             self._first_token_at = now
             self._admission.service_rate.record_first_token(self._num_prompt_tokens)
-            self._leave_queue()
+            self.leave_queue()
         if output.finished and self._first_token_at is not None:
-            self._admission.service_rate.record_answer(now - self._first_token_at, self._num_tokens)
+            self._admission.service_rate.record_output(now - self._first_token_at, self._num_tokens)
 
-    def _leave_queue(self) -> None:
+    def leave_queue(self) -> None:
+        """Stop counting the prompt as waiting. Further calls have no effect."""
         if self._is_waiting:
             self._is_waiting = False
             self._admission.add_waiting(self._tenant, -1, -self._num_prompt_tokens)
 
-    def close(self) -> None:
-        """Nobody waits for it any more, or it is done."""
-        self._leave_queue()
-
 
 class AdmissionMiddleware:
-    """Sets `request.state.admission`."""
+    """Sets `request.state.admission` for the endpoints."""
 
     def __init__(self, app: ASGIApp, admission: AdmissionController) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""Who asks: API keys, and what they allow.
+"""API keys: their secrets, limits and files.
 
-A key is a long random secret. Only its SHA-256 is kept, which says nothing of a secret that cannot be guessed; what a
-caller brings is hashed and compared with every hash in constant time.
+A key is a long random secret, of which a server keeps only the SHA-256 digest. The secret of a request is hashed and
+compared with the digest of every key, in constant time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chairlift.errors import ConfigError
 logger = logging.getLogger("chairlift")
 
 MIN_SECRET_CHARACTERS: Final = 16
-"""Characters; fewer can be guessed, if they were not chosen by chance from very many."""
+"""The minimum length of a secret in characters. The server warns of shorter ones, because they can be guessed."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
@@ -32,12 +32,12 @@ _HASH = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """The key of a call; `request.state.key`.
+    """The identity of the key of a request, which is in `request.state.key`.
 
     Attributes:
-        name: what people call it.
-        tenant: what its requests are scheduled and counted under.
-        is_admin: it may see the engine and everybody's requests.
+        name: The name of the key in messages and logs.
+        tenant: The unit of fair scheduling and accounting to which its requests belong.
+        is_admin: Whether it may read the state of the engine and the requests of all keys.
     """
 
     name: str
@@ -46,20 +46,20 @@ class KeyInfo:
 
 
 ANONYMOUS = KeyInfo("", "", True)
-"""Every caller of a server without keys."""
+"""The key of every request to a server without keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may ask for; None is no limit.
+    """The limits of one key; None means no limit.
 
     Attributes:
-        requests_per_minute: calls of an API.
-        tokens_per_minute: prompt and output tokens; what a key takes beyond it, since nobody knows an output's length
-            beforehand, it waits for.
-        max_concurrent: calls that are being answered at once.
-        cpu_seconds_per_minute: CPU time outside of the engine: parsing, validation, templates, tokenizing, grammars.
-            It is known after the work, so a key may exceed it once and then has to wait.
+        requests_per_minute: Maximum number of calls per minute.
+        tokens_per_minute: Maximum number of prompt and output tokens per minute. The length of an output is not known
+            in advance, so a call may exceed the limit; the next calls are rejected until the excess is paid back.
+        max_concurrent: Maximum number of calls in progress at the same time.
+        cpu_seconds_per_minute: Maximum CPU time outside of the engine: parsing, validation, chat templates, tokenizing
+            and grammars. It is measured after the work, so a call may exceed it like `tokens_per_minute`.
     """
 
     requests_per_minute: float | None = None
@@ -70,12 +70,13 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key as it is kept.
+    """One API key as the server stores it.
 
     Attributes:
-        digest: SHA-256 of the secret.
-        weight: its share under the fair policy, in relation to others.
-        is_short: the secret has less than MIN_SECRET_CHARACTERS characters; of a hash nobody knows.
+        digest: The SHA-256 digest of the secret.
+        weight: The share of the key under the fair policy, relative to other keys.
+        is_short: Whether the secret is known to have less than MIN_SECRET_CHARACTERS characters. False for a key whose
+            secret is given as a hash.
     """
 
     info: KeyInfo
@@ -86,81 +87,86 @@ class Key:
 
 
 def digest(secret: str) -> bytes:
-    """What is kept of a secret."""
+    """The SHA-256 digest of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 def new_secret() -> str:
-    """A secret with 256 bits of chance in it."""
+    """A new random secret of 256 bits."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
 def key_record(secret: str, **given: object) -> dict[str, object]:
-    """The entry of a key file for a secret; `given` are its other fields, None for those left out."""
-    hashed = f"sha256:{digest(secret).hex()}"
-    record = {"hash": hashed, **{name: value for name, value in given.items() if value is not None}}
+    """The entry of a key file for a secret.
+
+    Args:
+        given: The other fields of the entry. A field whose value is None is left out.
+
+    Raises:
+        ConfigError: A field is invalid.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    record = {"hash": f"sha256:{digest(secret).hex()}", **fields}
     parse_key(record, "key")
     return record
 
 
 def to_toml(record: Mapping[str, object]) -> str:
-    """An entry as TOML, whose strings, numbers and booleans are written like JSON's."""
+    """An entry of a key file as TOML. Its strings, numbers and Booleans have the same syntax in JSON."""
     return "\n".join(["[[keys]]", *(f"{name} = {json.dumps(value)}" for name, value in record.items())])
 
 
 class KeyRing:
-    """All keys of a server; without any, everybody may do everything.
+    """All API keys of a server. A server without keys accepts every request as an admin's.
 
     Raises:
-        ConfigError: two keys have the same name or the same secret.
+        ConfigError: Two keys have the same name or the same secret.
     """
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = list(keys)
         self.by_tenant: Mapping[str, Key] = {key.info.tenant: key for key in self._keys}
         if len(self.by_tenant) < len(self._keys):
-            raise ConfigError("two API keys have the same name: each needs one of its own")
+            raise ConfigError("two API keys have the same name: give each key a different name")
         if len({key.digest for key in self._keys}) < len(self._keys):
-            raise ConfigError("two API keys are the same secret: each needs one of its own")
+            raise ConfigError("two API keys have the same secret: give each key a different secret")
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def find(self, secret: str) -> KeyInfo | None:
-        """Whose secret it is; takes the same time wherever it stands, and if it is nobody's."""
-        brought = digest(secret)
-        found = None
+        """The key with this secret, or None. The time does not depend on the position of the key, nor on a match."""
+        wanted, found = digest(secret), None
         for key in self._keys:
-            if hmac.compare_digest(key.digest, brought):
+            if hmac.compare_digest(key.digest, wanted):
                 found = key.info
         return found
 
     def log_short_secrets(self) -> None:
-        """Say which secrets are short, in the log."""
+        """Log a warning that names the keys with short secrets."""
         if short := [key.info.name for key in self._keys if key.is_short]:
             logger.warning(
-                "API keys with less than %d characters can be guessed: %s; `chairlift key NAME` makes a long one",
+                "API keys with less than %d characters can be guessed: %s; create long ones with `chairlift key NAME`",
                 MIN_SECRET_CHARACTERS,
                 ", ".join(short),
             )
 
     def tenant_weights(self) -> str | None:
-        """The weights that are not 1, in the form of `EngineConfig.tenant_weights`."""
+        """The weights other than 1, in the form of `EngineConfig.tenant_weights`; None if there are none."""
         named = [f"{key.info.tenant}={key.weight:g}" for key in self._keys if key.weight != 1]
         return ",".join(named) or None
 
 
 def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
-    """The keys of a file, and those given in the clear.
+    """Load the keys of a file, and add keys that are given as plain text.
 
     Args:
-        path: TOML with an array of tables `keys`, or JSON lines (.jsonl); fields as `Key` and `KeyLimits` have them:
-            name, hash (hexadecimal SHA-256), admin, weight, requests_per_minute, tokens_per_minute, max_concurrent,
-            cpu_seconds_per_minute.
-        secrets_given: each a secret, or NAME=SECRET; these are admins.
+        path: A TOML file with an array of tables `keys`, or JSON lines (.jsonl). Each entry has the fields `name`,
+            `hash` (hexadecimal SHA-256), `admin`, `weight`, and those of `KeyLimits`.
+        secrets_given: Keys as SECRET or NAME=SECRET. They are admin keys.
 
     Raises:
-        ConfigError: the file cannot be read or an entry is wrong; says which and why.
+        ConfigError: The file cannot be read, or an entry or a secret is invalid.
     """
     records = [] if path is None else _read_records(path)
     keys = [parse_key(record, f"{path}, key {number}") for number, record in enumerate(records, start=1)]
@@ -169,16 +175,16 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
         if not equals:
             name, secret = ("default" if number == 1 else f"default-{number}"), given
         if not secret.strip("=") or not _NAME.fullmatch(name):
-            problem = f"api_key {number} must be a secret, or NAME=SECRET with a name of {_NAME.pattern}"
-            raise ConfigError(f"{problem}; give one that ends with = (base64) a name")
+            problem = f"api_key {number} must be SECRET, or NAME=SECRET with a name that matches {_NAME.pattern}"
+            raise ConfigError(f"{problem}; a secret that ends with = (base64) needs a name")
         if not (secret.isascii() and secret.isprintable()) or " " in secret:
             raise ConfigError(
-                f"api_key {number} ({name}) must be of ASCII characters that can be seen, since clients send others in "
-                f"many ways or not at all; `chairlift key {name}` makes one"
+                f"api_key {number} ({name}) must consist of printable ASCII characters without spaces, because clients "
+                f"encode other characters in different ways; create a key with `chairlift key {name}`"
             )
         keys.append(Key(KeyInfo(name, name, True), digest(secret), is_short=len(secret) < MIN_SECRET_CHARACTERS))
     if path is not None and not records:
-        raise ConfigError(f"api_key_file={path} holds no key: `chairlift key NAME` makes one")
+        raise ConfigError(f"api_key_file={path} contains no key: create one with `chairlift key NAME`")
     return KeyRing(keys)
 
 
@@ -198,7 +204,14 @@ def _read_records(path: Path) -> list[Any]:
 
 
 def parse_key(record: Any, where: str) -> Key:
-    """The key of an entry; raises ConfigError, which begins with `where`."""
+    """Convert an entry of a key file to a key.
+
+    Args:
+        where: The place of the entry, with which error messages begin.
+
+    Raises:
+        ConfigError: A field is unknown, missing or invalid.
+    """
     if not isinstance(record, dict):
         raise ConfigError(f"{where} must be a table, got {record!r:.80}")
     known = {"name", "hash", "admin", "weight", *KeyLimits.__dataclass_fields__}

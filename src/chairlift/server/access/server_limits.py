@@ -1,30 +1,19 @@
-"""How much a server takes in, and how long it waits for whom."""
+"""Limits of a server: the size of its queue and of requests, and the time that clients may take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from chairlift.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Attributes:
-    max_queued_requests: prompts that may wait for their first token; more get a 429.
-    max_queued_tokens: tokens of those prompts.
-    max_body_bytes, max_json_depth: of a request's body; checked before it is parsed.
-    max_buffered_body_bytes: bodies of all requests together that are being received or prepared; more get a 503.
-    max_header_bytes: of a request's line and headers.
-    header_timeout: seconds that a client may take to send those, from when it connects; over TLS for the handshake, and
-        then as many for the headers.
-    body_timeout: seconds that it may take to send the body after them.
-    write_timeout: seconds without taking anything of its answer, while `max_unsent_bytes` wait to be sent, after which
-        a reader is cut off; over TLS also seconds that it may take to answer the end of a session.
-    drain_timeout: seconds that a server which was told to stop goes on answering what it has taken in.
-    share_prefix_cache: keys find prefixes that other keys computed.
+    """The limits of a server. `HELP` describes each of them, with its unit.
 
     Raises:
-        ConfigError: a value out of its bounds.
+        ConfigError: A limit is below its minimum.
     """
 
     max_queued_requests: int = 2048
@@ -58,18 +47,21 @@ class ServerLimits:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
 
 
-HELP = {
-    "max_queued_requests": "Prompts that may wait for their first token; more get a 429.",
-    "max_queued_tokens": "Tokens of the prompts that wait.",
-    "max_body_bytes": "Of a request's body.",
-    "max_json_depth": "Of a request's body.",
-    "max_buffered_body_bytes": "Of the bodies of all requests that are being received or prepared; more get a 503.",
-    "max_header_bytes": "Of a request's line and headers.",
-    "max_unsent_bytes": "Of an answer that its reader does not take; then --write-timeout counts.",
-    "header_timeout": "Seconds for a client to send its headers.",
-    "body_timeout": "Seconds for it to send its body.",
-    "write_timeout": "Seconds after which a reader that takes nothing is cut off.",
-    "drain_timeout": "Seconds to answer what was taken in, after SIGTERM or Ctrl-C; a second one stops at once.",
-    "share_prefix_cache": "Let API keys find prefixes that other keys computed (by the time it takes, they can tell).",
+HELP: Final = {
+    "max_queued_requests": "Maximum number of prompts that wait for their first token. More get a 429.",
+    "max_queued_tokens": "Maximum number of tokens of the prompts that wait for their first token. More get a 429.",
+    "max_body_bytes": "Maximum size of a request body in bytes.",
+    "max_json_depth": "Maximum nesting depth of arrays and objects in a request body.",
+    "max_buffered_body_bytes": "Maximum total size in bytes of the bodies that are being received or prepared. "
+    "More get a 503.",
+    "max_header_bytes": "Maximum size in bytes of the request line and headers of a request.",
+    "max_unsent_bytes": "Maximum number of response bytes that wait for a slow client. Then --write-timeout starts.",
+    "header_timeout": "Seconds that a client may take to send its headers, and before that for the TLS handshake.",
+    "body_timeout": "Seconds that a client may take to send its body.",
+    "write_timeout": "Seconds without progress after which the connection of a client that does not read is closed.",
+    "drain_timeout": "Seconds to answer the accepted requests after SIGTERM or Ctrl-C. A second signal ends them "
+    "immediately.",
+    "share_prefix_cache": "Share cached prefixes between API keys. A key can then infer prompts of other keys from "
+    "response times.",
 }
-"""What each of them means, on the command line."""
+"""Help texts of the command line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -12,14 +12,12 @@ from starlette.responses import Response
 
 from chairlift.errors import RequestError
 from chairlift.server.http.body_limits import LARGE_BODY, check_depth
+from chairlift.server.http.error_responses import NOT_JSON_MESSAGE
 from chairlift.server.http.streaming import cancel_on_disconnect
 from chairlift.server.preparation.preparation import Preparation
 
 AnswerPrepared = Callable[[Any, Any, Request], Awaitable[Response]]
 """Answers a call from its body without the large fields, its plan and the HTTP request."""
-
-
-NOT_JSON: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
 
 
 class ParsePacer:
@@ -75,7 +73,7 @@ class PreparedRoutes:
                             await pacer.wait()
                             check_depth(body, max_json_depth)
                         elif not _is_json(request):
-                            raise RequestError(NOT_JSON)
+                            raise RequestError(NOT_JSON_MESSAGE)
                         elif preparation.should_use_worker(body):
                             return await cancel_on_disconnect(request, handle_large(request))
                         else:

@@ -1,7 +1,8 @@
-"""The hosts that a server answers for, so that DNS rebinding fails.
+"""The hosts that requests may name in the Host header, which prevents DNS rebinding.
 
-A page of a foreign name, whose address is changed to 127.0.0.1 once the page is loaded, is of the same origin as a
-server on the loopback for its browser. It can read all answers, but its calls carry the foreign name in `Host`.
+In DNS rebinding a web page changes the address of its own name to 127.0.0.1 after it was loaded. The browser then
+treats the page and a server on the loopback as one origin, so that the page can read responses. Its requests still
+contain the name of the page in `Host`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _PATTERN: Final = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\
 
 
 def host_name(field: str) -> str | None:
-    """The host of a Host header: in lower case, without port and final dot; None if the header is not valid."""
+    """The host of a Host header in lower case, without port and final dot; None if the header is invalid."""
     found = _HOST.fullmatch(field)
     return None if found is None else _normalized(found[1])
 
 
 def _normalized(host: str) -> str | None:
-    """One spelling of a host; None for brackets around what is not an IPv6 address."""
+    """The canonical spelling of a host; None if it has brackets but is not an IPv6 address."""
     if not host.startswith("["):
         return host.lower().removesuffix(".")
     try:
@@ -41,22 +42,24 @@ class AllowedHosts:
     """The hosts that requests may name.
 
     Attributes:
-        patterns: names or addresses without a port; `*.example.com` is every name below example.com, `*` every host.
-            Each pattern is kept once, in the spelling of `host_name`.
+        patterns: Names or addresses without a port. `*.example.com` matches every name below example.com, and `*`
+            every host. Patterns are stored without duplicates, in the spelling of `host_name`.
 
     Raises:
-        ConfigError: no pattern, or one that is not of these forms.
+        ConfigError: There is no pattern, or one has another form.
     """
 
     patterns: tuple[str, ...] = (ANY,)
 
     def __post_init__(self) -> None:
         if not self.patterns:
-            raise ConfigError("allowed_hosts is empty, so that no request would be answered: name a host, or *")
+            raise ConfigError(
+                "allowed_hosts is empty, so every request would be rejected: name a host, or give * for every host"
+            )
         object.__setattr__(self, "patterns", tuple(dict.fromkeys(map(_checked, self.patterns))))
 
-    def has(self, host: str) -> bool:
-        """Whether `host`, as `host_name` returns it, is one of them."""
+    def __contains__(self, host: str) -> bool:
+        """Whether `host`, in the spelling of `host_name`, is allowed."""
         if ANY in self.patterns or host in self.patterns:
             return True
         return any(pattern.startswith("*.") and host.endswith(pattern[1:]) for pattern in self.patterns)
@@ -76,5 +79,5 @@ def _checked(pattern: str) -> str:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """The patterns of a comma-separated list."""
+    """The patterns of a comma-separated list, without empty ones."""
     return tuple(pattern for part in text.split(",") if (pattern := part.strip()))

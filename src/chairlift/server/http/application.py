@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
@@ -35,7 +35,7 @@ from chairlift.server.api import (
 )
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
+from chairlift.server.api.protocol.base import ErrorInfo
 from chairlift.server.api.serving import UtilityServing
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
@@ -44,6 +44,7 @@ from chairlift.server.http.error_responses import (
     describe_validation_error,
     error_body,
     error_headers,
+    error_response,
     http_error_message,
 )
 from chairlift.server.http.host_check import HostMiddleware
@@ -68,20 +69,21 @@ def create_app(
     workers: PreparationWorkers | None = None,
     allowed_hosts: AllowedHosts | None = None,
 ) -> FastAPI:
-    """The API over one engine, which is closed when the application shuts down.
+    """Create the application that serves the API over one engine. It closes the engine when it shuts down.
 
     Args:
-        served_model_name: the name of the model in requests and responses; by default the model's own name.
-        on_ready: called when the application accepts requests.
-        keys: the API keys; without keys every request is accepted.
-        api: options of the API.
-        observability: the access log and traces; none by default.
-        cors: the web pages that may call the API from a browser; none by default.
-        workers: processes that prepare large bodies; without them, bodies are prepared on threads.
-        allowed_hosts: the hosts that requests may name; every host by default.
+        served_model_name: The name of the model in requests and responses. Default: the model's own name.
+        on_ready: Called when the application accepts requests.
+        keys: The API keys. Without keys every request is accepted.
+        limits: The limits of the server. Default: `ServerLimits()`.
+        api: The options of the API. Default: `ApiOptions()`.
+        observability: The access log and traces. Default: none.
+        cors: The origins whose pages may call the API from a browser. Default: none.
+        workers: Processes that prepare large bodies. Without them all bodies are prepared on threads.
+        allowed_hosts: The hosts that requests may name. Default: every host.
 
     Returns:
-        The application. `app.state.admission` counts the calls in progress and can drain the server;
+        The application. `app.state.admission` counts the calls in progress and can drain the server.
         `app.state.paths` lists the paths of the endpoints.
     """
     name = served_model_name or llm.engine.model_name
@@ -122,18 +124,16 @@ def _generation_routers(
 ) -> list[APIRouter]:
     """The routers of the endpoints that take a body."""
     prepared = PreparedRoutes(preparation, max_json_depth)
-    completion_serving = completions.CompletionServing(llm, name, planners.completions, preparation)
-    chat_serving = chat.ChatServing(llm, name, planners.chat, preparation)
+    count_tokens, tokenize, detokenize = (
+        UtilityServing(name, planner, preparation)
+        for planner in (planners.count_tokens, planners.tokenize, planners.detokenize)
+    )
     messages_serving = messages.MessagesServing(llm, name, planners.messages, preparation)
-    responses_serving = responses.ResponsesServing(llm, name, planners.responses, preparation)
-    count_tokens = UtilityServing(name, planners.count_tokens, preparation)
-    tokenize = UtilityServing(name, planners.tokenize, preparation)
-    detokenize = UtilityServing(name, planners.detokenize, preparation)
     return [
-        completions.router(completion_serving, prepared),
-        chat.router(chat_serving, prepared),
+        completions.router(completions.CompletionServing(llm, name, planners.completions, preparation), prepared),
+        chat.router(chat.ChatServing(llm, name, planners.chat, preparation), prepared),
         messages.router(messages_serving, count_tokens, prepared),
-        responses.router(responses_serving, prepared),
+        responses.router(responses.ResponsesServing(llm, name, planners.responses, preparation), prepared),
         tokenization.router(tokenize, detokenize, prepared),
     ]
 
@@ -141,16 +141,16 @@ def _generation_routers(
 def _add_middlewares(
     app: FastAPI, admission: AdmissionController, limits: ServerLimits, keys: KeyRing, cors: CorsOptions
 ) -> None:
-    """Add the middlewares; each one encloses those added before it.
+    """Add the middlewares. Each one encloses those that were added before it.
 
-    The CORS middleware encloses authentication, because preflight requests have no key, and encloses
-    ServerErrorMiddleware, because pages may read errors of any kind. Responses of the framework's own
-    ServerErrorMiddleware, which encloses all others, have no CORS headers and are not logged.
+    The CORS middleware encloses authentication, because preflight requests have no key, and ServerErrorMiddleware, so
+    that pages can read errors of any kind. The framework adds another ServerErrorMiddleware, which encloses all others;
+    its responses have no CORS headers and are not logged.
     """
     app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_middleware(BodyLimitMiddleware, limits=limits)
     app.add_middleware(KeyMiddleware, keys=keys)
-    app.add_middleware(ServerErrorMiddleware, handler=_answer_unexpected_error)
+    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_unexpected_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
 
@@ -173,26 +173,22 @@ def _lifespan(
 
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
-    async def answer_validation_error(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def respond_to_validation_error(_request: Request, error: RequestValidationError) -> JSONResponse:
         message, param = describe_validation_error(error)
-        return _error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param))
+        return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param))
 
     @app.exception_handler(ChairliftError)
-    async def answer_chairlift_error(_request: Request, error: ChairliftError) -> JSONResponse:
+    async def respond_to_chairlift_error(_request: Request, error: ChairliftError) -> JSONResponse:
         status, body = error_body(error)
-        return _error_response(status, body.error, error_headers(error))
+        return error_response(status, body.error, error_headers(error))
 
     @app.exception_handler(HTTPException)
-    async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
+    async def respond_to_http_error(request: Request, error: HTTPException) -> JSONResponse:
         code = "model_not_found" if isinstance(error, models.UnknownModelError) else None
         info = ErrorInfo(message=http_error_message(request, error), type="invalid_request_error", code=code)
-        return _error_response(error.status_code, info, error.headers)
+        return error_response(error.status_code, info, error.headers)
 
 
-async def _answer_unexpected_error(_request: Request, error: Exception) -> JSONResponse:
+async def _respond_to_unexpected_error(_request: Request, error: Exception) -> JSONResponse:
     status, body = error_body(error)
-    return _error_response(status, body.error)
-
-
-def _error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)
+    return error_response(status, body.error)

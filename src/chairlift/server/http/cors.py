@@ -1,4 +1,4 @@
-"""Which pages in browsers may call the server: cross-origin resource sharing (Fetch standard, section 3.3)."""
+"""Cross-origin resource sharing: the web pages that may call the server (Fetch standard, section 3.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chairlift.errors import ConfigError
 
 ANY: Final = "*"
 EXPOSED_HEADERS: Final = ("Retry-After", "x-should-retry")
-"""Of the answers, beside those that a page may read anyway: what clients go by when they try again."""
+"""Response headers that pages may read in addition to the standard ones. Clients use them to retry."""
 
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~\w-]+", re.ASCII)
@@ -19,14 +19,16 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~\w-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class CorsOptions:
-    """Attributes:
-    allowed_origins: of the pages that may call, as browsers send them; "*" is every page, () none.
-    allowed_methods, allowed_headers: what they may send; "*" is all.
-    allow_credentials: they may send cookies and certificates, which something before this server may ask for.
+    """The CORS options of a server.
+
+    Attributes:
+        allowed_origins: The origins whose pages may call the server, as browsers send them. "*" is every origin.
+        allowed_methods, allowed_headers: The methods and headers that pages may send. "*" is all of them.
+        allow_credentials: Whether pages may send cookies and certificates, for a proxy that requires them.
 
     Raises:
-        ConfigError: what no browser sends as an origin, a method or a header; credentials for every page; the other
-            options without origins.
+        ConfigError: A value is not an origin, method or header that a browser can send; credentials are allowed for
+            every origin; or other options are given without origins.
     """
 
     allowed_origins: tuple[str, ...] = ()
@@ -38,25 +40,24 @@ class CorsOptions:
         for origin in self.allowed_origins:
             if origin not in (ANY, "null") and not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"allowed_origins: browsers send no origin {origin!r}; write SCHEME://HOST or SCHEME://HOST:PORT "
-                    'in small letters, without a path or a slash at the end, or "*" for every page'
+                    f"allowed_origins: {origin!r} is not an origin; write SCHEME://HOST or SCHEME://HOST:PORT "
+                    'in lower case, without a path or trailing slash, or "*" for every origin'
                 )
         for name in ("allowed_methods", "allowed_headers"):
             for word in getattr(self, name):
                 if not _TOKEN.fullmatch(word):
-                    raise ConfigError(f'{name}: {word!r} is no name; write names such as "POST", or "*" for all')
+                    raise ConfigError(
+                        f'{name}: {word!r} is not a valid name; write names such as "POST", or "*" for all'
+                    )
         if self.allow_credentials and ANY in self.allowed_origins:
             raise ConfigError(
-                'allow_credentials with allowed_origins=["*"] would let every page act as its visitor: name the origins'
+                'allow_credentials with allowed_origins=["*"] lets every page act for its visitor: name the origins'
             )
-        self._check_effect()
-
-    def _check_effect(self) -> None:
         given = (self.allowed_methods, self.allowed_headers, self.allow_credentials)
         if not self.allowed_origins and given != ((ANY,), (ANY,), False):
             raise ConfigError(
                 "allowed_methods, allowed_headers and allow_credentials have no effect without allowed_origins: name "
-                "the origins, or leave them out"
+                "the origins, or omit these options"
             )
 
     def middleware_options(self) -> dict[str, Any]:
@@ -71,7 +72,14 @@ class CorsOptions:
 
 
 def parse_list(name: str, text: str) -> tuple[str, ...]:
-    """A list of strings as JSON, vLLM's form; raises ConfigError naming the option."""
+    """Parse the value of an option that is a JSON list of strings, as in vLLM.
+
+    Args:
+        name: The name of the option for the error.
+
+    Raises:
+        ConfigError: The text is not a JSON list of strings.
+    """
     try:
         found = json.loads(text)
     except ValueError:
@@ -82,9 +90,9 @@ def parse_list(name: str, text: str) -> tuple[str, ...]:
 
 
 HELP: Final = {
-    "allowed_origins": "Pages in browsers that may call, as a JSON list of origins; none if not given.",
-    "allowed_methods": "HTTP methods that they may use, as a JSON list; all if not given.",
-    "allowed_headers": "Headers that they may send, as a JSON list; all if not given.",
-    "allow_credentials": "Let them send cookies and certificates.",
+    "allowed_origins": "Origins of web pages that may call the server, as a JSON list. Default: none.",
+    "allowed_methods": "HTTP methods that these pages may use, as a JSON list. Default: all.",
+    "allowed_headers": "Headers that these pages may send, as a JSON list. Default: all.",
+    "allow_credentials": "Allow these pages to send cookies and certificates.",
 }
-"""What each of them means, on the command line."""
+"""Help texts of the command line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any, Final, cast
@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
@@ -22,13 +23,50 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 """The error responses of endpoints that generate, for their OpenAPI description."""
 
+NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
+
 MAX_PATH_CHARACTERS: Final = 80
-"""Characters of a path that are compared with others, and shown."""
+"""The number of characters of an unknown path that are compared with known paths, and shown in the error."""
 MIN_SIMILARITY: Final = 0.8
+"""The similarity above which a known path is suggested, from 0 to 1 as in `difflib`."""
+
+
+class RejectedHttpRequestError(Exception):
+    """A request that a middleware rejects. Its connection is closed after the response.
+
+    Args:
+        status: The HTTP status.
+        kind: The `type` of the error in the body.
+        code: The `code` of the error in the body.
+        headers: Headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self._status = status
+        self._info = ErrorInfo(message=message, type=kind, code=code)
+        self._headers = {"Connection": "close", **(headers or {})}
+
+    def response(self) -> JSONResponse:
+        """The response to the request."""
+        return error_response(self._status, self._info, self._headers)
+
+
+def error_response(status: int, info: ErrorInfo, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """A response with an error in OpenAI's form."""
+    return JSONResponse(ErrorBody(error=info).model_dump(), status_code=status, headers=headers)
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
-    """HTTP status and body of an error."""
+    """The HTTP status and the body for an exception."""
     if isinstance(error, RequestError):
         info = ErrorInfo(message=str(error), type="invalid_request_error", param=error.param)
         return 400, ErrorBody(error=info)
@@ -46,40 +84,43 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
 
 
 def error_headers(error: Exception) -> dict[str, str] | None:
-    """Headers of an error: when to come back, or that this is of no use."""
+    """The headers for an exception: after how many seconds to retry, or that a retry is useless."""
     if isinstance(error, OverloadedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else None
 
 
 def http_error_message(request: Request, error: HTTPException) -> str:
-    """The error's own words, unless it has none. `app.state.paths` are those that there are."""
+    """The message for an HTTP error: its detail, or a better one if the detail only repeats the status.
+
+    Similar paths are suggested from `app.state.paths`.
+    """
     detail, path = str(error.detail), request.url.path[:MAX_PATH_CHARACTERS]
     if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
         return _unknown_path(path, request.app.state.paths)
     if error.status_code == 405:
-        return f"{path} takes {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}"
+        return f"{path} accepts {(error.headers or {}).get('Allow', 'other methods')}, not {request.method}"
     if error.status_code == 400 and isinstance(error.__cause__, UnicodeDecodeError):
-        return f"the body is not valid JSON: it is not UTF-8 ({error.__cause__.reason})"
+        return f"the request body is not valid JSON: it is not UTF-8 ({error.__cause__.reason})"
     return detail
 
 
 def _unknown_path(path: str, known: Iterable[str]) -> str:
     close = get_close_matches(path, known, 1, MIN_SIMILARITY)
-    hint = f"did you mean {close[0]}?" if close else "/openapi.json lists what there is."
+    hint = f"did you mean {close[0]}?" if close else "/openapi.json lists all paths."
     if close and close[0] == f"/v1{path}":
         hint += " The base URL of a client ends in /v1."
-    return f"there is no {path} here: {hint}"
+    return f"the path {path} does not exist: {hint}"
 
 
 def describe_validation_error(error: RequestValidationError) -> tuple[str, str | None]:
-    """What is wrong with the first wrong field, and its name."""
+    """The message for the first invalid field of a body, and the name of the field (None for the whole body)."""
     problems = cast("list[ErrorDetails]", error.errors())
     first = problems[0]
     if first["type"] == "json_invalid":
-        return f"the body is not valid JSON: {first['ctx']['error']}", None
+        return f"the request body is not valid JSON: {first['ctx']['error']}", None
     if first["loc"][1:] == () and isinstance(first["input"], bytes):
-        return "the request body has no JSON content type: send `Content-Type: application/json`", None
+        return NOT_JSON_MESSAGE, None
     return describe_validation_errors(
         [{**problem, "loc": tuple(problem["loc"][1:])} for problem in problems], error.body
     )

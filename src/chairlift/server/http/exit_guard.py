@@ -1,11 +1,11 @@
 """The guard process of a server, started by `process_exit.GuardProcess` as `python -I -S exit_guard.py`.
 
-A thread that holds the interpreter lock in C stops every Python signal handler and every other thread of its process.
-The C part of CPython's signal handling still writes the number of each signal to the descriptor of
-`signal.set_wakeup_fd`. The guard reads these numbers from its standard input, and kills the server if it does not end
-in time. Standard input reaches its end when the server ends; then the guard ends too.
+A thread that holds the interpreter lock in C code blocks every Python signal handler and every other thread of its
+process. The C part of CPython's signal handling still writes the number of each signal to the descriptor of
+`signal.set_wakeup_fd`. The guard process reads these numbers from its standard input, and kills the server if it does
+not end in time. When the server ends, standard input reaches its end, and the guard process ends too.
 
-Only modules that import fast are imported here, and nothing of Chairlift, which this interpreter cannot find.
+This module imports only modules that load fast, and none of Chairlift, which its interpreter cannot find.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from collections.abc import Iterable
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STACKS_SECONDS = 0.2
-"""Time for the server to write the stacks of its threads before it is killed."""
+"""Seconds in which the server can write the stacks of its threads before it is killed."""
 
 ORPHAN_SECONDS = 1.0
-"""Time for the server's child processes to end by themselves after it."""
+"""Seconds in which the child processes of the server can end by themselves after the server."""
 
 POLL_SECONDS = 0.02
 MAX_MESSAGE_BYTES = 2048
-"""Less than a pipe that is reported as writable accepts without blocking (PIPE_BUF)."""
+"""A size that a pipe accepts without blocking if it is reported as writable (less than PIPE_BUF)."""
 
 
 class ExitDeadline:
-    """The time at which a server must have ended, from the signals that it has received.
+    """The time by which a server must have ended, computed from the signals that it has received.
 
     Args:
-        drain_seconds: from the first signal.
-        forced_exit_seconds: from the second signal.
+        drain_seconds: Seconds from the first signal.
+        forced_exit_seconds: Seconds from the second signal.
     """
 
     def __init__(self, drain_seconds: float, forced_exit_seconds: float) -> None:
@@ -45,7 +45,7 @@ class ExitDeadline:
         self._limits = (drain_seconds, forced_exit_seconds)
 
     def receive(self, number: int, now: float) -> None:
-        """Take account of a signal; signals other than DRAIN_SIGNALS have no effect."""
+        """Update the deadline after a signal. Signals other than DRAIN_SIGNALS have no effect."""
         if number not in DRAIN_SIGNALS:
             return
         if self.num_signals < len(self._limits):
@@ -54,7 +54,7 @@ class ExitDeadline:
 
 
 def main(server: int, drain_seconds: float, forced_exit_seconds: float) -> None:
-    """Guard the process `server`, the parent of this one."""
+    """Guard the process with the id `server`, which is the parent of this process."""
     for number in (*DRAIN_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     deadline = ExitDeadline(drain_seconds, forced_exit_seconds)
@@ -72,13 +72,13 @@ def main(server: int, drain_seconds: float, forced_exit_seconds: float) -> None:
 def _kill_server(server: int, num_signals: int) -> None:
     if os.getppid() != server:
         return
-    signals = "a signal to stop" if num_signals == 1 else f"{num_signals} signals to stop"
+    signals = "a stop signal" if num_signals == 1 else f"{num_signals} stop signals"
     write_to_stderr(
-        f"ERROR the server (process {server}) got {signals} and did not end in time, because a thread holds the "
+        f"ERROR the server (process {server}) received {signals} and did not end in time, because a thread holds the "
         "interpreter lock or the event loop is blocked; the guard process kills it (exit status 137). Its threads:\n"
     )
     with contextlib.suppress(ProcessLookupError):
-        os.kill(server, signal.SIGUSR1)  # faulthandler writes the stacks, without the interpreter lock
+        os.kill(server, signal.SIGUSR1)  # faulthandler writes the stacks without the interpreter lock.
     time.sleep(STACKS_SECONDS)
     children = descendants(server)
     with contextlib.suppress(ProcessLookupError):
@@ -87,8 +87,10 @@ def _kill_server(server: int, num_signals: int) -> None:
 
 
 def descendants(pid: int) -> list[tuple[int, int]]:
-    """The child processes of a process and their children, as (pid, start time), without the calling process. Empty
-    where there is no /proc."""
+    """The child processes of a process and their descendants, as (pid, start time), without the calling process.
+
+    Returns an empty list on systems without /proc.
+    """
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit() and (found := _parent_and_start(int(name))) is not None:
@@ -116,14 +118,13 @@ def end_processes(processes: Iterable[tuple[int, int]], seconds: float) -> None:
 
 
 def _is_running(pid: int, start: int) -> bool:
-    """Whether this process, and not a later one with its number, exists."""
+    """Whether a process still runs. The start time distinguishes it from a later process with the same id."""
     found = _parent_and_start(pid)
     return found is not None and found[1] == start
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
-    """The parent's pid and the start time (clock ticks since boot), from /proc/PID/stat (proc(5)); None if the process
-    has ended."""
+    """The parent's pid and the start time in clock ticks since boot, from /proc/PID/stat; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -133,7 +134,7 @@ def _parent_and_start(pid: int) -> tuple[int, int] | None:
 
 
 def write_to_stderr(text: str) -> None:
-    """Write a message, unless standard error is a pipe that is full: its reader may be what hangs."""
+    """Write a message, unless standard error is a full pipe, which would block this process."""
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [2], [], 0)[1]:
             os.write(2, text.encode()[:MAX_MESSAGE_BYTES])

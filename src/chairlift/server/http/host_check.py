@@ -1,24 +1,19 @@
-"""The check of the Host header: one, valid (RFC 9112, section 3.2), and of a host that the server answers for."""
+"""The middleware that checks the Host header (RFC 9112, section 3.2)."""
 
 from __future__ import annotations
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.http.allowed_hosts import AllowedHosts, host_name
-
-
-class _HostError(Exception):
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
+from chairlift.server.http.error_responses import RejectedHttpRequestError
 
 
 class HostMiddleware:
-    """Answers a request with 400 whose Host header is missing, repeated or not valid, and with 421 if it names a host
-    that is not allowed; then the connection is closed. Only HTTP/1.0 and older requests may come without a Host."""
+    """Rejects requests with a wrong Host header, and closes their connection.
+
+    The status is 400 if the header is missing, repeated or invalid, and 421 if the host is not allowed. Only requests
+    of HTTP/1.0 and older versions may have no Host header.
+    """
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts) -> None:
         self._app = app
@@ -28,8 +23,8 @@ class HostMiddleware:
         if scope["type"] == "http":
             try:
                 self._check(scope)
-            except _HostError as error:
-                await _response(error)(scope, receive, send)
+            except RejectedHttpRequestError as error:
+                await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -39,21 +34,16 @@ class HostMiddleware:
             return
         if len(fields) != 1:
             problem = f"has {len(fields)} Host headers" if fields else "has no Host header"
-            raise _HostError(400, f"the request {problem}, and HTTP/{scope['http_version']} needs exactly one")
+            message = f"the request {problem}, and HTTP/{scope['http_version']} requires exactly one"
+            raise RejectedHttpRequestError(400, message)
         host = host_name(fields[0])
         if host is None:
-            raise _HostError(400, f"the Host header must be a host and perhaps a port, got {fields[0]!r:.80}")
-        if not self._allowed.has(host):
+            message = f"the Host header must be a host with an optional port, got {fields[0]!r:.80}"
+            raise RejectedHttpRequestError(400, message)
+        if host not in self._allowed:
             names = ", ".join(self._allowed.patterns)
-            raise _HostError(
-                421,
+            message = (
                 f"this server does not answer requests for host {host!r:.80}, only for {names}: use one of these, or "
-                "start it with --allowed-hosts and that name",
-                "host_not_allowed",
+                "start it with --allowed-hosts and that name"
             )
-
-
-def _response(error: _HostError) -> JSONResponse:
-    info = ErrorInfo(message=str(error), type="invalid_request_error", code=error.code)
-    body = ErrorBody(error=info).model_dump()
-    return JSONResponse(body, status_code=error.status, headers={"Connection": "close"})
+            raise RejectedHttpRequestError(421, message, code="host_not_allowed")

@@ -1,7 +1,7 @@
-"""Process 1 of a container: a small parent of the server.
+"""Process 1 of a container: a small parent process of the server.
 
-The kernel ignores SIGKILL from inside the container for its process 1, so the guard process could not end a server that
-hangs, and process 1 has to reap processes whose parents have ended.
+In a container the kernel does not deliver SIGKILL from inside to process 1, so the guard process could not kill a
+server that hangs. Process 1 must also reap processes whose parents have ended.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ import signal
 from types import FrameType
 from typing import Final, NoReturn
 
-FORWARDED: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
+FORWARDED_SIGNALS: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")
 
 
 def fork_if_process_1() -> None:
-    """In process 1, fork: the child returns; the parent forwards signals, and ends with the child's exit status. In any
-    other process, do nothing. Call it before other threads are started."""
+    """Fork if this is process 1: only the child returns; the parent forwards signals and the exit status of the child.
+
+    In any other process this does nothing. It must be called before threads are started.
+    """
     if os.getpid() != 1:
         return
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # Ctrl-C at a terminal reaches process 1 only, which forwards it
+        os.setpgid(0, 0)  # Ctrl-C at a terminal then reaches process 1 only, which forwards it.
         return
-    _wait_for(child)
+    _forward_signals_to(child)
 
 
-def _wait_for(child: int) -> NoReturn:
+def _forward_signals_to(child: int) -> NoReturn:
     def forward(number: int, _frame: FrameType | None) -> None:
         os.kill(child, number)
 
-    for name in FORWARDED:
+    for name in FORWARDED_SIGNALS:
         signal.signal(getattr(signal, name), forward)
     while True:
         pid, status = os.waitpid(-1, 0)

@@ -1,7 +1,7 @@
-"""Where the parts of HTTP/1.1 requests end in the bytes of a connection (RFC 9112, sections 2.1, 6 and 7.1).
+"""The boundaries between the parts of HTTP/1.1 requests in a stream of bytes (RFC 9112, sections 2.1, 6 and 7.1).
 
-httptools reports which parts are complete, but not at which byte. The sizes of headers and trailers can be limited to
-the byte only if the bytes of one part are given to it at a time.
+httptools reports that a part is complete, but not at which byte. To limit the size of headers and trailers exactly, the
+bytes of one part at a time are passed to it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ _CHUNK_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,16}")
 
 
 class MessagePart(Protocol):
-    """A part of a request that may come in several packets.
+    """A part of a request that may arrive in several packets.
 
     Attributes:
-        num_field_bytes: bytes of it so far that are a request line, headers, trailers or the extensions of a chunk.
+        num_field_bytes: The number of its bytes so far that belong to a request line, headers, trailers or chunk
+            extensions.
     """
 
     num_field_bytes: int
 
     def find_end(self, data: bytes, start: int) -> int | None:
-        """The index behind the last byte of the part, or None if it goes on in the next packet.
+        """Read a packet, and return the index after the last byte of the part; None if the part continues.
 
         Args:
-            data: a packet, of which the bytes from `start` on belong to this part until it ends. Each packet is given
-                once, in order.
+            data: The next packet. Each packet must be passed once, in order.
+            start: The index of the first byte in the packet that belongs to this part.
         """
 
 
 class FieldLines:
-    """A request line with its headers, or trailers: lines up to the first empty one.
+    """A request line with its headers, or trailers: all lines up to and including the first empty line.
 
     Args:
-        before: the end of the line before the first one.
+        before: The end of the line before the first one.
     """
 
     def __init__(self, before: bytes = b"") -> None:
@@ -56,7 +57,7 @@ class FieldLines:
 
 
 class CountedBody:
-    """A body of `num_bytes` bytes."""
+    """A body with a Content-Length of `num_bytes`."""
 
     num_field_bytes = 0
 
@@ -70,9 +71,9 @@ class CountedBody:
 
 
 class ChunkedBody:
-    """A body in chunks, each behind a line with its size, and trailers behind the last one, whose size is 0.
+    """A body in chunked transfer coding, including its trailers.
 
-    Whether the chunks are valid is for the parser to find out: what comes behind a line that is not is one part.
+    The parser validates the chunks. All bytes after an invalid chunk size belong to this part.
     """
 
     def __init__(self) -> None:
@@ -104,13 +105,13 @@ class ChunkedBody:
 
 
 def _chunk_size(line: bytes) -> int | None:
-    """The size of a chunk: hexadecimal digits alone (RFC 9112, section 7.1); `int` accepts signs and underscores."""
+    """The chunk size of a line; None if it is invalid. `int` alone would accept signs and underscores."""
     digits = line.partition(b";")[0].strip(b" \t\r")
     return int(digits, 16) if _CHUNK_SIZE.fullmatch(digits) else None
 
 
 def body_part(headers: Iterable[tuple[bytes, bytes]]) -> MessagePart:
-    """The body of a request with these headers, which the parser has accepted."""
+    """The body of a request with these headers, which the parser has validated."""
     fields = dict(headers)
     if b"transfer-encoding" in fields:
         return ChunkedBody()

@@ -1,8 +1,8 @@
-"""Bounds the bytes that connections parse in one turn of the event loop.
+"""Limits the number of bytes that connections parse in one iteration of the event loop.
 
-packet --> one slice is parsed --> the rest waits, and its connection reads no more
+packet --> one slice is parsed --> the rest waits, and its connection stops reading
               ^                                     |
-              +-- ParseQueue: one slice per turn -+
+              +-- ParseQueue: one slice in each iteration of the event loop
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, Protocol
 from uvicorn.protocols.http.flow_control import FlowControl
 
 SLICE_BYTES: Final = 8 << 10
-"""Bytes of headers, chunks and trailers that are parsed at once. In the worst case, which is chunks of one byte, this
-takes about 3 ms. Bodies with a Content-Length are not counted: their bytes are only copied."""
+"""The number of bytes of headers, chunks and trailers that are parsed together. In the worst case, chunks of one byte,
+this takes about 3 ms. Bodies with a Content-Length do not count, because their bytes are only copied."""
 
 MAX_PIPELINED: Final = 16
-"""Parsed requests of one connection that wait for the responses to the requests before them."""
+"""The maximum number of parsed requests of one connection that wait for the responses to earlier requests."""
 
 
 class SlicedConnection(Protocol):
@@ -30,18 +30,18 @@ class SlicedConnection(Protocol):
 
 
 class ParseQueue:
-    """Lets the connections of one event loop parse their next slices, in rotation, one slice per turn of the loop."""
+    """Lets the connections of one event loop parse in rotation, one slice in each iteration of the loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[SlicedConnection, None] = {}
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a connection waits for its turn."""
+        """Whether any connection waits to parse its next slice."""
         return bool(self._waiting)
 
     def add(self, connection: SlicedConnection) -> None:
-        """Call `parse_slice` of a connection in a later turn of its event loop, once even if it is added twice."""
+        """Schedule a call of `parse_slice` of a connection. A connection that already waits is not added again."""
         if not self._waiting:
             connection.loop.call_soon(self._run)
         self._waiting[connection] = None
@@ -55,7 +55,7 @@ class ParseQueue:
 
 
 class PausableFlowControl(FlowControl):
-    """uvicorn's flow control, which in addition does not read while bytes wait to be parsed (`hold`)."""
+    """uvicorn's flow control, which in addition stops reading while bytes wait to be parsed."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -63,13 +63,13 @@ class PausableFlowControl(FlowControl):
         self._should_read = True
 
     def hold(self) -> None:
-        """Read nothing until `release` is called."""
+        """Stop reading until `release` is called."""
         self._is_held = True
         if not self._transport.is_closing():
             super().pause_reading()
 
     def release(self) -> None:
-        """Read again, unless reading is paused for another reason."""
+        """Resume reading, unless uvicorn has paused it."""
         self._is_held = False
         if self._should_read and not self._transport.is_closing():
             super().resume_reading()
@@ -80,7 +80,7 @@ class PausableFlowControl(FlowControl):
         super().pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume reading, as in uvicorn; while the connection is held, `release` resumes it."""
+        """Resume reading, as in uvicorn, or when `release` is called if the connection is held."""
         self._should_read = True
         if not self._is_held:
             super().resume_reading()

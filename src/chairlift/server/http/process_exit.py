@@ -1,10 +1,10 @@
-"""The end of a server's process, in bounded time whatever its threads do, and its exit status.
+"""The end of a server process within a limited time, even if a thread hangs, and its exit status.
 
 first signal --drain_timeout--> the drain ends --FLUSH_SECONDS--> connections are closed --> exit status 0
                                      |--ENGINE_STOP_SECONDS--> the engine is killed if it has not ended
-                                     |--EXIT_SECONDS--> a thread still runs: EXIT_STILL_RUNNING
-first signal ----------------drain_timeout + EXIT_SECONDS-------------> no thread can run: SIGKILL by the guard (137)
-second signal --FORCED_EXIT_SECONDS--> the same two
+                                     |--EXIT_SECONDS--> if a thread still runs: EXIT_STILL_RUNNING
+first signal ----------------drain_timeout + EXIT_SECONDS-------------> if no thread can run: SIGKILL by the guard (137)
+second signal --FORCED_EXIT_SECONDS--> the last two
 """
 
 from __future__ import annotations
@@ -26,43 +26,45 @@ from chairlift.server.http import exit_guard
 logger = logging.getLogger("chairlift")
 
 EXIT_STILL_RUNNING: Final = 4
-"""Exit status if the time was over and a thread still ran. 1 to 3 have other meanings: an unexpected error, a mistake
-on the command line, and uvicorn's failure to start."""
+"""The exit status if a thread still ran when the time was over. The statuses 1 to 3 mean an unexpected error, an error
+on the command line, and a failure of uvicorn to start."""
 
 EXIT_SECONDS: Final = 5.0
-"""From the end of the drain, or of drain_timeout, until the process has ended."""
+"""Maximum seconds from the end of the drain until the process has ended."""
 
 FORCED_EXIT_SECONDS: Final = 2.0
-"""From a second signal until the process has ended; streams get their error event meanwhile."""
+"""Maximum seconds from a second signal until the process has ended. In this time streams get an error event."""
 
 SELF_EXIT_MARGIN_SECONDS: Final = 0.8
-"""How much earlier than these times the process ends itself, with a status that says more than SIGKILL."""
+"""Seconds before these limits at which the process ends itself, so that it is not killed without an exit status."""
 
 GUARD_MARGIN_SECONDS: Final = 0.3
-"""How much earlier the guard process begins to kill it."""
+"""Seconds before these limits at which the guard process begins to kill the server."""
 
 MAX_GUARD_RESTARTS: Final = 3
-"""A guard process that has ended more often is not started again."""
+"""The number of times that the guard process is started again."""
 
 FLUSH_SECONDS: Final = 3
-"""For connections to take what was written to them, once everything is answered."""
+"""Seconds in which connections can send what was written to them after all calls were answered."""
 
 ENGINE_STOP_SECONDS: Final = 3.5
-"""For the engine to finish its step and close its files, while connections take what was written to them."""
+"""Seconds in which the engine can finish its step and close its files. They begin with FLUSH_SECONDS."""
 
 FORCED_FLUSH_SECONDS: Final = 1
+"""FLUSH_SECONDS after a second signal."""
 FORCED_ENGINE_STOP_SECONDS: Final = 0.8
+"""ENGINE_STOP_SECONDS after a second signal."""
 STANDARD_ERROR: Final = 2
 
 
 class ProcessExit:
-    """Bounds how long the process of a server takes to end. Create it in the main thread, when it begins to serve.
+    """Limits the time that the process of a server takes to end. It must be created in the main thread.
 
-    Starts the guard process, which ends by itself after this one. Without one, where processes cannot be started or
-    have no signals, only a thread that holds the interpreter lock can delay the end.
+    It starts the guard process, which ends by itself after this process. Without a guard process, on Windows or if it
+    cannot be started, a thread that holds the interpreter lock can delay the end.
 
     Args:
-        drain_timeout: seconds that calls in flight may take after the first signal.
+        drain_timeout: Seconds that calls in progress may take after the first signal.
     """
 
     def __init__(self, drain_timeout: float) -> None:
@@ -78,40 +80,44 @@ class ProcessExit:
         self.watch_signals()
 
     def watch_signals(self) -> None:
-        """Send the numbers of signals to the guard process. An event loop that runs in the main thread installs a
-        descriptor of its own when it starts, so call this once more on the loop."""
+        """Send the numbers of signals to the guard process.
+
+        An event loop in the main thread replaces the descriptor when it starts, so this must be called on the loop too.
+        """
         if self._wakeup is not None and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def limit(self, seconds: float) -> None:
-        """End the process within `seconds` if it does not end by itself. May be called in a signal handler, so it uses
-        no lock; the earliest of several limits applies."""
+        """End the process within `seconds` if it does not end by itself. The earliest of several limits applies.
+
+        It can be called in a signal handler, so it uses no lock.
+        """
         _thread.start_new_thread(_end_after, (seconds - SELF_EXIT_MARGIN_SECONDS,))
 
     def end_at_next_signal(self) -> None:
-        """Let another SIGINT or SIGTERM end the process at once; for the time after the event loop."""
+        """End the process immediately at the next SIGINT or SIGTERM. Called after the event loop has ended."""
 
         def end(_number: int, _frame: FrameType | None) -> NoReturn:
-            end_process("another signal to stop was received")
+            end_process("another stop signal was received")
 
         for number in exit_guard.DRAIN_SIGNALS:
             signal.signal(number, end)
 
 
 class GuardProcess:
-    """The guard process of this process, which is started again when it ends, at most MAX_GUARD_RESTARTS times.
+    """The guard process of this process. If it ends, it is started again, at most MAX_GUARD_RESTARTS times.
 
-    It runs in a session of its own, which a terminal's Ctrl-C does not reach. This process keeps the reading end of the
-    pipe open, so that the number of a signal can also be written while no guard process runs.
+    It runs in its own session, so that Ctrl-C at a terminal does not reach it. This process keeps the reading end of
+    the pipe open, so that signals can be written while no guard process runs.
 
     Args:
-        drain_timeout: as of `ProcessExit`.
+        drain_timeout: As for `ProcessExit`.
 
     Attributes:
-        wakeup: the descriptor for `signal.set_wakeup_fd`.
+        wakeup: The descriptor for `signal.set_wakeup_fd`.
 
     Raises:
-        OSError: the machine cannot start a process now.
+        OSError: The process cannot be started.
     """
 
     def __init__(self, drain_timeout: float) -> None:
@@ -135,18 +141,18 @@ class GuardProcess:
     def _restart(self, process: subprocess.Popen[bytes]) -> None:
         for _ in range(MAX_GUARD_RESTARTS):
             status = process.wait()
-            logger.warning("the guard process %d ended (exit status %d): it is started again", process.pid, status)
+            logger.warning("the guard process %d ended (exit status %d) and is started again", process.pid, status)
             try:
                 process = self._start()
             except OSError as error:
                 logger.warning("%s", _no_guard(error))
                 return
         process.wait()
-        logger.warning("%s", _no_guard(f"{MAX_GUARD_RESTARTS + 1} have ended"))
+        logger.warning("%s", _no_guard(f"it has ended {MAX_GUARD_RESTARTS + 1} times"))
 
 
 def _no_guard(reason: object) -> str:
-    return f"no guard process can be started ({reason}): a thread that hangs can delay shutdown"
+    return f"the guard process cannot be started ({reason}): a thread that hangs can delay the shutdown"
 
 
 def _end_after(seconds: float) -> None:
@@ -155,9 +161,15 @@ def _end_after(seconds: float) -> None:
 
 
 def end_process(reason: str) -> NoReturn:
-    """End this process and its children with EXIT_STILL_RUNNING, without waiting for its threads."""
+    """End this process and its children with EXIT_STILL_RUNNING, without waiting for threads.
+
+    Args:
+        reason: The beginning of the logged message.
+    """
     running = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
-    logger.error("%s; it ends with exit status %d; threads still running: %s", reason, EXIT_STILL_RUNNING, running)
+    logger.error(
+        "%s: the process ends with exit status %d; threads still running: %s", reason, EXIT_STILL_RUNNING, running
+    )
     faulthandler.dump_traceback(file=STANDARD_ERROR, all_threads=True)
     exit_guard.end_processes(exit_guard.descendants(os.getpid()), 0.0)
     os._exit(EXIT_STILL_RUNNING)

@@ -1,12 +1,12 @@
-"""uvicorn's HTTP protocol with limits: what a connection costs is bounded in bytes and in seconds.
+"""uvicorn's HTTP protocol with limits on the bytes and seconds that a connection can use.
 
 connect ---- header_timeout ----> headers complete ---- body_timeout (BodyLimitMiddleware) ----> response
                                                                                                     |
-abort <------ write_timeout without taking a byte, while max_unsent_bytes wait to be sent <---------+
+abort <------ write_timeout without progress while max_unsent_bytes wait to be sent <---------------+
 
-A response that comes before its request is complete, such as a 413, ends in a lingering close (RFC 9112, section 9.6):
-the writing side is closed, and what still arrives is read and discarded for a while. If the connection were closed at
-once, the client's kernel would answer the reset by discarding the response that its program has not read yet.
+A response that precedes the end of its request, such as a 413, ends in a lingering close (RFC 9112, section 9.6): the
+writing side is closed, and the rest of the request is read and discarded for a limited time. If the connection were
+closed immediately, the reset would make the client's kernel discard a response that the client has not read yet.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from chairlift.server.http.parse_queue import MAX_PIPELINED, SLICE_BYTES, ParseQ
 logger = logging.getLogger("chairlift")
 
 MAX_DISCARDED_BODIES: Final = 8
-"""A lingering connection is closed when so many times `max_body_bytes` were discarded."""
+"""A lingering connection is closed after this many times `max_body_bytes` have been discarded."""
 LINGER_IDLE_SECONDS: Final = 2.0
 """Seconds without a byte after which a lingering connection is closed; `body_timeout` limits the whole time."""
 
@@ -49,7 +49,7 @@ _ABSOLUTE_TARGET: Final = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNOR
 
 
 class _Timer:
-    """Calls once, later, unless it is stopped before."""
+    """Calls a function once after some seconds, unless it is stopped before."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -70,7 +70,7 @@ class _Timer:
 
 
 class _BodyCallbacks:
-    """The callbacks of a parser that reads the body of a request whose headers another one has read."""
+    """The callbacks of a parser that reads only the body of a request, after another parser has read the headers."""
 
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         self.on_body = protocol.on_body
@@ -88,10 +88,14 @@ def _new_parser(callbacks: Any) -> httptools.HttpRequestParser:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. `limits` and `turns` are set by `protocol_with_limits`."""
+    """One HTTP connection.
+
+    Attributes:
+        limits, parse_queue: The limits and the queue of the event loop, set by `uvicorn_config`.
+    """
 
     limits = ServerLimits()
-    turns = ParseQueue()
+    parse_queue = ParseQueue()
     flow: PausableFlowControl
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -101,35 +105,33 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._unparsed = b""
         self._header_timer = _Timer(self.loop)
         self._body_timer = _Timer(self.loop)
-        self._stall_timer = _Timer(self.loop)
+        self._write_timer = _Timer(self.loop)
         self._linger_timer = _Timer(self.loop)
-        self._refusal: tuple[int, str] | None = None
+        self._rejection: tuple[int, str] | None = None
         self._is_lingering = False
-        self._linger_until = 0.0
+        self._linger_deadline = 0.0
         self._num_discarded = 0
         self._num_unsent = 0
-
-    # -- reading -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = PausableFlowControl(transport)
-        self._bound_buffers(transport)
-        self._wait_for_headers()
+        self._limit_write_buffers(transport)
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
         is_first = not self._unparsed
         self._unparsed += data
-        if is_first and (len(data) <= SLICE_BYTES or not self.turns.has_waiting):
+        if is_first and (len(data) <= SLICE_BYTES or not self.parse_queue.has_waiting):
             self.parse_slice()
         else:
             self._parse_later()
 
     def parse_slice(self) -> None:
-        """Parse a slice of what has arrived. The rest is parsed in later turns of the event loop."""
+        """Parse a slice of the bytes that have arrived, and schedule the rest for later iterations of the loop."""
         data, start, budget = self._unparsed, 0, SLICE_BYTES
         while start < len(data) and budget > 0 and self._can_parse:
-            if self._is_lingering or self._refusal is not None:
+            if self._is_lingering or self._rejection is not None:
                 self._discard(len(data) - start)
                 start = len(data)
             elif isinstance(self._body, CountedBody):
@@ -147,16 +149,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse_later(self) -> None:
         self.flow.hold()
         if self._can_parse:
-            self.turns.add(self)
+            self.parse_queue.add(self)
 
     @property
     def _can_parse(self) -> bool:
-        """Whether nothing must happen before more is parsed, such as responses to the pipelined requests so far."""
+        """Whether more bytes may be parsed: the connection is open, and few enough requests wait for responses."""
         has_room = len(self.pipeline) < MAX_PIPELINED or self._is_lingering
         return has_room and not self.transport.is_closing()
 
     def _receive_part(self, data: bytes, start: int) -> int:
-        """Give the parser the bytes of one part of a request; returns the index behind them."""
+        """Pass the bytes of one part of a request to the parser, and return the index after them."""
         if self._body is None and self._head.num_field_bytes == 0:
             start = _skip_empty_lines(data, start)
             if start == len(data):
@@ -164,27 +166,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         part = self._head if self._body is None else self._body
         end = part.find_end(data, start)
         if part.num_field_bytes > self.limits.max_header_bytes:
-            self._refuse(431, f"the request line and headers, or the trailers, {self._header_problem()}")
+            problem = f"have more than {self.limits.max_header_bytes} bytes (max_header_bytes)"
+            self._reject(431, f"the request line and headers, or the trailers, {problem}: send fewer or shorter ones")
             return len(data)
         if self._body is None and not self._header_timer.is_running:
-            self._wait_for_headers()
+            self._start_header_timer()
         if end is None or end == start:
             end = len(data)
         self._parse(data[start:end])
         return end
-
-    def _header_problem(self) -> str:
-        return f"have more than {self.limits.max_header_bytes} bytes (max_header_bytes): send fewer or shorter ones"
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._decline_upgrade()
+            self._ignore_upgrade()
         except httptools.HttpParserError as error:
             logger.warning("invalid HTTP request from %s: %.200s", self._peer(), error)
-            self._refuse(400, f"the HTTP request is not valid: {error!s:.200}")
+            self._reject(400, f"the HTTP request is invalid: {error!s:.200}")
 
     def _peer(self) -> str:
         if self.client is None:
@@ -192,9 +192,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         host, port = self.client
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def _decline_upgrade(self) -> None:
-        """Go on in HTTP/1.1, which declines an upgrade (RFC 9110, section 7.8). The parser has stopped behind the
-        headers, so that another one reads the body; HTTP clients of Java send such requests unless told otherwise."""
+    def _ignore_upgrade(self) -> None:
+        """Continue in HTTP/1.1 without the requested upgrade (RFC 9110, section 7.8).
+
+        Java's HTTP client requests an upgrade by default. The parser stops after the headers of such a request, so
+        another parser reads the body.
+        """
         if self._body is None:
             self.parser = _new_parser(self)
             return
@@ -202,17 +205,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         framing = (name + b": " + value for name, value in self.headers if name in FRAMING_HEADERS)
         self.parser.feed_data(b"\r\n".join((b"POST / HTTP/1.1", *framing)) + EMPTY_LINE)
 
-    # -- the parser's callbacks ----------------------------------------------------------------------------------
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Discard trailers: added to the headers, they would be visible to some checks of these and not to others."""
+        """Add a header. Trailers are discarded, because some checks of the headers would not see them."""
         if self._body is None:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._header_timer.stop()
         if target := _ABSOLUTE_TARGET.match(self.url):
-            self._take_host_from(target[1])
+            self._set_host(target[1])
         self._body = body_part(self.headers)
         super().on_headers_complete()
 
@@ -220,8 +221,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _has_body(self) -> bool:
         return any(name in FRAMING_HEADERS and value.strip() != b"0" for name, value in self.headers)
 
-    def _take_host_from(self, authority: bytes) -> None:
-        """The host of an absolute target takes precedence over the Host header (RFC 9112, section 3.2.2)."""
+    def _set_host(self, authority: bytes) -> None:
+        """Replace the Host header with the host of an absolute target (RFC 9112, section 3.2.2)."""
         places = [place for place, (name, _) in enumerate(self.headers) if name == b"host"]
         if len(places) == 1:
             self.headers[places[0]] = (b"host", authority)
@@ -233,41 +234,37 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head, self._body = FieldLines(), None
         self._body_timer.stop()
 
-    # -- slow headers, and bodies of requests that are answered --------------------------------------------------
+    def _start_header_timer(self) -> None:
+        self._header_timer.start(self.limits.header_timeout, self._on_header_timeout)
 
-    def _wait_for_headers(self) -> None:
-        self._header_timer.start(self.limits.header_timeout, self._headers_are_late)
-
-    def _headers_are_late(self) -> None:
-        """The next request's may begin to come while this one is answered."""
-        if self._is_answering:
-            self._wait_for_headers()
+    def _on_header_timeout(self) -> None:
+        """Reject the request whose headers are late. While a response is sent, headers of the next one may wait."""
+        if self._is_responding:
+            self._start_header_timer()
         elif not self.transport.is_closing():
             seconds = self.limits.header_timeout
-            self._refuse(408, f"the request line and headers did not arrive within {seconds:g} s (header_timeout)")
+            self._reject(408, f"the request line and headers did not arrive within {seconds:g} s (header_timeout)")
 
     @property
-    def _is_answering(self) -> bool:
+    def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_unsent()
+        self._start_write_timer()
         if self._unparsed:
             self._parse_later()
-        if self._is_answering or self.transport.is_closing():
+        if self._is_responding or self.transport.is_closing():
             return
-        if self._refusal is not None:
-            self._refuse(*self._refusal)
+        if self._rejection is not None:
+            self._reject(*self._rejection)
         elif self._body is not None:
             self._body_timer.start(self.limits.body_timeout, self.transport.close)
 
-    # -- responses -----------------------------------------------------------------------------------------------
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        super()._start_asgi_task(cycle, partial(self._answer, cycle, app))
+        super()._start_asgi_task(cycle, partial(self._run_app, cycle, app))
 
-    async def _answer(
+    async def _run_app(
         self, cycle: RequestResponseCycle, app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
         is_delimited_by_close = False
@@ -276,7 +273,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             nonlocal is_delimited_by_close
             if message["type"] == "http.response.start":
                 is_delimited_by_close = scope["http_version"] < "1.1" and not _has_length(message)
-                if is_delimited_by_close:  # RFC 9112, section 6.1: such a client does not know chunks.
+                if is_delimited_by_close:  # HTTP/1.0 has no chunks (RFC 9112, section 6.1).
                     cycle.chunked_encoding = False
             elif is_delimited_by_close:
                 cycle.expected_content_length = len(message.get("body", b""))
@@ -290,24 +287,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         await app(scope, receive, send_framed)
 
-    def _refuse(self, status: int, message: str) -> None:
-        """Answer a request that is not valid, behind the responses to those before it; then close the connection."""
-        if self._is_answering and self._body is None:
-            self._refusal = status, message
+    def _reject(self, status: int, message: str) -> None:
+        """Send an error after the responses to earlier requests, and close the connection."""
+        if self._is_responding and self._body is None:
+            self._rejection = status, message
             return
-        if self._is_answering and (self.cycle.response_started or self.pipeline):
+        if self._is_responding and (self.cycle.response_started or self.pipeline):
             self.transport.abort()
             return
-        if self._is_answering:  # The application waits for the rest of the body.
+        if self._is_responding:  # The application waits for the rest of the body.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = ErrorBody(error=ErrorInfo(message=message, type="invalid_request_error")).model_dump_json().encode()
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + headers + body)
-        self._watch_unsent()
+        self._start_write_timer()
         self._linger()
-
-    # -- lingering close -----------------------------------------------------------------------------------------
 
     def _linger(self) -> None:
         self._is_lingering = True
@@ -316,7 +311,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():  # Not over TLS.
             self.transport.write_eof()
         self.flow.resume_reading()
-        self._linger_until = self.loop.time() + self.limits.body_timeout
+        self._linger_deadline = self.loop.time() + self.limits.body_timeout
         self._discard(0)
 
     def _discard(self, num_bytes: int) -> None:
@@ -325,19 +320,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         if not self._is_lingering:
             return
-        seconds = min(LINGER_IDLE_SECONDS, self._linger_until - self.loop.time())
+        seconds = min(LINGER_IDLE_SECONDS, self._linger_deadline - self.loop.time())
         self._linger_timer.start(max(0.0, seconds), self.transport.abort)
 
     def shutdown(self) -> None:
-        if self._is_lingering:  # Closing would wait for the client's part of the end of a TLS connection.
+        if self._is_lingering:  # Closing would wait for the client's end of the TLS session.
             self.transport.abort()
         else:
             super().shutdown()
 
-    # -- slow readers --------------------------------------------------------------------------------------------
-
-    def _bound_buffers(self, transport: asyncio.Transport) -> None:
-        """Bytes that wait here, and in the system's own buffer, which would else grow to megabytes."""
+    def _limit_write_buffers(self, transport: asyncio.Transport) -> None:
+        """Limit the unsent bytes in the transport and in the kernel, whose buffer would otherwise grow to megabytes."""
         transport.set_write_buffer_limits(high=self.limits.max_unsent_bytes // 2)
         connection = transport.get_extra_info("socket")
         if connection is not None:
@@ -345,39 +338,41 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_unsent()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stall_timer.stop()
-        if not self._is_answering:
-            self._watch_unsent()
+        self._write_timer.stop()
+        if not self._is_responding:
+            self._start_write_timer()
 
-    def _watch_unsent(self) -> None:
-        """Abort the connection if its client takes nothing for `write_timeout` seconds of what waits to be sent, also
-        of the end of a response: closing would wait for the buffer to empty."""
+    def _start_write_timer(self) -> None:
+        """Abort the connection if no unsent byte is sent for `write_timeout` seconds.
+
+        This includes the end of a response, because closing a connection would wait until its buffer is empty.
+        """
         self._num_unsent = self.transport.get_write_buffer_size()
         if self._num_unsent:
-            self._stall_timer.start(self.limits.write_timeout, self._reader_is_late)
+            self._write_timer.start(self.limits.write_timeout, self._on_write_timeout)
         else:
-            self._stall_timer.stop()
+            self._write_timer.stop()
 
-    def _reader_is_late(self) -> None:
+    def _on_write_timeout(self) -> None:
         has_grown = self.transport.get_write_buffer_size() >= self._num_unsent
-        if has_grown and (self.flow.write_paused or not self._is_answering):
+        if has_grown and (self.flow.write_paused or not self._is_responding):
             self.transport.abort()
         else:
-            self._watch_unsent()
+            self._start_write_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._header_timer, self._body_timer, self._stall_timer, self._linger_timer):
+        for timer in (self._header_timer, self._body_timer, self._write_timer, self._linger_timer):
             timer.stop()
         self._unparsed = b""
         super().connection_lost(exc)
 
 
 def _skip_empty_lines(data: bytes, start: int) -> int:
-    """Empty lines may precede a request (RFC 9112, section 2.2), and are no part of it."""
+    """The index after the empty lines that may precede a request (RFC 9112, section 2.2)."""
     if data[start] not in b"\r\n":
         return start
     return len(data) - len(data[start:].lstrip(b"\r\n"))
@@ -387,13 +382,14 @@ def _has_length(message: Message) -> bool:
     return any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
 
 
-def protocol_with_limits(limits: ServerLimits) -> type[LimitedHttpProtocol]:
-    """The protocol with these limits, for the connections of one event loop."""
-    return type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "turns": ParseQueue()})
-
-
 def uvicorn_config(app: Any, limits: ServerLimits, tls: ssl.SSLContext | None = None, **options: Any) -> uvicorn.Config:
-    """How an application is served under these limits, over TLS if there is a context; `options` are uvicorn's."""
+    """The configuration of uvicorn for an application with these limits.
+
+    Args:
+        tls: The TLS context; None for plain HTTP.
+        options: Further options of `uvicorn.Config`.
+    """
     if tls is not None:
         options["ssl_context_factory"] = lambda *_: tls
-    return BoundedTlsConfig(limits, app, http=protocol_with_limits(limits), ws="none", **options)
+    protocol = type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "parse_queue": ParseQueue()})
+    return BoundedTlsConfig(limits, app, http=protocol, ws="none", **options)

@@ -1,43 +1,49 @@
-"""ASGI responses that notice when the client goes: what runs for it is cancelled, and so aborted."""
+"""ASGI responses whose work is cancelled, and so aborted in the engine, when the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+Result = TypeVar("Result")
 
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+
+async def _run_until_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """Run a coroutine and return its result. If the client disconnects first, cancel it and return None."""
+
+    async def wait_for_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for pending in (task, disconnected):
+            pending.cancel()
+        await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The response that `work` gives; it is cancelled if the client goes first, and then nobody reads this one."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_disconnected(request.receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        return Response(status_code=499)
-    finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+    """Run a coroutine and return its response. If the client disconnects first, cancel it and return status 499."""
+    response = await _run_until_disconnected(request.receive, work)
+    return Response(status_code=499) if response is None else response
 
 
 class EventStream(Response):
-    """Server-sent events.
+    """A response of server-sent events.
 
     Args:
-        source: the events; closed when the client goes, also while it waits for its first event.
-        on_close: called when the response is over, however that came.
+        source: The events. It is closed when the client disconnects, even before the first event.
+        on_close: Called when the response has ended for any reason.
     """
 
     media_type = "text/event-stream"
@@ -49,17 +55,10 @@ class EventStream(Response):
         self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
-        gone = asyncio.ensure_future(_until_disconnected(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await _run_until_disconnected(receive, self._send_all(send))
         finally:
             self._on_close()
-            for pending in (sending, gone):
-                pending.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,4 +1,4 @@
-"""Refuses request bodies whose strings are not Unicode text: JSON can spell half of a surrogate pair, UTF-8 cannot."""
+"""Rejects request bodies with unpaired surrogates, which JSON can express and which are not valid Unicode text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ENCODED: Final = re.compile(rb"\xed[\xa0-\xbf]")
 
 
 def may_contain_surrogate(body: bytes) -> bool:
-    """Whether a JSON text can hold an unpaired surrogate; a quick look that is never wrong when it returns False.
+    """Whether a JSON text may contain an unpaired surrogate. It is fast, and False is always correct.
 
-    Python's parser also accepts UTF-16 and UTF-32, which have zero bytes, and surrogates that are encoded as UTF-8.
+    Python's parser also accepts UTF-16 and UTF-32, which contain zero bytes, and surrogates that are encoded as UTF-8.
     """
     if (b"\\ud" in body or b"\\uD" in body) and _UNPAIRED.search(body):
         return True
@@ -31,44 +31,44 @@ def may_contain_surrogate(body: bytes) -> bool:
 
 
 async def check_unicode(request: Request) -> None:
-    """A dependency of every endpoint: its body holds Unicode text only.
+    """Check that a request body contains only Unicode text. This is a dependency of every endpoint.
 
     Raises:
-        RequestValidationError: names the first field that holds an unpaired surrogate.
+        RequestValidationError: A field contains an unpaired surrogate. The error names the first one.
     """
     if request.method in BODILESS_METHODS:
         return
-    body = await request.body()  # BodyLimitMiddleware has read it.
+    body = await request.body()  # BodyLimitMiddleware has received it already.
     error = _find_error(body) if len(body) < LARGE_BODY else await asyncio.to_thread(_find_error, body)
     if error is not None:
         raise error
 
 
 def _find_error(body: bytes) -> RequestValidationError | None:
-    """The error for the first string that is not Unicode text."""
+    """The error for the first string with an unpaired surrogate; None if there is none."""
     if not may_contain_surrogate(body):
         return None
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
-        return None  # The body is not JSON, which the endpoint reports.
+        return None  # The endpoint reports that the body is not JSON.
     error = find_surrogate(parsed)
     return None if error is None else RequestValidationError([error | {"loc": ("body", *error["loc"])}], body=parsed)
 
 
 def find_surrogate(parsed: Any) -> dict[str, Any] | None:
-    """The problem of the first string of a JSON value that is not Unicode text, in the form of pydantic's errors."""
+    """The error for the first string of a JSON value with an unpaired surrogate, in the form of pydantic's errors."""
     found = _locate(parsed)
     if found is None:
         return None
     path, value = found
-    what = "must be" if isinstance(value, str) else "must have field names that are"
-    message = f"{what} valid Unicode text, and a surrogate without its pair is not"
+    requirement = "must be" if isinstance(value, str) else "must have field names that are"
+    message = f"{requirement} valid Unicode text, but contains an unpaired surrogate"
     return {"type": "value_error", "loc": path, "msg": message, "input": value}
 
 
 def _locate(value: Any) -> tuple[Path, Any] | None:
-    """Path and value of the first string that is not Unicode text; of its object, if it is the name of a field."""
+    """The path and value of the first string with an unpaired surrogate; for a field name, those of its object."""
     if isinstance(value, str):
         return None if _is_unicode(value) else ((), value)
     if isinstance(value, dict):

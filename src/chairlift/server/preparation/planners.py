@@ -1,4 +1,4 @@
-"""All planners of a server, by the path of their endpoint."""
+"""The planners of all endpoints of a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class EndpointPlanners:
 
 
 def make_planners(engine: ServedEngine, options: ApiOptions) -> EndpointPlanners:
-    """The planners for an engine, or for what a preparation worker knows of one."""
+    """Create the planners for an engine, or for the description of an engine that a preparation worker has."""
     conversations = ConversationPlanner(engine, options)
     return EndpointPlanners(
         conversations=conversations,

@@ -1,4 +1,4 @@
-"""Where requests are prepared: small ones on threads of the server, large ones by preparation workers."""
+"""Prepares requests off the event loop: small ones on threads of the server, large ones in preparation workers."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from chairlift.system.cpu_account import charge_cpu_time_to
 Result = TypeVar("Result")
 
 NUM_THREADS: Final = 16
+"""The number of threads of each thread pool."""
 MAX_SECONDS: Final = 15.0
-"""Time that a worker may take for one body. After it the worker is ended and the request rejected."""
+"""Maximum seconds for one body. Then the worker is killed and the request rejected."""
 
 IDLE_SECONDS: Final = 10.0
-"""A worker without work for so long is ended, which returns its memory."""
+"""Seconds without work after which a worker is ended, which frees its memory."""
 
 CORES_PER_WORKER: Final = 8
+"""The number of CPU cores for each worker process. There is at least one worker."""
 
 
 @dataclass(slots=True, eq=False)
 class PreparationJob:
-    """One large body that waits for a worker, or is being prepared by one."""
+    """A large body that waits for a worker or is being prepared by it."""
 
     tenant: str
     endpoint: str
@@ -50,8 +52,7 @@ class PreparationJob:
 
 @dataclass(slots=True)
 class TenantQueues:
-    """Jobs in the order in which they are run: one of each tenant in rotation, so that no tenant waits for all jobs of
-    another one."""
+    """The waiting jobs. They are run in rotation over tenants, so that no tenant waits for all jobs of another one."""
 
     _queues: OrderedDict[str, deque[PreparationJob]] = field(default_factory=OrderedDict)
 
@@ -60,7 +61,7 @@ class TenantQueues:
         self._queues.setdefault(job.tenant, deque()).append(job)
 
     def pop(self) -> PreparationJob | None:
-        """Remove and return the next job; None if there is none. Jobs that were cancelled are dropped."""
+        """Remove and return the next job; return None if there is none. Cancelled jobs are dropped."""
         while self._queues:
             tenant, queue = self._queues.popitem(last=False)
             job = queue.popleft()
@@ -72,10 +73,13 @@ class TenantQueues:
 
 
 class PreparationWorkers:
-    """Runs jobs on worker processes. On one event loop.
+    """A pool of worker processes for large bodies. It must be used on one event loop.
 
     Args:
-        num_workers: processes at most; each is started when it is first needed.
+        setup: The data with which workers create their planners.
+        num_workers: The maximum number of processes, which are started on demand. Default: by CORES_PER_WORKER.
+        max_seconds: Maximum seconds for one body.
+        idle_seconds: Seconds without work after which a worker is ended.
     """
 
     def __init__(
@@ -98,11 +102,11 @@ class PreparationWorkers:
         self.on_cpu_seconds: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
     async def run(self, tenant: str, endpoint: str, body: bytes) -> WorkerReply:
-        """Prepare a body. Cancelling this ends the work for it.
+        """Prepare a body in a worker. Cancelling this call kills the worker.
 
         Raises:
-            RequestError: it took too long.
-            OverloadedError: the worker ended, or could not be started.
+            RequestError: The preparation took more than `max_seconds`.
+            OverloadedError: The worker ended, or could not be started.
         """
         job = PreparationJob(tenant, endpoint, body, asyncio.get_running_loop().create_future())
         self._queues.push(job)
@@ -115,7 +119,7 @@ class PreparationWorkers:
                 job.process.kill()
 
     def stop(self, error: Exception) -> None:
-        """End all jobs, those that wait too, with an error."""
+        """End all jobs with an error, including those that wait."""
         jobs = [*self._jobs, *iter(self._queues.pop, None)]
         for job in jobs:
             if not job.reply.done():
@@ -124,7 +128,7 @@ class PreparationWorkers:
             process.kill()
 
     def close(self) -> None:
-        """End all workers."""
+        """End all worker processes."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for process in self.processes:
@@ -151,7 +155,7 @@ class PreparationWorkers:
         except WorkerEndedError as error:
             self.on_cpu_seconds(job.tenant, 0.0 if job.reply.cancelled() else error.cpu_seconds)
             if not job.reply.done():
-                job.reply.set_exception(self._error_of(error))
+                job.reply.set_exception(self._call_error(error))
         finally:
             job.process = None
             self._jobs.discard(job)
@@ -159,11 +163,10 @@ class PreparationWorkers:
             self._start_jobs()
             self._end_idle_workers_later(loop)
 
-    def _error_of(self, error: WorkerEndedError) -> RequestError | OverloadedError:
-        """The error of a call whose worker gave no reply."""
-        if error.took_too_long:
+    def _call_error(self, error: WorkerEndedError) -> RequestError | OverloadedError:
+        if error.is_timeout:
             return RequestError(
-                f"reading and tokenizing this request took more than {self._max_seconds:g} s: shorten it"
+                f"parsing and tokenizing the request took more than {self._max_seconds:g} s: shorten it"
             )
         return preparation_error(str(error))
 
@@ -178,17 +181,17 @@ class PreparationWorkers:
 
 
 def preparation_error(reason: str) -> OverloadedError:
-    """The error of a call that could not be prepared for a reason that is not in the request."""
-    message = f"this request could not be read: {reason}; send it again, and shorten it if it fails again"
+    """The error of a call whose preparation failed for a reason that is not in the request."""
+    message = f"the request could not be prepared: {reason}; send it again, and shorten it if it fails again"
     return OverloadedError(message, 1.0, "preparation_failed")
 
 
 class Preparation:
-    """Prepares requests off the event loop, and reports the CPU time that this takes.
+    """Prepares requests off the event loop, and reports the CPU time of this work.
 
     Args:
-        workers: for large bodies; without them all bodies are prepared on threads.
-        on_cpu_seconds: called on the event loop with the tenant and the CPU time of a piece of work for it.
+        on_cpu_seconds: Called on the event loop with a tenant and the seconds of CPU time used for it.
+        workers: The worker processes for large bodies. Without them all bodies are prepared on threads.
     """
 
     def __init__(
@@ -205,26 +208,30 @@ class Preparation:
             workers.on_cpu_seconds = on_cpu_seconds
 
     def should_use_worker(self, body: bytes) -> bool:
-        """Whether a worker should prepare this body."""
+        """Whether a body is large enough for a worker, and there are workers."""
         return self._workers is not None and len(body) >= LARGE_BODY
 
     async def run(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function on a thread, at the expense of a tenant. Cancelling this drops a call that has not begun."""
+        """Call a function on a thread, and charge its CPU time to a tenant. A cancelled call that waits is not run."""
         return await self._run_on(self._threads, tenant, function, *arguments)
 
     async def plan(self, tenant: str, planner: RequestPlanner[Fields, Result], body: Fields) -> Result:
-        """Let a planner plan a body on a thread. Bodies with a chat template of their own have a thread of their own,
-        because one process runs these templates: waiting for it must not delay other requests.
+        """Plan a body on a thread, and charge the CPU time to a tenant.
+
+        Bodies with a chat template use another thread than other bodies. They wait for the one process that renders
+        such templates, which must not delay other requests.
 
         Raises:
-            RequestError: the request cannot be honoured.
+            RequestError: The request is invalid or exceeds a limit.
         """
         threads = self._template_threads if planner.has_template(body) else self._threads
         return await self._run_on(threads, tenant, planner.plan, body)
 
     async def run_and_wait(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """As `run`, for a function that mostly waits for another process, such as for a grammar: it has threads of its
-        own, so that it does not delay what only computes."""
+        """Call a function that mostly waits for another process, such as the grammar compiler, as `run` does.
+
+        It runs on separate threads, so that it does not delay functions that compute.
+        """
         return await self._run_on(self._waiting_threads, tenant, function, *arguments)
 
     async def _run_on(
@@ -233,8 +240,8 @@ class Preparation:
         loop = asyncio.get_running_loop()
 
         def charge(seconds: float) -> None:
-            # Also if the call was cancelled meanwhile: the time was taken all the same.
-            with contextlib.suppress(RuntimeError):  # the loop was closed
+            # The time is charged even if the call has been cancelled.
+            with contextlib.suppress(RuntimeError):  # The event loop has been closed.
                 loop.call_soon_threadsafe(self._on_cpu_seconds, tenant, seconds)
 
         def timed() -> Result:
@@ -244,17 +251,20 @@ class Preparation:
         return await asyncio.wrap_future(threads.submit(timed))
 
     def start(self, function: Callable[[], None]) -> None:
-        """Call a function on a thread, and wait for nothing."""
+        """Start to call a function on a thread, without waiting for it."""
         self._threads.submit(function)
 
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
-        """Let a worker prepare a large body for an endpoint, at the expense of a tenant.
+        """Prepare a large body in a worker, and charge the CPU time to a tenant.
+
+        Args:
+            endpoint: The attribute of `EndpointPlanners` with the planner.
 
         Raises:
-            RequestError: the body is wrong, cannot be honoured, or takes too long.
-            OverloadedError: the worker failed, for a reason that is not in the body.
+            RequestError: The body is invalid, exceeds a limit, or takes too long.
+            OverloadedError: The worker failed for a reason that is not in the body.
         """
-        assert self._workers is not None, "see `should_use_worker`"
+        assert self._workers is not None, "the caller must check `should_use_worker`"
         reply = await self._workers.run(tenant, endpoint, body)
         if isinstance(reply.outcome, Rejection):
             raise RequestError(reply.outcome.message, reply.outcome.param)
@@ -263,12 +273,12 @@ class Preparation:
         return reply.outcome
 
     def stop(self, message: str) -> None:
-        """End all calls that workers prepare with an error."""
+        """End all calls that workers are preparing with an error."""
         if self._workers is not None:
             self._workers.stop(EngineDeadError(message))
 
     def close(self) -> None:
-        """End all workers; threads end after the call that they are in."""
+        """End all worker processes. Threads end after their current calls."""
         for threads in (self._threads, self._waiting_threads, self._template_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         if self._workers is not None:

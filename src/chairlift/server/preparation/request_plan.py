@@ -1,4 +1,4 @@
-"""Plans: the prompts and parameters that a request asks the engine to run, and the planners that make them."""
+"""Request plans, which contain the prompts and parameters of a request, and the planners that create them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from chairlift.server.api.protocol.base import RequestBody
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """What a request asks the engine to run. Plans are sent between processes.
+    """The prompts and sampling parameters of a request. Plans can be pickled.
 
     Attributes:
-        prompts: text (None if the request has token ids) and token ids of each prompt.
-        constraint_field: the field that errors of `params.structured_outputs` name.
+        prompts: The text (None if the request has token ids) and the token ids of each prompt.
+        params: The sampling parameters.
+        constraint_field: The field of the body that errors of `params.structured_outputs` name.
     """
 
     prompts: list[tuple[str | None, list[int]]]
@@ -30,18 +31,18 @@ class RequestPlan:
 
 
 MAX_LOGPROB_ENTRIES: Final = 4 << 20
-"""Logprobs (one token at one position) in the answer to one call; each has some 60 bytes."""
+"""The maximum number of logprobs in the response to one call. Each has about 60 bytes."""
 
 Fields = TypeVar("Fields", bound=RequestBody)
 Result = TypeVar("Result")
 
 
 class RequestPlanner(ABC, Generic[Fields, Result]):
-    """Turns the validated body of one endpoint into a plan, or into the answer of an endpoint that runs nothing.
+    """Converts the validated body of one endpoint to a plan, or to the response of an endpoint that needs no engine.
 
     Attributes:
-        body_type: the model of the body.
-        content_fields: fields of the body that are not read after planning, and their empty values. They may be large,
+        body_type: The pydantic model of the body.
+        content_fields: Fields of the body that are not read after planning, with their empty values. They may be large,
             so a preparation worker does not send them back.
     """
 
@@ -50,23 +51,23 @@ class RequestPlanner(ABC, Generic[Fields, Result]):
 
     @abstractmethod
     def plan(self, body: Fields) -> Result:
-        """The result for a body. Computes for as long as the body is large.
+        """Plan a body. This takes time in proportion to the size of the body.
 
         Raises:
-            RequestError: the request cannot be honoured.
+            RequestError: The request is invalid or exceeds a limit.
         """
 
     def has_template(self, body: Fields) -> bool:
-        """Whether the body has a chat template of its own."""
+        """Whether the body contains a chat template."""
         return getattr(body, "chat_template", None) is not None
 
     def without_content(self, body: Fields) -> Fields:
-        """The body with its large fields emptied."""
+        """A copy of the body with empty `content_fields`."""
         return body.model_copy(update=self.content_fields)
 
 
 def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
-    """Raise RequestError if the logprobs that a plan asks for have more than MAX_LOGPROB_ENTRIES."""
+    """Raise RequestError if the response to a plan may have more than MAX_LOGPROB_ENTRIES logprobs."""
     params, entries = plan.params, 0
     for _text, token_ids in plan.prompts:
         if params.prompt_logprobs is not None:
@@ -76,7 +77,7 @@ def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
             entries += (params.max_tokens or room) * params.n * (params.logprobs + 1)
     if entries > MAX_LOGPROB_ENTRIES:
         raise RequestError(
-            f"logprobs: the answer may have up to {entries} entries (tokens x answers x logprobs), and at most "
+            f"logprobs: the response may have up to {entries} entries (tokens x answers x logprobs), and at most "
             f"{MAX_LOGPROB_ENTRIES} are allowed: lower max_tokens, n or the number of logprobs, or send fewer prompts",
             "logprobs",
         )
@@ -84,7 +85,7 @@ def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
 
 @contextlib.contextmanager
 def attribute_errors_to(field: str) -> Iterator[None]:
-    """Let errors of a constraint name the field of the request that it came from."""
+    """Make errors of `structured_outputs` in the block name `field`, from which the constraint was taken."""
     try:
         yield
     except RequestError as error:
@@ -96,10 +97,10 @@ def attribute_errors_to(field: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rename_fields_in_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors name fields as the endpoint does.
+    """Rename the fields in errors that the block raises.
 
     Args:
-        names: name of a field in a chat -> its name at this endpoint.
+        names: The name of a field at this endpoint, by its name in chat completions.
     """
     try:
         yield
@@ -112,9 +113,9 @@ def rename_fields_in_errors(names: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rename_limit_in_errors(name: str) -> Iterator[None]:
-    """Let errors of token counts call `max_tokens` by the name that the endpoint has for it.
+    """Replace `max_tokens` with `name` in errors that the block raises.
 
-    Only errors of `max_tokens` and `min_tokens` are changed: errors of other fields may quote the request.
+    Only errors of `max_tokens` and `min_tokens` are changed, because errors of other fields may quote the request.
     """
     try:
         yield

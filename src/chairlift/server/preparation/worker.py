@@ -1,8 +1,7 @@
-"""A preparation worker: the process that parses, validates and tokenizes large bodies.
+"""The main program of a preparation worker: a process that parses, validates and tokenizes large bodies.
 
-Large bodies are prepared in a process of their own because their parts cannot be interrupted: the JSON parser, the
-validation and the tokenizer hold the interpreter for as long as they run. Here they delay no token and no other
-request, they can be ended, and their memory is returned with the process.
+The JSON parser, the validation and the tokenizer hold the interpreter lock while they run, and cannot be interrupted.
+In a process of its own this work delays no other request, it can be stopped, and its memory is freed with the process.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from chairlift.server.preparation.worker_process import (
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
-"""Address space of a worker."""
+"""The maximum address space of a worker."""
 
 NICENESS: Final = 5
-"""The scheduling priority is lowered by this, so that steps of the engine come first."""
+"""The nice value of a worker. The higher it is, the lower is its priority, so that engine steps run first."""
 
 
 def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | Rejection:
-    """Parse and validate a body, and plan it; what is wrong with it becomes a rejection."""
+    """Parse, validate and plan a body. Errors in the body are returned as a rejection."""
     try:
         check_depth(raw, max_depth)
         given = _parse(raw)
@@ -60,51 +59,44 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
     except RequestError as error:
         return Rejection(str(error), error.param)
     except MemoryError:
-        return Rejection(f"The request needs more than {MEMORY_BYTES >> 30} GiB of memory to be read: shorten it", None)
+        return Rejection(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it", None)
 
 
 def _parse(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except UnicodeDecodeError as error:
-        raise RequestError(f"The request body is not valid JSON: it is not UTF-8 ({error.reason})") from None
+        raise RequestError(f"the request body is not valid JSON: it is not UTF-8 ({error.reason})") from None
     except ValueError as error:
-        raise RequestError(f"The request body is not valid JSON: {error}") from None
+        raise RequestError(f"the request body is not valid JSON: {error}") from None
 
 
 def main() -> None:
     """Prepare bodies until standard input ends."""
-    # Frames go to the original standard output; what a library prints must not get between them.
-    answers = os.fdopen(os.dup(1), "wb")
+    # Replies use the original standard output. Output of libraries is redirected, so that it does not mix with them.
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _limit_this_process()
+    _limit_resources()
     frame = read_frame(sys.stdin.buffer)
     if frame is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
-    planners = _planners_or_failure(setup)
-    # A body may become millions of objects: the collector would visit all of them again and again while they are made.
+    planners = _load_planners(setup)
+    # The collector would repeatedly traverse the millions of objects that a body can consist of.
     gc.freeze()
     gc.disable()
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
         cpu_seconds: list[float] = []
         with charge_cpu_time_to(cpu_seconds.append, time.process_time):
-            outcome = _outcome(planners, endpoint, raw, setup.max_json_depth)
-        reply = WorkerReply(outcome, sum(cpu_seconds), _memory())
-        write_frame(answers, pickle.dumps(reply))
+            outcome = _prepare_safely(planners, endpoint, raw, setup.max_json_depth)
+        reply = WorkerReply(outcome, sum(cpu_seconds), _resident_memory())
+        write_frame(replies, pickle.dumps(reply))
         del frame, raw, outcome, reply
         gc.collect()
 
 
-def _planners_or_failure(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
-    try:
-        return _planners(setup)
-    except Exception as error:
-        return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
-
-
-def _outcome(
+def _prepare_safely(
     planners: EndpointPlanners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
 ) -> PreparedRequest | Rejection | WorkerFailure:
     if isinstance(planners, WorkerFailure):
@@ -113,23 +105,26 @@ def _outcome(
         return prepare(getattr(planners, endpoint), raw, max_depth)
     except Exception as error:
         traceback.print_exc()
-        return WorkerFailure(f"an unexpected error: {error!r:.200}")
+        return WorkerFailure(f"unexpected error: {error!r:.200}")
 
 
-def _planners(setup: WorkerSetup) -> EndpointPlanners:
+def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
     from chairlift.engine.input_processor import NoTokenizer
     from chairlift.engine.process.remote_engine import RemoteEngine
     from chairlift.loading.resolve import load_tokenizer, resolve_model
 
-    files = resolve_model(setup.model)
-    if tokenizer_fingerprint(files) != setup.fingerprint:
-        raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
-    tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-    return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
+    try:
+        files = resolve_model(setup.model)
+        if tokenizer_fingerprint(files) != setup.fingerprint:
+            raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
+        tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
+        return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
+    except Exception as error:
+        return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
 
 
-def _limit_this_process() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not on every system
+def _limit_resources() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Not every system supports these limits.
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -137,9 +132,11 @@ def _limit_this_process() -> None:
         os.nice(NICENESS)
 
 
-def _memory() -> int:
-    """Bytes that this process holds; 0 where the system does not say. (The peak that getrusage reports may be that of
-    the parent process, from before this program was loaded.)"""
+def _resident_memory() -> int:
+    """The resident memory of this process in bytes; 0 on systems without /proc.
+
+    The peak of getrusage is not used, because it may be that of the parent process before this program was loaded.
+    """
     with contextlib.suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

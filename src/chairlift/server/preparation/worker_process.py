@@ -1,4 +1,4 @@
-"""The parent's end of a preparation worker: starts it, sends it bodies, ends it when it takes too long."""
+"""The server's side of a preparation worker: starts the process, sends bodies to it, and kills it after a timeout."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from chairlift.server.api.api_options import ApiOptions
 from chairlift.system.cpu_account import process_cpu_seconds
 
 FRAME: Final = struct.Struct("<Q")
-"""The length of a frame, which precedes it."""
+"""The header of a frame: the length of its content in bytes."""
 
 MAX_MEMORY: Final = 512 << 20
-"""Bytes. A worker that holds more after a body is ended, which returns its memory."""
+"""A worker that uses more bytes of memory after a body is ended, which frees its memory."""
 
 START_SECONDS: Final = 60.0
-"""Time that a worker may take to load the tokenizer, in addition to the time for its first body."""
+"""Maximum seconds to start a worker and load the tokenizer, in addition to the time for its first body."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker needs to make plans.
+    """The data with which a worker creates its planners.
 
     Attributes:
-        model: as `EngineConfig.model`; the tokenizer is loaded from its files.
-        skip_tokenizer_init: as `EngineConfig.skip_tokenizer_init`.
-        facts: what the engine reported when it was ready.
-        max_json_depth: as `ServerLimits.max_json_depth`.
+        model: As `EngineConfig.model`. The tokenizer is loaded from its files.
+        skip_tokenizer_init: As `EngineConfig.skip_tokenizer_init`.
+        facts: The description of the engine, as the engine reported it when it was ready.
+        api: The options of the API.
+        max_json_depth: As `ServerLimits.max_json_depth`.
         fingerprint: `tokenizer_fingerprint` of the model's files when the server loaded them. A worker that finds
-            other files fails, because it would tokenize in another way than the server.
+            other files fails, because it might tokenize differently from the server.
     """
 
     model: str | None
@@ -56,7 +57,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The body is wrong, or asks for something that cannot be honoured."""
+    """The message of a 400, and the field that it names: the body is invalid or exceeds a limit."""
 
     message: str
     param: str | None
@@ -64,14 +65,14 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """The worker could not do its work; the body is not the reason."""
+    """The message of a 503: the worker failed for a reason that is not in the body."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A valid body without its large fields, and its plan."""
+    """A valid body without its `content_fields`, and its plan."""
 
     body: Any
     plan: Any
@@ -79,11 +80,12 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReply:
-    """What a worker made of a body.
+    """The reply of a worker to one body.
 
     Attributes:
-        cpu_seconds: CPU time of the worker and its template process for it.
-        memory: bytes that the worker holds after it.
+        outcome: The prepared request, or the reason why there is none.
+        cpu_seconds: CPU time of the worker and its template process for the body.
+        memory: Resident memory of the worker after the body, in bytes.
     """
 
     outcome: PreparedRequest | Rejection | WorkerFailure
@@ -92,7 +94,7 @@ class WorkerReply:
 
 
 def tokenizer_fingerprint(files: ModelFiles) -> str:
-    """Identifies the files of a tokenizer: their names, sizes and times of modification."""
+    """A string that identifies the files of a tokenizer by their names, sizes and modification times."""
     path = files.path
     folder = path if path.is_dir() else path.parent
     if files.kind == "gguf":
@@ -104,37 +106,37 @@ def tokenizer_fingerprint(files: ModelFiles) -> str:
 
 
 def write_frame(file: IO[bytes], content: bytes) -> None:
-    """Write a frame; it can be read by `read_frame`."""
+    """Write a frame that `read_frame` can read."""
     file.write(FRAME.pack(len(content)))
     file.write(content)
     file.flush()
 
 
 def read_frame(file: IO[bytes]) -> bytes | None:
-    """The next frame of a buffered file; None at its end."""
+    """Read the next frame of a buffered file; return None at its end."""
     header = file.read(FRAME.size)
     return file.read(FRAME.unpack(header)[0]) if len(header) == FRAME.size else None
 
 
 class WorkerEndedError(Exception):
-    """A worker gave no reply.
+    """A worker ended without a reply, or could not be started.
 
     Attributes:
-        took_too_long: it was ended for this; otherwise it ended, could not be started, or could not do its work.
-        cpu_seconds: CPU time that it took for the body.
+        is_timeout: Whether the worker was killed because it exceeded its time.
+        cpu_seconds: CPU time that the worker used for the body.
     """
 
-    def __init__(self, message: str, *, took_too_long: bool = False, cpu_seconds: float = 0.0) -> None:
+    def __init__(self, message: str, *, is_timeout: bool = False, cpu_seconds: float = 0.0) -> None:
         super().__init__(message)
-        self.took_too_long = took_too_long
+        self.is_timeout = is_timeout
         self.cpu_seconds = cpu_seconds
 
 
 class PreparationProcess:
-    """A worker process, started for the first body and again after it has ended. For one thread at a time; `kill` is
-    for any thread.
+    """A worker process, which is started for the first body, and started again after it has ended.
 
-    Frames are pickled: both ends run this program, and what a request holds is data inside of them.
+    Only one thread at a time may use it, except for `kill`. The contents of frames are pickled, which is safe because
+    both processes run this program, and request bodies are bytes inside of the pickles.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -145,7 +147,7 @@ class PreparationProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, if one is running."""
+        """The id of the process; None if none has been started."""
         process = self._process
         return None if process is None else process.pid
 
@@ -156,19 +158,23 @@ class PreparationProcess:
         return process is not None and process.poll() is None
 
     def run(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
-        """Prepare a body for an endpoint, which is an attribute of `EndpointPlanners`.
+        """Prepare a body.
+
+        Args:
+            endpoint: The attribute of `EndpointPlanners` with the planner.
+            seconds: The timeout.
 
         Raises:
-            WorkerEndedError: there was no reply within `seconds`, or at all.
+            WorkerEndedError: There was no reply within `seconds`, or the worker ended.
         """
         try:
             return self._run(endpoint, body, seconds)
         except TimeoutError:
-            error = WorkerEndedError(f"it took more than {seconds:g} s", took_too_long=True)
+            error = WorkerEndedError(f"the timeout of {seconds:g} s has passed", is_timeout=True)
         except EOFError:
-            error = WorkerEndedError("the process ended")
+            error = WorkerEndedError("the worker process ended")
         except Exception as cause:
-            error = WorkerEndedError(f"the process could not be used ({cause})")
+            error = WorkerEndedError(f"the worker process failed ({cause})")
         error.cpu_seconds = self.cpu_seconds()
         self.close()
         raise error from None
@@ -189,7 +195,7 @@ class PreparationProcess:
         return reply
 
     def cpu_seconds(self) -> float:
-        """CPU time of the process, and of its template process, since the last body was sent to it."""
+        """Seconds of CPU time of the worker and its template process since the last body was sent."""
         return max(0.0, self._total_cpu_seconds() - self._cpu_seconds_before)
 
     def _total_cpu_seconds(self) -> float:
@@ -203,13 +209,13 @@ class PreparationProcess:
         return 0.0
 
     def kill(self) -> None:
-        """End the process at once; `run` in another thread then raises EOFError."""
+        """Kill the process. A call of `run` in another thread then raises WorkerEndedError."""
         process = self._process
         if process is not None:
             _kill_group(process)
 
     def close(self) -> None:
-        """End the process, if one is running, and wait until it has ended."""
+        """Kill the process if one is running, and wait until it has ended."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -227,7 +233,7 @@ class PreparationProcess:
             [sys.executable, "-m", "chairlift.server.preparation.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C at a terminal is for the server, which ends its workers
+            start_new_session=True,  # Ctrl-C at a terminal must reach only the server, which ends its workers.
         )
         self._process = process
         assert process.stdin is not None
@@ -237,21 +243,21 @@ class PreparationProcess:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that was started in a session of its own, and its child processes."""
+    """Kill a process that leads a session of its own, and its child processes."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _children(process: subprocess.Popen[bytes]) -> list[int]:
-    """The child processes that the main thread of a process has started; none where the system does not list them."""
+    """The child processes that the main thread of a process has started; empty on systems without /proc."""
     with contextlib.suppress(OSError):
         return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     return []
 
 
 def _send(descriptor: int, content: bytes, deadline: float) -> None:
-    """Write a frame to a pipe that does not block, so that the deadline holds for all of it."""
+    """Write a frame to a non-blocking pipe. Raise TimeoutError at the deadline, and EOFError if the pipe is closed."""
     left = memoryview(FRAME.pack(len(content)) + content)
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -267,7 +273,7 @@ def _send(descriptor: int, content: bytes, deadline: float) -> None:
 
 
 def _receive(descriptor: int, deadline: float) -> bytes:
-    """A frame from a pipe, read as it arrives, so that the deadline holds for all of it."""
+    """Read a frame from a pipe. Raise TimeoutError at the deadline, and EOFError if the pipe is closed."""
     received = bytearray()
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
