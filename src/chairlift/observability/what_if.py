@@ -47,8 +47,8 @@ class BlockedRequest:
     Attributes:
         holders: the running requests.
         ahead: the requests before it in the queue.
-        free_blocks, largest_free_piece: the state of the pool. For a static batch, what remains in it if all requests of
-            the batch reach their maximum lengths.
+        free_blocks, largest_free_piece: the state of the pool. For a static batch, what remains if all of its requests
+            reach their maximum lengths.
     """
 
     started: EngineStarted

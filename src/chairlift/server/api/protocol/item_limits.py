@@ -44,7 +44,7 @@ def limit_entries(limit: int) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > limit:
-            raise PydanticCustomError("too_long", "has more than {max_length} entries", {"max_length": limit})
+            raise PydanticCustomError("too_long", "has too many entries", {"max_length": limit})
         return given
 
     return BeforeValidator(check)
