@@ -115,7 +115,7 @@ def test_bench_throughput_ends_with_one_json_line(tiny_model_dir: Callable[..., 
     [
         (["bench", "throughput", "--input-len", "zipf:3"], "zipf"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model.*no such file or folder"),
-        (["serve", "--kv-cache-memory-bytes", "lots"], "memory must be"),
+        (["serve", "--kv-cache-memory-bytes", "lots"], "must be a positive amount"),
         (
             ["serve", "--max-num-seqs", "9", "--max-num-batched-tokens", "8"],
             "max_num_batched_tokens=8 must be at least",

@@ -28,7 +28,7 @@ def test_a_running_request_finishes_when_its_deadline_passes(batching: str) -> N
     (output,) = core.step()
     assert (output.request_id, output.finish_reason, output.error_param) == ("late", "timeout", "timeout")
     assert output.error is not None
-    assert "2 s passed when 2 output tokens" in output.error
+    assert "2 s passed after 2 output tokens" in output.error
     answers = run_to_end(core)
     assert set(answers) == {"stays"}
     assert manager.num_free_blocks == manager.num_blocks
