@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,19 @@ from chairlift.server.telemetry.observability_options import ObservabilityOption
 from plain_http import NO_TLS
 
 MODEL = "smollm2-135m-instruct"
+
+
+def completion_body(tokens: int, **fields: Any) -> dict[str, Any]:
+    """The body of a completion with exactly `tokens` output tokens."""
+    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @dataclass(slots=True)

@@ -227,7 +227,7 @@ class Request:
         )
 
     def final_output(self, output: EngineCoreOutput, now: float) -> EngineCoreOutput:
-        """The output of the last step of a request that finishes at `now`, with the fields that only it has."""
+        """The last output of this request, which finishes at `now`: adds the fields that only the last output has."""
         assert self.finish_reason is not None
         return output._replace(
             finish_reason=self.finish_reason.value,

@@ -140,7 +140,10 @@ RESPONSE: Any = httpx.Response(404, request=httpx.Request("GET", "https://exampl
         (errors.LocalEntryNotFoundError("not cached"), "cannot be reached; check the network.*local folder"),
         (errors.OfflineModeIsEnabled("offline"), "cannot be reached"),
         (ConnectionError("refused"), "cannot be reached"),
-        (errors.HfHubHTTPError("500 server error", response=RESPONSE), "returned an error: 500 server error"),
+        (
+            errors.HfHubHTTPError("500 server error", response=RESPONSE),
+            "download from the Hugging Face hub failed: 500 server error",
+        ),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

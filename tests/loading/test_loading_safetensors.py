@@ -109,14 +109,14 @@ def test_integer_tensors_are_rejected(copy: Callable[..., Path]) -> None:
 def test_error_names_a_truncated_file(copy: Callable[..., Path], keep: int) -> None:
     file = copy() / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or damaged"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: cannot be read .*truncated or damaged"):
         open_folder(file.parent)
 
 
 def test_error_names_a_damaged_file(copy: Callable[..., Path]) -> None:
     file = copy() / "model.safetensors"
     file.write_bytes(b"<html>not found</html>" * 100)
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors: truncated or damaged"):
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: cannot be read .*truncated or damaged"):
         open_folder(file.parent)
 
 

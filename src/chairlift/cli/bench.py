@@ -43,7 +43,9 @@ def latency(
     output_len: Annotated[int, typer.Option(help="Number of output tokens of each request, forced.")] = 128,
     batch_size: Annotated[int, typer.Option(help="Number of requests, which all arrive at the start.")] = 8,
     num_iters: Annotated[int, typer.Option(help="Number of measured iterations.")] = 10,
-    num_iters_warmup: Annotated[int, typer.Option(help="Number of unmeasured iterations before them.")] = 2,
+    num_iters_warmup: Annotated[
+        int, typer.Option(help="Number of unmeasured iterations before the measured ones.")
+    ] = 2,
     workload_seed: Annotated[int, typer.Option(help="Seed of the tokens in prompts.")] = 0,
     *,
     config: EngineConfig,
@@ -221,7 +223,7 @@ def serve(
     model: Annotated[str | None, typer.Option(help="Name of the model. Default: the only model of the server.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key of the server.")] = None,
     vocab_size: Annotated[
-        int, typer.Option(help="Limit of the token ids in prompts.", rich_help_panel=WORKLOAD)
+        int, typer.Option(help="Vocabulary size: token ids in prompts are below this number.", rich_help_panel=WORKLOAD)
     ] = 32000,
     tokenizer: Annotated[
         str | None,

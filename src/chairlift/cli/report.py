@@ -15,7 +15,9 @@ def report(
         list[str], typer.Argument(help="Event logs (--event-log), one for each run; LABEL=PATH names a run.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
-    png: Annotated[bool, typer.Option("--png", help="Also write every figure as a PNG file beside the page.")] = False,
+    png: Annotated[
+        bool, typer.Option("--png", help="Also write every figure as a PNG file in the folder of the page.")
+    ] = False,
     title: Annotated[str | None, typer.Option(help="Title of the page. Default: the policies and the model.")] = None,
 ) -> None:
     """Draw runs from their event logs, as one self-contained HTML page with figures and tables."""

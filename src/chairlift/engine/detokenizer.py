@@ -21,7 +21,8 @@ class TokenDecoder(Protocol):
 
 
 class IncrementalDetokenizer:
-    """Decodes a sequence as it grows. The concatenation of the returned texts is the text of the whole sequence.
+    """Decodes a sequence as it grows. The concatenation of the returned texts is the text of the whole sequence, except
+    in the two cases described at the end.
 
         ids:  prompt, emitted ... | last emitted piece | not yet emitted |
                                    `----- _context ----' `---- _held ----'
@@ -31,8 +32,8 @@ class IncrementalDetokenizer:
     characters, or the end of the prompt. A tail that ends within a character is held back. Tokens that decode to
     nothing are dropped, because they are neither text nor context.
 
-    The concatenation differs from the text of the whole sequence in two cases: byte fallback replaces whole characters
-    when stray bytes follow them, but those characters are already emitted; and a character that the prompt leaves
+    The concatenation differs from the text of the whole sequence in two cases. Byte fallback replaces whole characters
+    when stray bytes follow them, but those characters are already emitted. And a character that the prompt leaves
     incomplete is emitted whole.
     """
 

@@ -61,10 +61,13 @@ EngineUpdate = RequestOutput | RequestFailure
 
 
 class OutputProcessor:
-    """Keeps the state of detokenization for each request id of the core.
+    """Turns outputs of the engine core into text. It keeps a detokenizer for each sequence, and finds stop strings.
 
-    `process` returns deltas: each RequestOutput has the new text, tokens and logprobs. Cached tokens, preemptions and
-    times are in one delta only. An AnswerBuilder adds the deltas up.
+    A request with `n` > 1 has `n` sequences, each with its own request id in the core.
+
+    `process` returns deltas: each RequestOutput has the new text, tokens and logprobs of one sequence. The number of
+    cached tokens is in the first delta with a token; preemptions, times and stats are in the last delta of each
+    sequence. An AnswerBuilder combines the deltas.
     """
 
     def __init__(self, decoder: TokenDecoder) -> None:

@@ -102,12 +102,12 @@ class RotaryStep:
 
 
 class StepContext(NamedTuple):
-    """What the layers of one step have in common.
+    """The data of one step that all layers share.
 
     Attributes:
-        positions: int64 [T].
-        rotations: of every rotary embedding of the model; layers know theirs by index.
-        plans: of every attention backend of the model, in the same way.
+        positions: int64 [T], the position of each token in its sequence.
+        rotations: one for each rotary embedding of the model; each layer has an index into it.
+        plans: the result of `AttentionBackend.plan` for each backend of the model; each layer has an index into it.
     """
 
     positions: torch.Tensor

@@ -29,9 +29,9 @@ class Prologue:
     Attributes:
         kind: "none", one of NORM_KINDS, or a row kernel of `kernels.activations`: a gated one takes rows twice as wide
             as it gives; all others leave the width.
-        weight: [in], of the norms.
-        bias: [in], of "layer_norm".
-        eps: of the norms.
+        weight: [in], the weight of a norm.
+        bias: [in], the bias of "layer_norm".
+        eps: the epsilon of a norm.
     """
 
     kind: str

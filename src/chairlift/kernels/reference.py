@@ -1,4 +1,4 @@
-"""The reference of every kernel in plain torch: its definition, slow, which tests compare the fast kernels with.
+"""The reference implementation of every kernel in plain torch. It is slow, and tests compare the fast kernels with it.
 
 KV memory of one layer is two tensors [num_blocks + 1, num_kv_heads, block_size, head_dim], one of keys and one of
 values. Slot s is row `s % block_size` of block `s // block_size`. The last block belongs to no sequence: kernels may

@@ -78,7 +78,7 @@ def dequantize(file: GGUFFile, name: str) -> FloatArray:
 
 
 def _dequantize(file: GGUFFile, name: str, raw: ByteArray) -> FloatArray:
-    """Return blocks of a tensor in float32, in writable memory and in rows of any length."""
+    """Dequantize blocks of a tensor to float32, in writable memory. The caller must reshape the result."""
     kind = file.tensors[name].type
     try:
         values = gguf.dequantize(_regroup(raw, kind), kind)

@@ -103,7 +103,8 @@ def _download(name: str) -> Path:
 def _hub_errors(name: str) -> Iterator[None]:
     from huggingface_hub import errors
 
-    prefix = f"model {name!r}: there is no such file or folder, and the Hugging Face hub"
+    missing = f"model {name!r}: there is no such file or folder"
+    prefix = f"{missing}, and the Hugging Face hub"
     try:
         yield
     except errors.GatedRepoError as error:
@@ -116,7 +117,9 @@ def _hub_errors(name: str) -> Iterator[None]:
         hint = "check the network connection, set HF_ENDPOINT to a mirror, or name a local folder or .gguf file"
         raise ModelLoadError(f"{prefix} cannot be reached; {hint}") from error
     except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise ModelLoadError(f"{prefix} returned an error: {error}; {MODEL_KINDS}") from error
+        raise ModelLoadError(
+            f"{missing}, and the download from the Hugging Face hub failed: {error}; {MODEL_KINDS}"
+        ) from error
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +130,7 @@ def _open_gguf(path: Path, mtime_ns: int, size: int) -> GGUFFile:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a GGUF file, or return it if it is the one that was opened last and `close_gguf` was not called since.
+    """Open a GGUF file. The file that was opened last is reused unless it has changed or `close_gguf` was called.
 
     Raises:
         ModelLoadError: as GGUFFile.
@@ -209,7 +212,9 @@ def _safetensors_formats(file: Path) -> dict[str, str]:
             (length,) = struct.unpack("<Q", opened.read(8))
             header = json.loads(opened.read(length))
     except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
-        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error
+        raise ModelLoadError(
+            f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
+        ) from error
     return {
         name: SAFETENSORS_FORMATS.get(tensor["dtype"], "f32")
         for name, tensor in header.items()

@@ -106,4 +106,6 @@ def _open(file: Path, device: torch.device) -> Any:
     except FileNotFoundError:
         raise ModelLoadError(f"{file}: is missing, but {INDEX} refers to it; download the model again") from None
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error
+        raise ModelLoadError(
+            f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
+        ) from error

@@ -45,7 +45,7 @@ def _theta(fields: ConfigFields, scaling: ConfigFields) -> float:
         return theta
     inner = scaling.number("rope_theta")
     if fields.get("rope_theta", inner) != inner:
-        raise fields.error("rope_theta", f"is {theta:g}, but {inner:g} beside the scaling; remove the wrong one")
+        raise fields.error("rope_theta", f"is {theta:g}, but {inner:g} in the scaling parameters; remove the wrong one")
     return inner
 
 

@@ -44,7 +44,8 @@ class QueueInterval:
 
     Attributes:
         first_step: the first of these steps; the next interval begins where this one ends.
-        reason, head_id, head_tenant: None if the queue was empty; "unknown" for steps whose events were lost.
+        reason: why the head was not admitted; None if the queue was empty, "unknown" for steps whose events were lost.
+        head_id, head_tenant: None and "" if the queue was empty or events were lost.
         free_blocks, evictable_blocks, num_running, num_waiting: counts after the schedule of the first step.
         waiting_event: the last event of the head with its needed blocks, if there was one.
         holders: the running requests, in descending order of their blocks.
@@ -113,7 +114,7 @@ class QueueTimeline:
                 yield begin, min(until, end), interval
 
     def remove_before(self, step: int) -> None:
-        """Remove the steps before `step`."""
+        """Remove the steps before `step`. An interval that also contains later steps is kept."""
         step = min(step, self.next_step)
         if (count := step - self._first_step) <= 0:
             return

@@ -45,8 +45,10 @@ class BlockedRequest:
     """A request with the state of the engine when it was not admitted for the first time.
 
     Attributes:
-        holders: the running requests; ahead: the requests before it in the queue.
-        free_blocks, largest_free_piece: of the pool; for a static batch, in the worst case of its members.
+        holders: the running requests.
+        ahead: the requests before it in the queue.
+        free_blocks, largest_free_piece: the state of the pool. For a static batch, what remains if all of its requests
+            reach their maximum lengths.
     """
 
     started: EngineStarted

@@ -74,11 +74,11 @@ class Sampler:
         self._counts = torch.zeros(0, device=rows.device)
 
     def sample(self, logits: torch.Tensor, rows: IntArray) -> SampledTokens:
-        """Sample the token at position num_tokens of each row.
+        """Sample the next token of each row.
 
         Args:
             logits: float32 [N, V], contiguous; overwritten.
-            rows: int64 [N], on the host.
+            rows: int64 [N], on the host: the rows of the requests in the state.
         """
         if not self._state.num_with_features:
             return SampledTokens(self._choose(logits, rows))

@@ -1,4 +1,4 @@
-"""Copies arrays from the host to the device."""
+"""Converts NumPy arrays to tensors on the device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import torch
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device. It shares memory on the CPU; otherwise it is copied without waiting."""
+    """The array as a tensor on the device. On the CPU both share memory; other devices get an asynchronous copy."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)

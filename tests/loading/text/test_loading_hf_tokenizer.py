@@ -94,7 +94,7 @@ def test_errors_name_missing_and_damaged_files(tmp_path: Path) -> None:
     make(tmp_path)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text()[:1000])
-    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: truncated or damaged"):
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: cannot be read .*truncated or damaged"):
         folder_tokenizer(tmp_path)
     for text in ("{", "[]"):
         (tmp_path / "tokenizer_config.json").write_text(text)

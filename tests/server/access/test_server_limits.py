@@ -19,7 +19,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.access.server_limits import ServerLimits
-from running_server import RunningServer, run_server
+from running_server import RunningServer, completion_body, run_server, wait_for
 
 KEYS = KeyRing(
     [
@@ -44,10 +44,6 @@ QUICK = ServerLimits(
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
-def body(tokens: int, **fields: Any) -> dict[str, Any]:
-    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
-
-
 @pytest.fixture(scope="module")
 def guarded(tiny_model_dir: Callable[..., Path]) -> Iterator[RunningServer]:
     """One seat, keys, and limits that are reached soon."""
@@ -67,13 +63,6 @@ def server(guarded: RunningServer) -> Iterator[RunningServer]:
     assert guarded.admission.queue.num_requests == 0
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 8.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 # -- keys --------------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +70,7 @@ def test_without_a_key_there_is_a_401_in_openais_form(server: RunningServer) -> 
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
         for path in ("/v1/completions", "/v1/models", "/openapi.json", "/v1/engine"):
             method = "POST" if path.endswith("completions") else "GET"
-            answer = httpx.request(method, f"{server.url}{path}", headers=headers, json=body(1))
+            answer = httpx.request(method, f"{server.url}{path}", headers=headers, json=completion_body(1))
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert answer.headers["www-authenticate"] == "Bearer"
@@ -104,13 +93,13 @@ def test_admin_keys_give_access_to_the_engine_and_other_keys_do_not(server: Runn
 
 
 def test_requests_beyond_the_rate_limit_of_a_key_are_rejected(server: RunningServer) -> None:
-    answers = [server.post("/v1/completions", body(2), "bob-secret") for _ in range(4)]
+    answers = [server.post("/v1/completions", completion_body(2), "bob-secret") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
     error = answers[-1].json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
-    assert server.post("/v1/completions", body(2), "ops-secret").status_code == 200
-    too_much = server.post("/v1/completions", body(2, prompt=[9999]), "bob-secret")
+    assert server.post("/v1/completions", completion_body(2), "ops-secret").status_code == 200
+    too_much = server.post("/v1/completions", completion_body(2, prompt=[9999]), "bob-secret")
     assert too_much.status_code == 429, "the limit is checked before the prompt"
 
 
@@ -126,7 +115,7 @@ def test_utility_calls_count_as_requests(server: RunningServer) -> None:
 
 
 def test_explanations_count_as_requests_except_with_an_admin_key(server: RunningServer) -> None:
-    call_id = server.post("/v1/completions", body(2), "dave-secret").json()["id"]
+    call_id = server.post("/v1/completions", completion_body(2), "dave-secret").json()["id"]
 
     def explain(secret: str) -> httpx.Response:
         path = f"{server.url}/v1/requests/{call_id}/explain"
@@ -141,7 +130,7 @@ def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> N
     prompt = list(range(100, 164))
 
     def cached(secret: str, **fields: Any) -> int:
-        answer = server.post("/v1/completions", body(1, prompt=prompt, **fields), secret).json()
+        answer = server.post("/v1/completions", completion_body(1, prompt=prompt, **fields), secret).json()
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     assert cached("ops-secret") == 0
@@ -158,7 +147,7 @@ def test_prefixes_are_not_found_across_keys_or_salts(server: RunningServer) -> N
 
 def test_a_full_queue_rejects_calls_with_retry_after(server: RunningServer) -> None:
     with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(server.post, "/v1/completions", body(40), "ops-secret") for _ in range(8)]
+        calls = [pool.submit(server.post, "/v1/completions", completion_body(40), "ops-secret") for _ in range(8)]
         answers = [call.result() for call in calls]
     rejected = [answer for answer in answers if answer.status_code == 429]
     assert rejected
@@ -168,7 +157,7 @@ def test_a_full_queue_rejects_calls_with_retry_after(server: RunningServer) -> N
 
 
 def test_a_deadline_ends_calls_and_streams_with_an_error(server: RunningServer) -> None:
-    late = server.post("/v1/completions", body(200, timeout=0.2), "ops-secret")
+    late = server.post("/v1/completions", completion_body(200, timeout=0.2), "ops-secret")
     if late.status_code != 408:  # An estimate may reject it immediately, which is a 408 too.
         raise AssertionError(late.text)
     assert late.json()["error"]["code"] == "deadline_exceeded"
@@ -177,14 +166,14 @@ def test_a_deadline_ends_calls_and_streams_with_an_error(server: RunningServer) 
     with httpx.stream(
         "POST",
         f"{server.url}/v1/completions",
-        json=body(200, timeout=0.2, stream=True, logprobs=0),
+        json=completion_body(200, timeout=0.2, stream=True, logprobs=0),
         headers={"Authorization": "Bearer ops-secret"},
     ) as stream:
         events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
     assert events[-1]["error"]["code"] == "deadline_exceeded"
     assert "0.2 s passed" in events[-1]["error"]["message"]
     assert len(events) > 2
-    assert server.post("/v1/completions", body(5, timeout=30), "ops-secret").status_code == 200
+    assert server.post("/v1/completions", completion_body(5, timeout=30), "ops-secret").status_code == 200
 
 
 def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
@@ -199,7 +188,7 @@ def test_a_deadline_holds_while_the_engine_hangs(server: RunningServer) -> None:
     executor.submit = hangs
     server.admission.service_rate.__init__()  # type: ignore[misc]
     started = time.monotonic()
-    answer = server.post("/v1/completions", body(5, timeout=0.3), "ops-secret")
+    answer = server.post("/v1/completions", completion_body(5, timeout=0.3), "ops-secret")
     assert 1.0 < time.monotonic() - started < 2.5
     assert answer.status_code == 408
     assert "the engine does not respond" in answer.json()["error"]["message"]
@@ -212,7 +201,9 @@ def test_setting_the_clock_of_the_machine_changes_no_limit_or_deadline(
     for jump in (86_400.0, -86_400.0):
         answers: list[httpx.Response] = []
         call = threading.Thread(
-            target=lambda into: into.append(server.post("/v1/completions", body(60, timeout=30), "ops-secret")),
+            target=lambda into: into.append(
+                server.post("/v1/completions", completion_body(60, timeout=30), "ops-secret")
+            ),
             args=(answers,),
         )
         call.start()
@@ -221,7 +212,7 @@ def test_setting_the_clock_of_the_machine_changes_no_limit_or_deadline(
         call.join()
         assert answers[0].status_code == 200
         assert answers[0].json()["usage"]["completion_tokens"] == 60
-        assert server.post("/v1/completions", body(2), "bob-secret").status_code == 429
+        assert server.post("/v1/completions", completion_body(2), "bob-secret").status_code == 429
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------
@@ -270,7 +261,7 @@ def test_500_clients_with_half_a_body_do_not_delay_a_request(server: RunningServ
         connections.append(server.connect())
         connections[-1].sendall(HALF + b'{"prompt": [1')  # Together with the headers, so that a 408 is sent.
     started = time.monotonic()
-    assert server.post("/v1/completions", body(3), "ops-secret").status_code == 200
+    assert server.post("/v1/completions", completion_body(3), "ops-secret").status_code == 200
     answers = [until_closed(connection) for connection in connections]
     assert time.monotonic() - started < 10
     assert all(b"HTTP/1.1 408" in answer and b"send it faster" in answer for answer in answers)
@@ -289,7 +280,7 @@ def test_incomplete_headers_end_the_connection(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(("more", "status"), [(b"GET /health HT", b"408"), (b"GET /" + b"x" * 70_000, b"431")])
 def test_a_request_behind_a_stream_does_not_write_into_it(server: RunningServer, more: bytes, status: bytes) -> None:
-    content = json.dumps(body(150, stream=True)).encode()
+    content = json.dumps(completion_body(150, stream=True)).encode()
     with server.connect() as connection:
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ops-secret\r\n"
@@ -307,13 +298,13 @@ def test_an_idle_connection_can_be_used_again(server: RunningServer) -> None:
     with httpx.Client(headers={"Authorization": "Bearer ops-secret"}) as client:
         assert client.get(f"{server.url}/v1/models").status_code == 200
         time.sleep(0.6)
-        assert client.post(f"{server.url}/v1/completions", json=body(2)).status_code == 200
+        assert client.post(f"{server.url}/v1/completions", json=completion_body(2)).status_code == 200
         assert len(server.uvicorn.server_state.connections) == 1
 
 
 def test_the_connection_of_a_client_that_stops_reading_is_closed_and_its_request_aborted(server: RunningServer) -> None:
     connection = server.connect(receive_buffer=4096)
-    content = json.dumps(body(250, prompt=[3, 4], stream=True, logprobs=20)).encode()
+    content = json.dumps(completion_body(250, prompt=[3, 4], stream=True, logprobs=20)).encode()
     connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
     wait_for(lambda: server.llm.num_unfinished == 1)
     began = server.llm.engine.core.scheduler
@@ -325,7 +316,7 @@ def test_the_connection_of_a_client_that_stops_reading_is_closed_and_its_request
 
 def test_a_client_that_reads_slowly_receives_everything(server: RunningServer) -> None:
     connection = server.connect(receive_buffer=4096)
-    content = json.dumps(body(100, prompt=[3, 4], stream=True, logprobs=5)).encode()
+    content = json.dumps(completion_body(100, prompt=[3, 4], stream=True, logprobs=5)).encode()
     connection.sendall(HALF.replace(b"1000", str(len(content)).encode()) + content)
     received = b""
     while b"[DONE]" not in received:
@@ -345,12 +336,14 @@ def test_bodies_of_all_requests_together_have_a_limit(tiny_model_dir: Callable[.
         slow = running.connect()
         slow.sendall(head + b" " * 90_000)
         time.sleep(0.2)
-        padded = json.dumps(body(1)).encode() + b" " * 60_000
+        padded = json.dumps(completion_body(1)).encode() + b" " * 60_000
         rejected = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)
         assert rejected.status_code == 503
         assert rejected.headers["retry-after"] == "1"
         assert "max_buffered_body_bytes=150000" in rejected.json()["error"]["message"]
-        assert running.post("/v1/completions", body(1)).status_code == 200, "small bodies are always accepted"
+        assert running.post("/v1/completions", completion_body(1)).status_code == 200, (
+            "small bodies are always accepted"
+        )
         slow.close()
         time.sleep(0.2)
         answer = httpx.post(f"{running.url}/v1/completions", content=padded, headers=JSON_TYPE)

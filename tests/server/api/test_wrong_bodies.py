@@ -125,6 +125,16 @@ def test_an_error_has_the_path_of_the_field(kind: type[BaseModel], body: dict[st
     assert field == re.split(r"[\[. ]", expected)[0]
 
 
+def test_a_very_long_name_of_a_field_is_shortened() -> None:
+    body = {**CHAT, "x" * 1_000_000: 1}
+    with pytest.raises(ValidationError) as caught:
+        ChatCompletionRequest.model_validate(body)
+    message, field = describe_validation_errors(caught.value.errors(), body)
+    assert message.startswith("xxx")
+    assert len(message) < 200
+    assert len(field) < 200
+
+
 NAMES = ("type", "role", "content", "text", "user", "json_schema", "name", "schema", "function", "str", "messages")
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),

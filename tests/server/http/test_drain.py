@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,18 +19,7 @@ import pytest
 from chairlift import AsyncLLM
 from chairlift.server.access.server_limits import ServerLimits
 from plain_http import NO_TLS
-from running_server import RunningServer, run_server
-
-
-def body(tokens: int, **fields: Any) -> dict[str, Any]:
-    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 8.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from running_server import RunningServer, completion_body, run_server, wait_for
 
 
 def num_tokens(line: str) -> int:
@@ -56,7 +44,7 @@ def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> 
     streamed: list[str] = []
 
     def stream() -> None:
-        content = body(40, stream=True, logprobs=0)
+        content = completion_body(40, stream=True, logprobs=0)
         with httpx.stream(
             "POST", f"{draining.url}/v1/completions", json=content, timeout=30, verify=NO_TLS
         ) as response:
@@ -66,10 +54,10 @@ def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> 
     with ThreadPoolExecutor(8) as pool, httpx.Client() as idle:
         assert idle.get(f"{draining.url}/ready").status_code == 200
         reader.start()
-        calls = [pool.submit(draining.post, "/v1/completions", body(30)) for _ in range(6)]
+        calls = [pool.submit(draining.post, "/v1/completions", completion_body(30)) for _ in range(6)]
         wait_for(lambda: draining.admission.num_calls == 7)
         draining.uvicorn.handle_exit(signal.SIGTERM, None)
-        late = draining.post("/v1/completions", body(1))
+        late = draining.post("/v1/completions", completion_body(1))
         ready = idle.get(f"{draining.url}/ready")
         answers = [call.result() for call in calls]
     reader.join()
@@ -87,7 +75,7 @@ def test_a_signal_under_load_loses_no_accepted_call(draining: RunningServer) -> 
 @pytest.mark.parametrize("draining", [0.2], indirect=True)
 def test_after_the_drain_timeout_the_remaining_calls_end_with_an_error(draining: RunningServer) -> None:
     with ThreadPoolExecutor(2) as pool:
-        call = pool.submit(draining.post, "/v1/completions", body(200))
+        call = pool.submit(draining.post, "/v1/completions", completion_body(200))
         wait_for(lambda: draining.admission.num_calls == 1)
         draining.uvicorn.handle_exit(signal.SIGTERM, None)
         answer = call.result()
@@ -97,7 +85,7 @@ def test_after_the_drain_timeout_the_remaining_calls_end_with_an_error(draining:
 
 @pytest.mark.parametrize("draining", [60.0], indirect=True)
 def test_a_second_signal_stops_the_server_immediately(draining: RunningServer) -> None:
-    with httpx.stream("POST", f"{draining.url}/v1/completions", json=body(200, stream=True)) as response:
+    with httpx.stream("POST", f"{draining.url}/v1/completions", json=completion_body(200, stream=True)) as response:
         wait_for(lambda: draining.llm.num_unfinished == 1)
         draining.uvicorn.handle_exit(signal.SIGINT, None)
         time.sleep(0.15)
@@ -122,7 +110,9 @@ def test_a_process_answers_accepted_calls_after_sigterm(tiny_model_dir: Callable
 
     def call() -> None:
         try:
-            answers.append(httpx.post(f"{url}/v1/completions", json=body(250, prompt=[3]), timeout=30, verify=NO_TLS))
+            answers.append(
+                httpx.post(f"{url}/v1/completions", json=completion_body(250, prompt=[3]), timeout=30, verify=NO_TLS)
+            )
         except httpx.TransportError as error:
             too_late.append(error)
 

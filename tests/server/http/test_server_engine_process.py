@@ -14,13 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
-from test_server_faults import body, wait_for
 
 from chairlift import AsyncLLM
 from chairlift.engine.process import restart_policy
 from plain_http import NO_TLS
 from process_engines import faulty, started, tiny_config
-from running_server import RunningServer, run_server
+from running_server import RunningServer, completion_body, run_server, wait_for
 
 NUM_STREAMS = 32
 NUM_SEATS = 12
@@ -31,7 +30,7 @@ LAST_STEP = 50
 
 def stream(server: RunningServer, prompt: list[int], begun: threading.Event | None = None) -> list[dict[str, Any]]:
     """Read the events of a stream, and check its last line."""
-    fields = body(NUM_TOKENS, prompt=prompt, stream=True, logprobs=0)
+    fields = completion_body(NUM_TOKENS, prompt=prompt, stream=True, logprobs=0)
     with httpx.stream("POST", f"{server.url}/v1/completions", json=fields, timeout=60, verify=NO_TLS) as response:
         assert response.status_code == 200
         lines = []
@@ -83,7 +82,7 @@ def test_the_engine_is_killed_under_32_streams(
             assert sum(len(e["choices"][0]["logprobs"]["token_logprobs"]) for e in events) == NUM_TOKENS
             assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert server.llm.status().restarts == 1
-        assert server.post("/v1/completions", body(3)).json()["usage"]["completion_tokens"] == 3
+        assert server.post("/v1/completions", completion_body(3)).json()["usage"]["completion_tokens"] == 3
 
 
 def test_a_lost_call_gets_a_503_and_the_next_call_is_answered(
@@ -92,10 +91,10 @@ def test_a_lost_call_gets_a_503_and_the_next_call_is_answered(
     monkeypatch.setattr(restart_policy, "FIRST_BACKOFF", 0.01)
     client = started(tiny_config(tiny_model_dir("llama")), faulty("once-raise", 4, tmp_path))
     with run_server(AsyncLLM(client=client), "tiny") as server:
-        lost = server.post("/v1/completions", body(20))
+        lost = server.post("/v1/completions", completion_body(20))
         assert lost.status_code == 503
         assert "device lost" in lost.json()["error"]["message"]
-        assert server.post("/v1/completions", body(20)).json()["usage"]["completion_tokens"] == 20
+        assert server.post("/v1/completions", completion_body(20)).json()["usage"]["completion_tokens"] == 20
 
 
 def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
@@ -113,13 +112,13 @@ def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
         replace(weights, b"junk" * 1000)
         os.kill(client.engine_pid, signal.SIGKILL)
         wait_for(lambda: server.llm.status().state == "restarting")
-        waiting = pool.submit(server.post, "/v1/completions", body(3))
+        waiting = pool.submit(server.post, "/v1/completions", completion_body(3))
         assert get(server, "/health") == (200, {"status": "restarting", "reason": "SIGKILL: out of memory?"})
         status, ready = get(server, "/ready")
         assert (status, ready["state"]) == (503, "restarting")
         check_unavailable(waiting.result(timeout=60), weights.name)
-        check_unavailable(server.post("/v1/completions", body(3)), weights.name)
-        check_unavailable(server.post("/v1/completions", body(3, stream=True)), weights.name)
+        check_unavailable(server.post("/v1/completions", completion_body(3)), weights.name)
+        check_unavailable(server.post("/v1/completions", completion_body(3, stream=True)), weights.name)
         status, health = get(server, "/health")
         assert (status, health["status"]) == (503, "cannot_restart")
         assert weights.name in health["reason"]
@@ -130,7 +129,7 @@ def test_calls_fail_with_the_reason_while_the_model_file_is_damaged(
         assert "chairlift:engine_cannot_restart{" in metric(server, "1.0")
         replace(weights, good)
         wait_for(lambda: server.llm.status().state == "running")
-        assert server.post("/v1/completions", body(3)).json()["usage"]["completion_tokens"] == 3
+        assert server.post("/v1/completions", completion_body(3)).json()["usage"]["completion_tokens"] == 3
         assert get(server, "/health") == (200, {"status": "ok"})
         assert "chairlift:engine_cannot_restart{" in metric(server, "0.0")
 

@@ -11,22 +11,11 @@ import httpx
 import openai
 import pytest
 
-from running_server import RunningServer
-
-
-def body(tokens: int, **fields: Any) -> dict[str, Any]:
-    return {"prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True, "temperature": 0, **fields}
-
-
-def wait_for(condition: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from running_server import RunningServer, completion_body, wait_for
 
 
 def test_disconnecting_during_a_stream_aborts_its_request(tiny_server: RunningServer) -> None:
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(250, stream=True)) as response:
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=completion_body(250, stream=True)) as response:
         assert response.status_code == 200
         time.sleep(0.02)
         assert tiny_server.llm.num_unfinished == 1
@@ -34,50 +23,40 @@ def test_disconnecting_during_a_stream_aborts_its_request(tiny_server: RunningSe
 
 
 def test_disconnecting_before_the_response_aborts_the_request(tiny_server: RunningServer) -> None:
-    slow_down(tiny_server)
+    tiny_server.slow_down()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{tiny_server.url}/v1/completions", json=body(250), timeout=0.3)
+        httpx.post(f"{tiny_server.url}/v1/completions", json=completion_body(250), timeout=0.3)
     tiny_server.wait_until_idle(seconds=2)
 
 
 def test_disconnecting_removes_a_waiting_request_from_the_queue(tiny_server: RunningServer) -> None:
-    slow_down(tiny_server)
+    tiny_server.slow_down()
     answers: list[httpx.Response] = []
-    first = threading.Thread(target=lambda: answers.append(tiny_server.post("/v1/completions", body(40))))
+    first = threading.Thread(target=lambda: answers.append(tiny_server.post("/v1/completions", completion_body(40))))
     first.start()
     wait_for(lambda: tiny_server.llm.num_unfinished == 1)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{tiny_server.url}/v1/completions", json=body(200, stream=True), timeout=0.1)
+        httpx.post(f"{tiny_server.url}/v1/completions", json=completion_body(200, stream=True), timeout=0.1)
     wait_for(lambda: tiny_server.llm.num_unfinished == 1)
     first.join()
     assert answers[0].json()["usage"]["completion_tokens"] == 40
     tiny_server.wait_until_idle()
 
 
-def slow_down(server: RunningServer, seconds: float = 0.02) -> None:
-    """Delay every step, so that a client can disconnect before the response."""
-    executor = server.llm.engine.core._executor
-    submit = executor.submit
-
-    def slow(output: Any) -> Any:
-        time.sleep(seconds)
-        return submit(output)
-
-    executor.submit = slow  # type: ignore[method-assign]
-
-
 def test_an_invalid_request_does_not_disturb_a_running_one(tiny_server: RunningServer) -> None:
-    slow_down(tiny_server, 0.005)
-    alone = tiny_server.post("/v1/completions", body(60, logprobs=0)).json()["choices"][0]["logprobs"]
+    tiny_server.slow_down(0.005)
+    alone = tiny_server.post("/v1/completions", completion_body(60, logprobs=0)).json()["choices"][0]["logprobs"]
     chunks: list[str] = []
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(60, stream=True, logprobs=0)) as response:
+    with httpx.stream(
+        "POST", f"{tiny_server.url}/v1/completions", json=completion_body(60, stream=True, logprobs=0)
+    ) as response:
         for line in response.iter_lines():
             chunks.append(line)
             if len(chunks) < 12:
-                bad = tiny_server.post("/v1/completions", body(3, temperature=-1))
+                bad = tiny_server.post("/v1/completions", completion_body(3, temperature=-1))
                 assert bad.status_code == 400
-                assert tiny_server.post("/v1/completions", body(3, prompt=[9999])).status_code == 400
-                assert tiny_server.post("/v1/completions", body(999)).status_code == 400
+                assert tiny_server.post("/v1/completions", completion_body(3, prompt=[9999])).status_code == 400
+                assert tiny_server.post("/v1/completions", completion_body(999)).status_code == 400
     assert chunks[-2] == "data: [DONE]"
     streamed = [
         logprob
@@ -92,21 +71,21 @@ def test_an_invalid_request_does_not_disturb_a_running_one(tiny_server: RunningS
 
 
 def test_a_client_that_does_not_read_delays_no_other_request(tiny_server: RunningServer) -> None:
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(60, stream=True)) as lazy:
-        answer = tiny_server.post("/v1/completions", body(5))
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=completion_body(60, stream=True)) as lazy:
+        answer = tiny_server.post("/v1/completions", completion_body(5))
         assert answer.json()["usage"]["completion_tokens"] == 5
         assert sum(line.startswith("data: {") for line in lazy.iter_lines()) >= 1
 
 
 def test_streams_and_calls_end_with_an_error_when_the_engine_dies(tiny_server: RunningServer) -> None:
-    slow_down(tiny_server)
+    tiny_server.slow_down()
     results: list[Any] = []
 
     def call() -> None:
-        results.append(tiny_server.post("/v1/completions", body(200)))
+        results.append(tiny_server.post("/v1/completions", completion_body(200)))
 
     caller = threading.Thread(target=call)
-    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=body(200, stream=True)) as response:
+    with httpx.stream("POST", f"{tiny_server.url}/v1/completions", json=completion_body(200, stream=True)) as response:
         lines = response.iter_lines()
         caller.start()
         wait_for(lambda: tiny_server.llm.num_unfinished == 2)

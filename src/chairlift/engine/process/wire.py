@@ -40,26 +40,26 @@ class EngineFacts:
 
 
 class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
-    """The front end has read this number of events, so the engine may send as many more."""
+    """Message to the engine: the front end has read this number of events, so the engine may send as many more."""
 
     num_events: int
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The engine accepts requests."""
+    """Message to the front end: the engine has started and accepts requests."""
 
     facts: EngineFacts
 
 
 class StartFailed(msgspec.Struct, frozen=True, array_like=True, tag="start_failed"):
-    """The engine could not be built. `kind` is the name of a class in `chairlift.errors`."""
+    """Message to the front end: the engine could not be built. `kind` is the name of a class in `chairlift.errors`."""
 
     kind: str
     message: str
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True, tag="log_line"):
-    """A line of the engine's log."""
+    """Message to the front end: a line of the engine's log."""
 
     level: int
     logger: str
@@ -67,13 +67,13 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True, tag="log_line"):
 
 
 class RequestsStarted(msgspec.Struct, frozen=True, array_like=True, tag="requests_started"):
-    """The next step computes these requests for the first time."""
+    """Message to the front end: the next step computes these requests for the first time."""
 
     request_ids: list[str]
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):
-    """The outputs of a step, and the events since the last message as pairs of type and record."""
+    """Message to the front end: the outputs of a step, and the events since the last message as (type, record)."""
 
     outputs: list[EngineCoreOutput]
     events: list[tuple[str, msgspec.Raw]]
@@ -81,7 +81,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
 
 
 class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="engine_failed"):
-    """A step raised an error, and the engine process ends."""
+    """Message to the front end: a step raised an error, and the engine process exits."""
 
     message: str
 

@@ -119,7 +119,7 @@ class LoadedModel:
         return all(getattr(config, name) == getattr(self.engine_config, name) for name in LOADING_OPTIONS)
 
     def provide_kv_cache(self, plan: KVCachePlan) -> None:
-        """Allocate KV memory for the blocks of the pool, or keep the existing memory if it has enough such blocks.
+        """Allocate KV memory for the plan. Existing memory is kept if it has at least as many blocks of the same size.
 
         Raises:
             ConfigError: there is not enough memory.

@@ -125,7 +125,7 @@ def _admit_requests(
 
 
 def make_empty_manager(pool: KVPool) -> KVCacheManager:
-    """Create a manager of the pool without requests and without a prefix cache."""
+    """Create a KV cache manager for the pool, in which all blocks are free and prefix caching is disabled."""
     return make_kv_cache_manager(
         pool.kv,
         num_blocks=pool.num_blocks,

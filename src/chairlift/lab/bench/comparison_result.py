@@ -169,7 +169,7 @@ class TokenCheck:
 
 
 def step_speeds(trace: RunTrace) -> dict[int, list[float]]:
-    """The speeds of the steps in which every row computes one token or one token of padding."""
+    """Tokens per second, padding included, of each step in which every row computes one token; by number of rows."""
     speeds: dict[int, list[float]] = defaultdict(list)
     for step, seconds in zip(trace.steps, (trace.ends - trace.starts).tolist(), strict=True):
         num_rows = len(step.request_ids)

@@ -39,7 +39,10 @@ def forced_requests(engine: Engine, workload: Sequence[WorkloadRequest]) -> list
 
 
 def _forced_request(engine: Engine, item: WorkloadRequest, prompt: list[int]) -> EngineRequest:
-    """Create one request. The input processor forces `max_tokens` tokens, so the length is set afterwards."""
+    """Create one request, whose output has exactly `item.output_len` tokens.
+
+    The input processor sets the output length to `max_tokens`, so `output_len` is replaced afterwards.
+    """
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_output_len)
     _, token_ids = engine.input_processor.encode(prompt)
     (request,) = engine.input_processor.make(

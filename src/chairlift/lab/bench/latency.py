@@ -42,7 +42,7 @@ class LatencyOptions:
         output_len: output tokens of each request, forced.
         batch_size: number of requests.
         num_iters: number of measured iterations. Their tokens differ.
-        num_iters_warmup: number of unmeasured iterations before them.
+        num_iters_warmup: number of unmeasured iterations before the measured ones.
         seed: seed of the tokens.
 
     Raises:

@@ -290,7 +290,7 @@ def _speed(
 
 
 def _shape(model: PlannedModel, memory: PlannedMemory) -> ModelShape:
-    """The shape of the model with the formats that it has in memory."""
+    """The shape of the model, with the bytes per weight and per KV value in the planned data types."""
     shape = ModelShape.from_config(model.config, model.name, DTYPE_BYTES[memory.choice.dtype])
     if memory.choice.kernels == "native":
         read = native_read_bytes(model.config, model.formats, memory.choice.quantization)

@@ -21,7 +21,7 @@ MEMORY_SHARE: Final = 0.9
 
 
 def num_kv_slots(model: ModelShape, device: Device, num_devices: int) -> int:
-    """Returns the number of KV slots beside the weights on `num_devices` devices that share a model."""
+    """Returns the number of KV slots that fit into `num_devices` devices in addition to the weights of a model."""
     num_bytes = MEMORY_SHARE * num_devices * device.memory_bytes - model.weight_bytes
     assert num_bytes > 0, f"{model.name} does not fit into {num_devices} of {device.name}"
     return int(num_bytes // model.kv_bytes_per_slot)

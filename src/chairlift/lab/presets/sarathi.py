@@ -62,7 +62,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The lengths of a data set without pairs longer than max_model_len (section 5, Table 2).
+    """The prompt and output lengths of a data set; their sum is at most max_model_len (section 5, Table 2).
 
     Attributes:
         ablation_rate: requests per second in Table 4, from the scripts published with the paper.
@@ -217,7 +217,7 @@ class SustainedCapacity:
 
     Attributes:
         slo: "strict" or "relaxed".
-        limit: of the P99 inter-token latency in seconds.
+        limit: the maximum P99 inter-token latency in seconds.
         whole, chunked: requests per second; 0.0 if every simulated rate is too high, infinity if none is.
     """
 

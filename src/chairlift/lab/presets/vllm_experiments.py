@@ -1,4 +1,6 @@
-"""The experiments of the vLLM paper with OPT-13B (Kwon et al., SOSP'23, sections 6.1 and 6.2): engine, requests, means.
+"""The experiments of the vLLM paper with OPT-13B (Kwon et al., SOSP'23, sections 6.1 and 6.2).
+
+This module contains the engine configurations, the requests, and the means over the steady state of a run.
 
 Lengths are drawn independently from the two histograms of Figure 11, because the paper does not publish which prompt
 belongs to which output. No value here was chosen after seeing a result.

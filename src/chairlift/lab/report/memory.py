@@ -33,9 +33,10 @@ def live_kinds(trace: RunTrace) -> list[MemoryKinds] | None:
 
 
 def true_kinds(events: Iterable[Event]) -> list[MemoryKinds]:
-    """The kinds of slots of each step, with reserved and internal slots separated by the true output lengths.
+    """The number of KV slots of each kind in each step. Reserved and internal slots are counted with the final lengths.
 
-    A running engine does not know which held slots will be written, and assumes `max_tokens` as the output length:
+    A reserved slot will be written, and an internal slot (internal fragmentation) will not. The running engine cannot
+    know this, and counts with `max_tokens` as the output length:
 
         |-- token states --|------ reserved ------|--------------- internal ---------------|   live
         |-- token states --|- reserved -|-------------------- internal --------------------|   true

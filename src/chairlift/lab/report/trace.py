@@ -80,12 +80,12 @@ class Residency:
 
 @dataclass(slots=True)
 class RunTrace:
-    """The requests, steps and residencies of one run.
+    """The requests and steps of one run, and when each request was in the batch.
 
     Attributes:
-        residencies: in the order of admission.
+        residencies: the periods of requests in the batch, in the order of admission.
         starts, ends: the times of each step in seconds since `origin`. A step that was scheduled while another step ran
-            starts at the end of that step. If the clock did not move, the positions of the step and of the next one.
+            starts at the end of that step. If the clock did not move, step i starts at i and ends at i + 1.
         is_timed: False if the clock did not move.
     """
 
@@ -130,7 +130,7 @@ def trace_events(events: Iterable[Event]) -> RunTrace:
 
 
 class _Tracer:
-    """Builds a trace from events; `_open` contains the residencies that have not ended."""
+    """Builds a trace from events. `_open` maps the requests in the batch to their residencies, which have not ended."""
 
     def __init__(self) -> None:
         self._started: EngineStarted | None = None
@@ -205,7 +205,7 @@ class _Tracer:
         ]
 
     def _close(self, request_ids: list[str], position: int) -> None:
-        """End residencies before the step at `position`."""
+        """End the residencies of these requests. Their last step is the one before `position`."""
         for request_id in request_ids:
             self._open.pop(request_id).last = position - 1
         if request_ids and self._ended:

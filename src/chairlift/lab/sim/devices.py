@@ -22,10 +22,10 @@ class Device:
     step in about a millisecond. A calibrated device has measured values.
 
     Attributes:
-        peak_flops: dense floating point operations per second in the type of `bytes_per_value`.
-        bandwidth: of memory, in bytes per second.
+        peak_flops: dense floating point operations per second.
+        bandwidth: the memory bandwidth in bytes per second.
         source: where the numbers come from.
-        bytes_per_value: of the type of the peak: 2 is half precision, 4 single precision.
+        bytes_per_value: the size of the data type of `peak_flops`: 2 for half precision, 4 for single precision.
         link_bandwidth: bytes per second to the other devices, in one direction; 0: the device has no link.
         flops_efficiency, bandwidth_efficiency: the shares of the peaks that are reached.
         step_overhead: seconds per step.

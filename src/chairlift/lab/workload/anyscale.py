@@ -36,7 +36,7 @@ TOKEN_BUDGETS: Final = {32: 8700, 128: 7500, 512: 8100, 1536: 8100}
 
 
 def throughput_workload(cap: int, vocab_size: int = OPT_VOCAB_SIZE, count: int = NUM_REQUESTS) -> list[WorkloadRequest]:
-    """Returns the requests of the throughput figure, which all arrive at once with 512 prompt tokens each.
+    """Returns the requests of the throughput benchmark. All arrive at once, and each has 512 prompt tokens.
 
     Args:
         cap: the maximum output length; one of CAPS for a published workload.

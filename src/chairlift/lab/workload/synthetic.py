@@ -123,7 +123,7 @@ class ThinkTime:
             raise ConfigError(f"think time: shape must be positive, got {self.shape}")
 
     def sample(self, rng: np.random.Generator, count: int) -> list[float]:
-        """Returns `count` independent times in seconds."""
+        """Returns `count` independent think times in seconds."""
         if self.mean == 0 or self.shape == math.inf:
             return [self.mean] * count
         times: list[float] = rng.gamma(self.shape, self.mean / self.shape, count).tolist()
@@ -148,8 +148,8 @@ def conversations(
         turns: the number of turns of a conversation.
         message: the tokens of each message.
         output: the tokens of each answer.
-        arrivals: of the first turns.
-        think_time: between the end of an answer and the next turn.
+        arrivals: the arrival process of the first turns.
+        think_time: the time between the end of an answer and the next turn.
         system_prompt_len: tokens before all conversations, equal for all.
     """
     _check_minima(

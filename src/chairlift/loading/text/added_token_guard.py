@@ -68,7 +68,7 @@ class AddedTokenGuard:
         return dict(self._guarded)
 
     def encode(self, text: MarkedText, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode a prompt. Content never produces a guarded token.
+        """Encode a prompt so that its content never produces a guarded token, such as `<|im_start|>`.
 
         Content that does not spell a guarded token is encoded in the same way as by the library.
 
@@ -209,7 +209,7 @@ class _Encoding:
         return cls(tokenizer, text, encoding.ids, encoding.offsets)
 
     def real_ids(self) -> list[int]:
-        """Return the ids of the original tokenizer."""
+        """Return the token ids in the vocabulary of the original tokenizer; cuts are left out."""
         real_ids = self.tokenizer.real_ids
         return [real for i in self.ids if (real := real_ids.get(i, i)) != CUT]
 

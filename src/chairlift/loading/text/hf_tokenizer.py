@@ -58,7 +58,9 @@ def _backend(folder: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The library raises no narrower type.
-        raise ModelLoadError(f"{file}: truncated or damaged ({error}); download it again") from error
+        raise ModelLoadError(
+            f"{file}: cannot be read ({error}); if it is truncated or damaged, download it again"
+        ) from error
 
 
 def _text(token: Any) -> str | None:

@@ -102,10 +102,9 @@ class AdmissionController:
         meter.check_call(now)
         meter.check_tokens(num_tokens, now)
         self._check_deadline(key, len(prompts), num_tokens, params, timeout)
-        meter.start_call(num_tokens, now)
-        self.num_calls += 1
+        meter.record_call(num_tokens, now)
         deadline = None if timeout is None else now + timeout
-        return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter)
+        return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter, CallSlot(self, meter))
 
     def check_token_rate(self, key: KeyInfo) -> None:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
@@ -155,13 +154,12 @@ class AdmissionController:
         now = self.clock()
         meter = self._meter(key, now)
         meter.check_call(now)
-        meter.start_call(0, now)
-        self.num_calls += 1
+        meter.record_call(0, now)
+        in_progress = CallSlot(self, meter)
         try:
             yield
         finally:
-            meter.end_call()
-            self.num_calls -= 1
+            in_progress.release()
 
     def admit_query(self, key: KeyInfo) -> None:
         """Admit a query about other calls, such as why they wait.
@@ -258,7 +256,7 @@ class AdmissionController:
 
 
 class CallSlot:
-    """A call that is being prepared. It counts as a call in progress of its key and of the server."""
+    """A call in progress, which counts for its key and for the server until it is released."""
 
     def __init__(self, admission: AdmissionController, meter: KeyMeter) -> None:
         self._admission = admission
@@ -272,7 +270,7 @@ class CallSlot:
         if self._is_held:
             self._is_held = False
             self._admission.num_calls -= 1
-            self._meter.end_call()
+            self._meter.num_concurrent -= 1
 
 
 @dataclass(slots=True, eq=False)
@@ -290,7 +288,7 @@ class Permit:
     cache_salt: str | None
     deadline: float | None
     _meter: KeyMeter
-    _is_open: bool = True
+    _slot: CallSlot
     _entries: list[QueuedPrompt] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
 
@@ -313,12 +311,9 @@ class Permit:
         """Stop counting the call. Further calls have no effect."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._is_open:
-            self._is_open = False
-            self._meter.end_call()
-            self._admission.num_calls -= 1
-            for entry in self._entries:
-                entry.leave_queue()
+        self._slot.release()
+        for entry in self._entries:
+            entry.leave_queue()
 
 
 class QueuedPrompt:

@@ -184,7 +184,7 @@ def load_keys(path: Path | None, secrets_given: Iterable[str] = ()) -> KeyRing:
             )
         keys.append(Key(KeyInfo(name, name, True), digest(secret), is_short=len(secret) < MIN_SECRET_CHARACTERS))
     if path is not None and not records:
-        raise ConfigError(f"api_key_file={path} contains no key: create one with `chairlift key NAME`")
+        raise ConfigError(f"api_key_file={path} contains no key: add the entry that `chairlift key NAME` prints")
     return KeyRing(keys)
 
 

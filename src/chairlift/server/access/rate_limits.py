@@ -82,24 +82,19 @@ class KeyMeter:
         self._check("requests", 1.0, now)
         self._take("requests", 1.0, now)
 
-    def start_call(self, num_prompt_tokens: int, now: float) -> None:
-        """Count a call that starts."""
-        self.num_concurrent += 1
+    def record_call(self, num_prompt_tokens: int, now: float) -> None:
+        """Count an admitted call and its prompt tokens."""
         self._take("requests", 1.0, now)
-        self.record_tokens(num_prompt_tokens, now)
+        self._take("tokens", num_prompt_tokens, now)
 
     def record_tokens(self, num_tokens: int, now: float) -> None:
-        """Count prompt or output tokens."""
+        """Count output tokens."""
         self._take("tokens", num_tokens, now)
 
     def record_cpu_seconds(self, seconds: float, now: float) -> None:
         """Count CPU time outside of the engine."""
         self.total_cpu_seconds += seconds
         self._take("cpu_seconds", seconds, now)
-
-    def end_call(self) -> None:
-        """Count a call that ends."""
-        self.num_concurrent -= 1
 
     def _take(self, unit: str, amount: float, now: float) -> None:
         if unit in self._buckets:

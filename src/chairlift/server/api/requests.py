@@ -75,7 +75,7 @@ class ExplanationView(BaseModel):
 
 
 def router(observer: EngineObserver) -> APIRouter:
-    """The endpoints. A key sees the requests of its own tenant, and an admin key sees all."""
+    """Create the endpoints below /v1/requests. A key can read the requests of its tenant; an admin key can read all."""
     routes = APIRouter()
 
     @routes.get("/v1/requests")

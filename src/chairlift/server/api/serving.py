@@ -179,10 +179,11 @@ class Serving(ABC, Generic[Fields, Plans]):
         return await cancel_on_disconnect(request, self._plan_and_answer(body, request))
 
     async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
-        """Answer a call that has been planned.
+        """Run a planned request on the engine, and return the whole response or a stream.
 
         Raises:
-            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
+            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; nothing of the response has
+                been sent.
         """
         check_model(body.model, self.model_name)
         with rename_limit_in_errors(body.max_tokens_field):
@@ -319,10 +320,10 @@ class UtilityServing(Generic[UtilityFields]):
         self._preparation = preparation
 
     async def handle(self, body: UtilityFields, request: Request) -> Response:
-        """Answer a call.
+        """Compute the response body from a request body with the planner, and return the response.
 
         Raises:
-            RequestError, OverloadedError: before anything is sent.
+            RequestError, OverloadedError: nothing of the response has been sent.
         """
         check_model(getattr(body, "model", None), self._model_name)
         with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
@@ -330,7 +331,7 @@ class UtilityServing(Generic[UtilityFields]):
         return Response(content, media_type="application/json")
 
     async def answer(self, body: Any, content: bytes, request: Request) -> Response:
-        """Answer a call whose response a preparation worker has computed."""
+        """Return the response whose body, `content`, a preparation worker has computed."""
         check_model(body.model, self._model_name)
         with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
             return Response(content, media_type="application/json")

@@ -25,7 +25,7 @@ LINE_BREAK: Final = template_text("\n")
 
 
 def describe_tools_in_messages(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with its tools, tool calls and tool results as text of the messages."""
+    """The messages, with tools, tool calls and tool results written into their text for a template without tools."""
     converted = [_tool_text_message(message) for message in messages]
     if not tools:
         return converted

@@ -154,7 +154,8 @@ class LinearPass:
 
 
 def native_prologue(product: ProductSpec) -> str:
-    """The prologue of the product, or "none" if torch computes it: then only the product is measured."""
+    """The norm or activation that the native kernel fuses with the product. "none" if torch computes it: then only the
+    product is measured."""
     kind = product.prologue
     return kind if kind in ("none", *NORM_KINDS) or has_native_kernel(kind) else "none"
 

@@ -48,7 +48,7 @@ class TraceRecord:
         return value
 
     def number(self, name: str) -> float:
-        """Returns a finite number >= 0."""
+        """Returns the value of a field that must be a finite number >= 0."""
         value = self.get(name)
         if self.is_text:
             try:
@@ -66,7 +66,7 @@ class TraceRecord:
         return value
 
     def items(self, name: str, kind: type) -> list[Any]:
-        """Returns a list whose items have the type `kind`."""
+        """Returns the value of a field that must be a list of items of type `kind`."""
         value = self.get(name)
         if not isinstance(value, list) or not all(type(item) is kind for item in value):
             raise self.error(name, f"must be a list of {kind.__name__}, got {value!r:.80}")

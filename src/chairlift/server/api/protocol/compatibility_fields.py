@@ -36,19 +36,25 @@ class CompatibilityFields(RequestBody):
     user: str | None = Field(None, description="Identifies the end user; has no effect.")
     safety_identifier: str | None = Field(None, description="Identifies the end user; has no effect.")
     store: Literal[False] | None = Field(None, description="Responses are not stored.")
-    prompt_cache_key: str | None = Field(None, description="The prefix cache finds equal prefixes without a key.")
-    prompt_cache_retention: Literal["in_memory"] | None = Field(None, description="The prefix cache is in memory.")
+    prompt_cache_key: str | None = Field(
+        None, description="Has no effect: the prefix cache finds equal prefixes without a key."
+    )
+    prompt_cache_retention: Literal["in_memory"] | None = Field(
+        None, description="Has no effect: the prefix cache is always in memory."
+    )
     moderation: None = Field(None, description="Moderation is not supported.")
     kv_transfer_params: None = Field(None, description="KV transfer between servers is not supported.")
     mm_processor_kwargs: EmptyValue = Field(None, description="Only text is supported.")
-    vllm_xargs: EmptyValue = Field(None, description="Extension arguments are not supported.")
+    vllm_xargs: EmptyValue = Field(None, description="Arguments for extensions of vLLM are not supported.")
 
 
 class SamplingCompatibilityFields(CompatibilityFields):
     """Accepted by /v1/completions and /v1/chat/completions."""
 
     metadata: Metadata | None = Field(None, description="Key-value pairs for the client; they are not stored.")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one service tier.")
+    service_tier: Literal["auto", "default"] | None = Field(
+        None, description="Has no effect: there is only one service tier."
+    )
     use_beam_search: Literal[False] | None = Field(None, description="Beam search is not supported.")
     spaces_between_special_tokens: bool | None = Field(
         None, description="Has no effect: no spaces are added between special tokens."
@@ -86,7 +92,9 @@ class ResponsesCompatibilityFields(CompatibilityFields):
     context_management: EmptyValue = Field(None, description="Conversations are not stored.")
     prompt: None = Field(None, description="Prompt templates are not stored.")
     truncation: Literal["disabled"] | None = Field(None, description="A prompt that is too long is rejected.")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="There is one service tier.")
+    service_tier: Literal["auto", "default"] | None = Field(
+        None, description="Has no effect: there is only one service tier."
+    )
     max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Limits calls of built-in tools, which are not supported; has no effect."
     )
@@ -98,10 +106,12 @@ class MessagesCompatibilityFields(CompatibilityFields):
     metadata: Annotated[dict[MetadataKey, MetadataValue | None], limit_entries(MAX_METADATA)] | None = Field(
         None, description="Identifies the end user; has no effect."
     )
-    service_tier: Literal["auto", "standard_only"] | None = Field(None, description="There is one service tier.")
+    service_tier: Literal["auto", "standard_only"] | None = Field(
+        None, description="Has no effect: there is only one service tier."
+    )
     inference_geo: Literal["global", "not_available"] | None = Field(None, description="Has no effect.")
-    cache_control: CacheControl | None = Field(None, description="Every prefix is cached; has no effect.")
+    cache_control: CacheControl | None = Field(None, description="Has no effect: every prefix is cached.")
     container: None = Field(None, description="Code execution is not supported.")
     context_management: EmptyValue = Field(None, description="The client sends the whole conversation.")
     mcp_servers: EmptyValue = Field(None, description="MCP servers are not supported.")
-    speed: Literal["standard"] | None = Field(None, description="There is one speed.")
+    speed: Literal["standard"] | None = Field(None, description="Has no effect: there is only one speed.")

@@ -151,7 +151,9 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     text: ResponsesText | None = None
     reasoning: ResponsesReasoning | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, max_length=16, description="Additional output. Reasoning is never encrypted."
+        None,
+        max_length=16,
+        description="Additional output. `reasoning.encrypted_content` has no effect: reasoning is plain text.",
     )
     top_logprobs: int | None = None
     metadata: Metadata | None = Field(None, description="Returned unchanged.")

@@ -16,6 +16,9 @@ from pydantic_core import ErrorDetails
 
 Path = tuple[str | int, ...]
 
+MAX_NAME_LENGTH: Final = 100
+"""Characters of the name of a field that an error message shows."""
+
 TAG_FIELDS: Final = ("type", "role")
 """Fields that select one of several forms of an object."""
 
@@ -66,7 +69,7 @@ def describe_validation_errors(problems: Sequence[ErrorDetails], body: Any) -> t
     """
     field = problems[0]["loc"][:1]
     errors = [_locate(problem, body) for problem in problems if problem["loc"][:1] == field]
-    name = printable(str(field[0])) if field else "body"
+    name = printable(_shortened(str(field[0]))) if field else "body"
     if too_long := [error for error in errors if error.problem["type"] == "too_long"]:
         # The value has this form, because its entries up to the limit are valid: other forms are not reported.
         return _sentences([too_long[:1]]), name
@@ -155,8 +158,13 @@ def _expectation(problem: ErrorDetails) -> str:
 
 def _format_path(path: Path) -> str:
     """The path in the form `messages[0].content`."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
+    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(_shortened(part))}" for part in path)
     return "".join(parts).removeprefix(".") or "body"
+
+
+def _shortened(name: str) -> str:
+    """The name of a field without its end, if the client chose a very long one."""
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:MAX_NAME_LENGTH]}..."
 
 
 def printable(text: str) -> str:
