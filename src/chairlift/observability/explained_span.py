@@ -34,7 +34,8 @@ class ExplainedSpan:
         start, end: seconds after the beginning of the wait.
         num_steps: number of steps that were scheduled without the request.
         head: the request at the head of the queue, which may be this one; None outside of the queue.
-        needed_blocks, free_blocks, evictable_blocks, largest_free_piece: the values in the `RequestWaiting` event of the head.
+        needed_blocks, free_blocks, evictable_blocks, largest_free_piece: the values in the `RequestWaiting` event of
+            the head.
         largest_holders: the running requests that hold the most blocks.
         estimate: expected seconds of the wait if the running requests reach their maximum lengths; None if the request
             is not at the head of the queue, or before the first steps.

@@ -37,7 +37,7 @@ class StepTimes:
     seconds: dict[int, float]
 
     def estimate(self, num_tokens: int) -> float:
-        """Estimate the seconds of a step by linear inter- or extrapolation; in proportion to the entry if there is one."""
+        """Estimate the seconds of a step by linear interpolation or extrapolation, or in proportion to one entry."""
         points = list(self.seconds.items())
         if len(points) == 1:
             known, seconds = points[0]
