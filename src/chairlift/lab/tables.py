@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +48,7 @@ def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], fil
     """
     out = file or sys.stdout
     console = Console(file=out, markup=False, highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if not console.is_terminal:
         console.width = FILE_WIDTH
     for part in parts:
         console.print(part, soft_wrap=not isinstance(part, Table))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from chairlift.cli.main import app
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.serving.benchmark import ServeOptions, ServeResult, run_serve
-from chairlift.lab.bench.serving.http_client import EventLines, RequestFailure
+from chairlift.lab.bench.serving.http_client import EventLines, HttpFailure
 from chairlift.lab.bench.serving.tables import notes
 
 
@@ -88,9 +88,9 @@ def test_messages_of_the_server_are_kept() -> None:
     result, _ = load(fail_with(error(500, "out of luck"), WRONG["error in stream"](), error(500, "again")))
     failures = [record.failure for record in result.records if record.failure is not None]
     assert sorted(failures, key=lambda failure: failure.message) == [
-        RequestFailure("http 500", "again"),
-        RequestFailure("error in stream", "engine died"),
-        RequestFailure("http 500", "out of luck"),
+        HttpFailure("http 500", "again"),
+        HttpFailure("error in stream", "engine died"),
+        HttpFailure("http 500", "out of luck"),
     ]
     assert [(failure.kind, failure.count) for failure in result.metrics.failures] == [
         ("http 500", 2),

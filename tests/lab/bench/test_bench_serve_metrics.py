@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.distribution import Distribution
-from chairlift.lab.bench.serving.http_client import RequestFailure, RequestRecord, Usage
+from chairlift.lab.bench.serving.http_client import HttpFailure, RequestRecord, Usage
 from chairlift.lab.bench.serving.metrics import Objectives, ServeMetrics, peak_concurrency
 from chairlift.lab.bench.serving.prompts import ChatPrompts, prompt_text
 from chairlift.lab.workload.request import WorkloadRequest
@@ -21,7 +21,7 @@ def make_record(
     times = [first, ended] if tokens > 1 else [first]
     made = RequestRecord("r", 10, tokens, due=due, sent=sent, chunk_times=times, ended=ended)
     made.usage = Usage(12, tokens)
-    made.failure = RequestFailure("http 500", "no") if failed else None
+    made.failure = HttpFailure("http 500", "no") if failed else None
     return made
 
 

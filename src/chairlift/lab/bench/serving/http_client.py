@@ -44,7 +44,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestFailure:
+class HttpFailure:
     """The reason why a request has no complete answer.
 
     Attributes:
@@ -86,7 +86,7 @@ class RequestRecord:
     text: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
-    failure: RequestFailure | None = None
+    failure: HttpFailure | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -128,7 +128,7 @@ class StreamError(Exception):
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.failure = RequestFailure(kind, message)
+        self.failure = HttpFailure(kind, message)
 
 
 class EventLines:
@@ -208,11 +208,11 @@ class ApiClient:
         except StreamError as error:
             record.failure = error.failure
         except httpx.TimeoutException as error:
-            record.failure = RequestFailure("timeout", _error_text(error))
+            record.failure = HttpFailure("timeout", _error_text(error))
         except httpx.ConnectError as error:
-            record.failure = RequestFailure("connect", _error_text(error))
+            record.failure = HttpFailure("connect", _error_text(error))
         except httpx.HTTPError as error:
-            record.failure = RequestFailure("connection lost", _error_text(error))
+            record.failure = HttpFailure("connection lost", _error_text(error))
         if record.failure is not None:
             record.ended = self.now()
 
