@@ -116,8 +116,8 @@ bench: venv ## Throughput of 64 requests at once on the default model.
 release: venv ## Build the source package, wheels for CPython 3.11 to 3.13 (with Docker) or this one, and check their metadata.
 	@rm -rf dist && $(PIP_INSTALL) build cibuildwheel twine
 	$(BIN)/python -m build --sdist --no-isolation
-	if command -v docker > /dev/null; then $(BIN)/cibuildwheel --output-dir dist; \
-	  else echo "No Docker: only the wheel for this Python." >&2; $(MAKE) wheel; fi
+	if docker info > /dev/null 2>&1; then $(BIN)/cibuildwheel --output-dir dist; \
+	  else echo "Docker does not run: only the wheel for this Python." >&2; $(MAKE) wheel; fi
 	$(BIN)/twine check --strict dist/*
 
 wheel: venv ## Build dist/*.whl, native kernels included.
