@@ -111,6 +111,7 @@ def test_a_lingering_close_ends(server: RunningServer, is_sending: bool) -> None
     head = b"POST /v1/completions HTTP/1.1\r\n" + AUTHORIZED + b"Content-Length: 99999999\r\n\r\n"
     connection = server.connect()
     connection.sendall(head)
+    assert statuses(connection.recv(65536)) == [413]
     deadline = time.monotonic() + 10
     num_sent = 0
     while connections := server.uvicorn.server_state.connections:
@@ -246,9 +247,10 @@ def test_the_connection_of_a_client_that_does_not_read_the_end_of_a_response_is_
     """The unread end is too small to pause writing, so that only closing waits for it."""
     connection = server.connect(receive_buffer=2048)
     connection.sendall(b"GET /openapi.json HTTP/1.1\r\nConnection: close\r\n" + AUTHORIZED + b"\r\n")
-    time.sleep(0.1)
-    assert server.uvicorn.server_state.connections
     deadline = time.monotonic() + 15
+    while not server.uvicorn.server_state.connections:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
     while server.uvicorn.server_state.connections:
         assert time.monotonic() < deadline
         time.sleep(0.05)
