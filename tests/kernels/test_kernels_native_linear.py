@@ -85,7 +85,7 @@ def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) ->
     if matrix.format in FLOATS:
         product = (y.double() @ weight.double().t()).float()
     else:
-        product = reference.quantized_linear(y, weight, None, kind, group=128 if matrix.format == "int8" else 32)
+        product = reference.quantized_linear(y, weight, None, kind, has_row_scale=matrix.format == "int8")
     # A 4-bit weight is a multiple of its scale and a minimum, both of them up to twice as large as the largest weight.
     magnitude = y.abs().sum(1)[:, None] * weight.abs().amax(1)[None, :]
     return product, 2**-23 * (8 + matrix.in_features / 8) * magnitude
@@ -125,11 +125,12 @@ def test_silu_of_large_values() -> None:
     torch.testing.assert_close(ours, torch.nn.functional.silu(gate), rtol=1e-5, atol=1e-8)
 
 
-def test_outliers_do_not_reduce_the_precision_of_other_inputs() -> None:
+@pytest.mark.parametrize(("name", "outlier"), [("q8_0", 3000.0), ("int8", 300.0)])
+def test_outliers_do_not_reduce_the_precision_of_other_inputs(name: str, outlier: float) -> None:
     """Without outliers, one input a thousand times larger would leave no bits for the others of its group."""
     weight, x = torch.randn(16, 64), torch.randn(1, 64)
-    x[0, 40] = 3000.0
-    matrix = pack("q8_0", weight)
+    x[0, 40] = outlier
+    matrix = pack(name, weight)
     exact = x @ torch.from_numpy(matrix.unpack(0, 16)).t()
     torch.testing.assert_close(multiply(matrix, x, Prologue("none")), exact, rtol=0, atol=0.3)
 

@@ -29,11 +29,13 @@ struct Linear::Activations {
         integer(is_integer(matrix.format())),
         num_blocks((rows + tiles.block_rows - 1) / tiles.block_rows) {
     const int64_t values = matrix.padded_inputs() * tiles.block_rows;
-    group = activation_group(matrix.format());
-    const int64_t groups = (matrix.padded_inputs() + group - 1) / group;
+    const bool has_row_scale = chairlift::has_row_scale(matrix.format());
+    const int64_t groups = has_row_scale ? 1 : matrix.padded_inputs() / kGroup;
     values_bytes = integer ? values : values * 4;
     scales_bytes = integer ? groups * tiles.block_rows * 4 : 0;
-    max_outliers = std::min(matrix.padded_inputs() / kMinOutlier * tiles.block_rows, matrix.padded_inputs());
+    num_entries = has_row_scale ? matrix.padded_inputs() / 4 : matrix.padded_inputs();
+    max_outliers = std::min(matrix.padded_inputs() / kMinOutlier * tiles.block_rows, num_entries);
+    quantize = has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
     block_bytes = round_up(values_bytes + 3 * scales_bytes, 64);
     outlier_bytes = integer ? round_up(4 * (1 + (1 + tiles.block_rows) * max_outliers), 64) : 0;
   }
@@ -50,15 +52,15 @@ struct Linear::Activations {
     uint8_t* at = data + index * block_bytes;
     uint8_t* scale = at + values_bytes;
     auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
-    return {at,       reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
-            reinterpret_cast<float*>(scale + 2 * scales_bytes), outliers, outliers + 1,
-            reinterpret_cast<float*>(outliers + 1 + max_outliers)};
+    return {at,           reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
+            scale + 2 * scales_bytes, outliers, outliers + 1, outliers + 1 + max_outliers};
   }
 
   const LinearTiles& tiles;
-  int shift, group;
+  int shift;
   bool integer;
-  int64_t num_blocks, values_bytes, scales_bytes, max_outliers, block_bytes, outlier_bytes;
+  int64_t num_blocks, values_bytes, scales_bytes, num_entries, max_outliers, block_bytes, outlier_bytes;
+  decltype(LinearTiles::quantize_row) quantize = nullptr;
   uint8_t* data = nullptr;
 };
 
@@ -81,20 +83,20 @@ Linear::Linear(std::shared_ptr<const PackedMatrix> matrix, std::vector<float> bi
 
 namespace {
 
-// The threshold of outliers, in multiples of the mean magnitude of their group: kMinOutlier or more. After a norm a few
-// channels are always large, and their rounding affects every product of the layer. A gated activation has many large
-// values, and each outlier takes time. docs/adr/0014 has the measurements.
-float outlier_after(Prologue prologue) {
+// The threshold of outliers, in multiples of the mean magnitude of their group or row: kMinOutlier or more. After a norm
+// a few channels are always large, and their rounding affects every product of the layer. A gated activation has many
+// large values, and each outlier takes time. docs/adr/0014 has the measurements.
+float outlier_after(Prologue prologue, bool has_row_scale) {
   switch (prologue) {
     case Prologue::rms_norm:
-    case Prologue::layer_norm: return kMinOutlier;
+    case Prologue::layer_norm: return has_row_scale ? 4 : 5;
     case Prologue::none: return 8;
     default: return 12;
   }
 }
 
 // The scratch memory of a thread that prepares a block: a row, all rows in bytes, and the outliers before they are
-// gathered. `padded_inputs` is a multiple of the activation group.
+// gathered.
 struct PrepareScratch {
   PrepareScratch(uint8_t* memory, int64_t padded_inputs, int64_t block_rows)
       : row(reinterpret_cast<float*>(memory)),
@@ -112,25 +114,25 @@ struct PrepareScratch {
   uint8_t* outlier_rows;
 };
 
-void gather_outliers(const PrepareScratch& scratch, int64_t padded_inputs, int64_t block_rows,
+void gather_outliers(const PrepareScratch& scratch, int64_t num_entries, int64_t block_rows,
                      const ActivationBlock& to) {
-  auto* inputs = const_cast<int32_t*>(to.outlier_inputs);
-  auto* values = const_cast<float*>(to.outlier_values);
+  auto* entries = const_cast<int32_t*>(to.outliers);
+  auto* values = static_cast<float*>(const_cast<void*>(to.outlier_values));
   int32_t count = 0;
-  for (int64_t word = 0; word < padded_inputs; word += 8) {
+  for (int64_t word = 0; word < num_entries; word += 8) {
     uint64_t eight;
     std::memcpy(&eight, scratch.outlier_rows + word, 8);
     if (!eight) continue;
     for (int64_t k = word; k < word + 8; ++k) {
       const unsigned rows = scratch.outlier_rows[k];
       if (!rows) continue;
-      inputs[count] = static_cast<int32_t>(k);
+      entries[count] = static_cast<int32_t>(k);
       for (int64_t r = 0; r < block_rows; ++r)
         values[count * block_rows + r] = rows >> r & 1 ? scratch.outlier_values[k * block_rows + r] : 0;
       ++count;
     }
   }
-  *const_cast<int32_t*>(to.num_outlier_inputs) = count;
+  *const_cast<int32_t*>(to.num_outliers) = count;
 }
 
 }  // namespace
@@ -142,26 +144,28 @@ void Linear::prepare(const Call& call, const Activations& activations, int64_t b
   const ActivationBlock to = activations.block(block);
   const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
   const int64_t first = block * tiles.block_rows, last = std::min<int64_t>(first + tiles.block_rows, call.rows);
-  const int64_t whole_groups = round_up(padded, activations.group);
-  const PrepareScratch scratch(memory, whole_groups, tiles.block_rows);
-  if (activations.integer) std::memset(scratch.outlier_rows, 0, static_cast<size_t>(padded));
+  const PrepareScratch scratch(memory, padded, tiles.block_rows);
+  if (activations.integer) std::memset(scratch.outlier_rows, 0, static_cast<size_t>(activations.num_entries));
   for (int64_t r = first; r < last; ++r) {
     const float* const row = call.x + r * call.x_stride;
     tiles.prologue(args, row, r + 1 < call.rows ? row + call.x_stride : row, inputs, scratch.row);
-    for (int64_t i = inputs; i < whole_groups; ++i) scratch.row[i] = 0;
-    const RowTarget target = {const_cast<void*>(to.values),         const_cast<float*>(to.scale),
-                              const_cast<int32_t*>(to.correction),  const_cast<float*>(to.sum),
-                              static_cast<int>(r - first),          activations.group,
-                              outlier_after(prologue_),            scratch.outlier_rows,
+    for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
+    const RowTarget target = {const_cast<void*>(to.values),
+                              const_cast<float*>(to.scale),
+                              const_cast<int32_t*>(to.correction),
+                              const_cast<void*>(to.sum),
+                              static_cast<int>(r - first),
+                              outlier_after(prologue_, has_row_scale(matrix_->format())),
+                              scratch.outlier_rows,
                               scratch.outlier_values};
     if (activations.integer)
-      tiles.quantize(scratch.row, padded, activations.shift, scratch.bytes + (r - first) * whole_groups, target);
+      activations.quantize(scratch.row, padded, activations.shift, scratch.bytes + (r - first) * padded, target);
     else
       tiles.interleave(scratch.row, padded, target);
   }
   if (!activations.integer) return;
-  tiles.interleave_steps(scratch.bytes, whole_groups, padded, static_cast<int8_t*>(const_cast<void*>(to.values)));
-  gather_outliers(scratch, padded, tiles.block_rows, to);
+  tiles.interleave_steps(scratch.bytes, padded, padded, static_cast<int8_t*>(const_cast<void*>(to.values)));
+  gather_outliers(scratch, activations.num_entries, tiles.block_rows, to);
 }
 
 // Packed weights to be prefetched.
@@ -252,8 +256,8 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   const int64_t num_blocks = layout.num_blocks;
   const bool is_shared = num_blocks > 1;
   auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
-  const size_t prepare_bytes = static_cast<size_t>(round_up(static_cast<int64_t>(PrepareScratch::num_bytes(
-      round_up(matrix_->padded_inputs(), layout.group), layout.tiles.block_rows)), 64));
+  const size_t prepare_bytes = static_cast<size_t>(round_up(
+      static_cast<int64_t>(PrepareScratch::num_bytes(matrix_->padded_inputs(), layout.tiles.block_rows)), 64));
   const size_t scratch_bytes = prepare_bytes + (is_shared ? 0 : layout.num_bytes());
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);

@@ -89,14 +89,14 @@ constexpr int kManyGroups = kLanes;
 typedef int32_t Quad __attribute__((may_alias));
 
 // Lane g of the result is the reduction with `op` of `of` over the vectors of group g; 0 from `count` on.
-template <int kSize, typename Of, typename Op>
+template <typename Of, typename Op>
 static inline F reduce_groups(const float* y, int count, Of of, Op op) {
   F folded[kManyGroups];
   for (int g = count; g < kManyGroups; ++g) folded[g] = zero();
-  for (int g = 0; g < count; ++g, y += kSize) {
+  for (int g = 0; g < count; ++g, y += kGroup) {
     folded[g] = of(g, load(y));
 #pragma GCC unroll 16
-    for (int i = kLanes; i < kSize; i += kLanes) folded[g] = op(folded[g], of(g, load(y + i)));
+    for (int i = kLanes; i < kGroup; i += kLanes) folded[g] = op(folded[g], of(g, load(y + i)));
   }
   return reduce_each(folded, op);
 }
@@ -107,35 +107,32 @@ struct Measured {
   alignas(64) float scale[kManyGroups];
 };
 
-// `last_size`: the number of inputs of the last group; zeros follow them.
-template <int kSize>
-static inline void measure(const float* y, int count, int64_t last_size, float outlier, Measured& found) {
-  const F sums = reduce_groups<kSize>(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
-  store(found.limit, mul(sums, set1(outlier / kSize)));
-  if (last_size != kSize) found.limit[count - 1] *= static_cast<float>(kSize) / static_cast<float>(last_size);
+static inline void measure(const float* y, int count, float outlier, Measured& found) {
+  const F sums = reduce_groups(y, count, [](int, F x) { return abs(x); }, [](F a, F b) { return add(a, b); });
+  store(found.limit, mul(sums, set1(outlier / kGroup)));
   const auto inlier = [&](int g, F x) {
     const F size = abs(x);
     return select(less(set1(found.limit[g]), size), zero(), size);
   };
-  const F top = reduce_groups<kSize>(y, count, inlier, [](F a, F b) { return max(a, b); });
+  const F top = reduce_groups(y, count, inlier, [](F a, F b) { return max(a, b); });
   store(found.inverse, select(less(set1(1e-30f), top), div(set1(127.0f), top), zero()));
   store(found.scale, mul(top, set1(1.0f / 127.0f)));
 }
 
 static inline void note_outliers(const float* y, int64_t k, unsigned bits, const RowTarget& target) {
+  auto* const values = static_cast<float*>(target.outlier_values);
   for (; bits; bits &= bits - 1) {
     const int64_t at = k + __builtin_ctz(bits);
     target.outlier_rows[at] = static_cast<uint8_t>(target.outlier_rows[at] | 1u << target.row);
-    target.outlier_values[at * kBlockRows + target.row] = y[at];
+    values[at * kBlockRows + target.row] = y[at];
   }
 }
 
 // Rounds the inputs of one group, from k on, to multiples of its scale. Returns their sum, lane by lane.
-template <int kSize>
 static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_t* steps, const RowTarget& target) {
   I sum = izero();
 #pragma GCC unroll 16
-  for (int i = 0; i < kSize; i += kLanes) {
+  for (int i = 0; i < kGroup; i += kLanes) {
     const F values = load(y + k + i);
     const M is_outlier = less(limit, abs(values));
     const I rounded = to_int(mul(select(is_outlier, zero(), values), inverse));
@@ -147,37 +144,95 @@ static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_
   return to_float(sum);
 }
 
-template <int kSize>
+// Quantizes each group symmetrically to -127..127. The scale of a group is its largest magnitude without outliers / 127;
+// a group of zeros has scale 0.
 static void quantize_groups(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
   Measured found;
   alignas(64) float totals[kManyGroups];
   alignas(64) int32_t corrections[kManyGroups];
+  auto* const sum = static_cast<float*>(target.sum);
   int64_t at = target.row;
-  for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kSize) {
-    const int64_t left = padded_inputs - first;
-    const int count = static_cast<int>(left < kManyGroups * kSize ? (left + kSize - 1) / kSize : kManyGroups);
-    const int64_t last_size = left < count * kSize ? left - (count - 1) * kSize : kSize;
-    measure<kSize>(y + first, count, last_size, target.outlier, found);
+  for (int64_t first = 0; first < padded_inputs; first += kManyGroups * kGroup) {
+    const int64_t left = (padded_inputs - first) / kGroup;
+    const int count = static_cast<int>(left < kManyGroups ? left : kManyGroups);
+    measure(y + first, count, target.outlier, found);
     F sums[kManyGroups];
     for (int g = count; g < kManyGroups; ++g) sums[g] = zero();
     for (int g = 0; g < count; ++g)
-      sums[g] = round_group<kSize>(y, first + g * kSize, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
+      sums[g] = round_group(y, first + g * kGroup, set1(found.limit[g]), set1(found.inverse[g]), steps, target);
     const F total = reduce_each(sums, [](F a, F b) { return add(a, b); });  // whole numbers, exact
     store(totals, mul(total, load(found.scale)));
     istore(corrections, to_int(mul(total, set1(static_cast<float>(-shift)))));
     for (int g = 0; g < count; ++g, at += kBlockRows) {
       target.scale[at] = found.scale[g];
       target.correction[at] = corrections[g];
-      target.sum[at] = totals[g];
+      sum[at] = totals[g];
     }
   }
 }
 
-// Quantizes symmetrically to -127..127. The scale of a group is its largest magnitude / 127; a group of zeros has scale
-// 0.
-static void quantize(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
-  const auto groups = target.group == kGroup ? quantize_groups<kGroup> : quantize_groups<kWideGroup>;
-  groups(y, padded_inputs, shift, steps, target);
+// Calls op(k, load(y + k)) for each vector of a row, in ascending order.
+template <typename Op>
+static inline void each_vector(const float* y, int64_t padded_inputs, Op op) {
+  for (int64_t k = 0; k < padded_inputs; k += kLanes) op(k, load(y + k));
+}
+
+// The magnitude that corresponds to the step 127 of a row: the largest one without outliers, or more if the largest
+// outlier would have more than kLargestStep steps.
+static inline float top_of_row(const float* y, int64_t padded_inputs, float outlier) {
+  F sum = zero(), largest = zero(), top = zero();
+  each_vector(y, padded_inputs, [&](int64_t, F x) {
+    sum = add(sum, abs(x));
+    largest = max(largest, abs(x));
+  });
+  const F limit = set1(reduce_add(sum) * (outlier / static_cast<float>(padded_inputs)));
+  each_vector(y, padded_inputs, [&](int64_t, F x) {
+    const F size = abs(x);
+    top = max(top, select(less(limit, size), zero(), size));
+  });
+  const float least = reduce_max(largest) * (127.0f / kLargestStep), inlier = reduce_max(top);
+  return inlier > least ? inlier : least;
+}
+
+// Stores the multiples of 128 of outliers, which are lanes of `bits`, from input k on.
+static inline void note_outlier_steps(F multiples, int64_t k, unsigned bits, const RowTarget& target) {
+  alignas(64) int32_t lanes[kLanes];
+  istore(lanes, to_int(multiples));
+  auto* const values = static_cast<int8_t*>(target.outlier_values);
+  for (; bits; bits &= bits - 1) {
+    const int lane = __builtin_ctz(bits);
+    const int64_t at = k + lane, quad = at / 4;
+    int8_t* const four = values + (quad * kBlockRows + target.row) * 4;
+    if (!(target.outlier_rows[quad] >> target.row & 1)) __builtin_memset(four, 0, 4);
+    target.outlier_rows[quad] = static_cast<uint8_t>(target.outlier_rows[quad] | 1u << target.row);
+    four[at % 4] = static_cast<int8_t>(lanes[lane]);
+  }
+}
+
+// Rounds a row to whole multiples of its scale: -127..127, and up to kLargestStep for outliers, whose multiples of 128
+// are stored apart.
+static void quantize_row(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target) {
+  const float top = top_of_row(y, padded_inputs, target.outlier);
+  const F inverse = set1(top > 1e-30f ? 127.0f / top : 0.0f), most = set1(127.0f);
+  I sum = izero(), outlier_sum = izero();
+  each_vector(y, padded_inputs, [&](int64_t k, F x) {
+    const F rounded = round_even(mul(x, inverse));
+    const M is_outlier = less(most, abs(rounded));
+    const unsigned bits = mask_bits(is_outlier);
+    F rest = rounded;
+    if (__builtin_expect(bits != 0, 0)) {
+      const F multiples = select(is_outlier, round_even(mul(rounded, set1(1.0f / 128))), zero());
+      rest = fma(multiples, set1(-128.0f), rounded);
+      outlier_sum = iadd(outlier_sum, to_int(multiples));
+      note_outlier_steps(multiples, k, bits, target);
+    }
+    const I low = to_int(rest);
+    sum = iadd(sum, low);
+    store_s8(steps + k, low);
+  });
+  target.scale[target.row] = top * (1.0f / 127.0f);
+  target.correction[target.row] = -shift * ireduce_add(sum);
+  static_cast<int32_t*>(target.sum)[target.row] = -shift * ireduce_add(outlier_sum);
 }
 
 // Interleaves the rows by four inputs each.

@@ -1,8 +1,8 @@
 // Compiled for each instruction set: products of packed weights and activations.
 //
 // The order of the floating point operations of one output is the same for any number of rows and stripes. Products of
-// integers are exact; each group of inputs ends in one fma, in ascending order; then each outlier of the row is one
-// fma, in ascending order of inputs.
+// integers are exact. Each group of inputs ends in one fma, in ascending order; then each outlier of the row is one fma,
+// in ascending order of inputs. With int8 weights, all inputs are two sums of integers: one of outliers, one of the rest.
 #include "linear_tiles.h"
 
 namespace chairlift::CHAIRLIFT_ISA {
@@ -101,12 +101,13 @@ static inline void multiply_q4(const StripeTask& task, int column, Ahead& ahead,
     }
     add_scaled(y, acc, scales, task.stripe_bytes, task.block.scale + at);
     if constexpr (kHasMinimum) {
+      const float* sums = static_cast<const float*>(task.block.sum) + at;
 #pragma GCC unroll 4
       for (int s = 0; s < kStripes; ++s) {
         const uint8_t* minimums = scales + s * task.stripe_bytes + groups * kStripe * 2;
         const F minimum = load_f16(reinterpret_cast<const uint16_t*>(minimums));
 #pragma GCC unroll 16
-        for (int m = 0; m < kRows; ++m) y.of[s][m] = fma(minimum, set1(task.block.sum[at + m]), y.of[s][m]);
+        for (int m = 0; m < kRows; ++m) y.of[s][m] = fma(minimum, set1(sums[m]), y.of[s][m]);
       }
     }
   }
@@ -140,25 +141,47 @@ static inline void multiply_q8_0(const StripeTask& task, int column, Ahead& ahea
   }
 }
 
+// Adds the multiples of 128 of outliers to the sums of all inputs: y = 128 * the sum of outliers + y.
+template <int kRows, int kStripes>
+static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, Sums<kRows, kStripes>& y) {
+  const ActivationBlock& block = task.block;
+  const int32_t num_quads = *block.num_outliers;
+  if (num_quads == 0) return;
+  const int8_t* x = static_cast<const int8_t*>(block.outlier_values);
+  I acc[kStripes][kRows];
+  start(acc, static_cast<const int32_t*>(block.sum));
+  for (int32_t i = 0; i < num_quads; ++i, x += kBlockRows * 4) {
+    I weights[kStripes];
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s)
+      weights[s] = iload(w + block.outliers[i] * (kStripe * 4) + s * task.stripe_bytes);
+    dot(acc, weights, x, false);
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(to_float(acc[s][m]), set1(128.0f), y.of[s][m]);
+}
+
 template <int kRows, int kStripes>
 static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * 4;
   const int8_t* x = static_cast<const int8_t*>(task.block.values);
-  for (int64_t k = 0, at = 0; k < task.padded_inputs; at += kBlockRows) {
-    const int64_t end = task.padded_inputs - k < kWideGroup ? task.padded_inputs : k + kWideGroup;
-    I acc[kStripes][kRows];
-    start(acc, task.block.correction + at);
-    for (; k < end; k += kGroup) {
-      ahead.prefetch_part();
-      dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
-    }
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-      const F scale = set1(task.block.scale[at + m]);
-#pragma GCC unroll 4
-      for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(to_float(acc[s][m]), scale, y.of[s][m]);
-    }
+  I acc[kStripes][kRows];
+  start(acc, task.block.correction);
+  for (int64_t k = 0; k < task.padded_inputs; k += kGroup) {
+    ahead.prefetch_part();
+    dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
   }
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) y.of[s][m] = to_float(acc[s][m]);
+  add_outlier_quads(task, w, y);
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) y.of[s][m] = mul(y.of[s][m], set1(task.block.scale[m]));
 }
 
 static inline F load_weights(const float* p) { return load(p); }
@@ -192,14 +215,13 @@ static inline F byte_column(const uint8_t* w, uint32_t k) {
   return sub(to_float(bytes), set1(128.0f));
 }
 
-// The weights of input k of a stripe; those of int8 are not scaled.
+// The weights of input k of a stripe.
 template <WeightFormat kFormat>
 static inline F weights_of(const uint8_t* stripe, int64_t padded_inputs, int column, uint32_t k) {
   const uint32_t g = k / kGroup, within = k % kGroup;
   const auto half_at = [&](int64_t offset) {
     return load_f16(reinterpret_cast<const uint16_t*>(stripe + offset) + column);
   };
-  if constexpr (kFormat == WeightFormat::int8) return byte_column(stripe + column * 4, k);
   if constexpr (kFormat == WeightFormat::q8_0)
     return mul(byte_column(stripe + column * 4, k), half_at((padded_inputs + 2 * g) * kStripe));
   const I plane = iload(stripe + column * 4 + g * kGroup * kStripe / 2 + within % 16 / 4 * kStripe * 4);
@@ -215,16 +237,17 @@ static inline F weights_of(const uint8_t* stripe, int64_t padded_inputs, int col
 template <WeightFormat kFormat, int kRows, int kStripes>
 static inline void add_outliers(const StripeTask& task, int column, Sums<kRows, kStripes>& y) {
   const ActivationBlock& block = task.block;
-  const int32_t num_inputs = *block.num_outlier_inputs;
-  for (int32_t i = 0; i < num_inputs; ++i) {
-    const auto input = static_cast<uint32_t>(block.outlier_inputs[i]);
+  const int32_t num_inputs = *block.num_outliers;
+  const float* values = static_cast<const float*>(block.outlier_values);
+  for (int32_t i = 0; i < num_inputs; ++i, values += kBlockRows) {
+    const auto input = static_cast<uint32_t>(block.outliers[i]);
     F weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
       weights[s] = weights_of<kFormat>(task.stripe + s * task.stripe_bytes, task.padded_inputs, column, input);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const F value = set1(block.outlier_values[i * kBlockRows + m]);
+      const F value = set1(values[m]);
 #pragma GCC unroll 4
       for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
     }
@@ -272,7 +295,7 @@ static void multiply_tile(const StripeTask& task) {
     if constexpr (kFormat == WeightFormat::bf16) multiply_floats<Brain>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f16) multiply_floats<Half>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, ahead, y);
-    if constexpr (is_integer(kFormat)) add_outliers<kFormat>(task, column, y);
+    if constexpr (is_integer(kFormat) && !has_row_scale(kFormat)) add_outliers<kFormat>(task, column, y);
     finish<kFormat>(task, column, y);
   }
 }

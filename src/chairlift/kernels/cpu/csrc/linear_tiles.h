@@ -20,32 +20,39 @@ constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 constexpr int kStripe = 16;
 constexpr int kGroup = 32;
-// The number of inputs that share one scale of the activations. It is the group of the weights where these have groups;
-// otherwise it is larger, because fewer sums have to be scaled.
-constexpr int kWideGroup = 128;
-constexpr int activation_group(WeightFormat format) { return format == WeightFormat::int8 ? kWideGroup : kGroup; }
+
+// Activations of eight bits have one scale for each group of 32 inputs if the weights have scales of groups too. With
+// int8 weights they have one scale for each row, so that one sum of integers runs over all inputs.
+constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
 // Activations are interleaved in the same way, in blocks of kBlockRows rows (a constant of the instruction set):
 //
-//   integer formats   values [inputs / 4][block rows][4] int8; for each activation group, [groups][block rows] of scale
-//                     (f32), correction (int32: minus the sum of the values times the shift of the weights) and sum
-//                     (f32: scale times the sum of the values)
-//   float formats     values [inputs][block rows] f32
+//   q4_0, q4_1, q8_0   values [inputs / 4][block rows][4] int8; for each group, [groups][block rows] of scale (f32),
+//                      correction (int32: minus the sum of the values times the shift of the weights) and sum (f32:
+//                      scale times the sum of the values)
+//   int8               the same values; [block rows] of scale, correction and outlier correction (int32, in `sum`)
+//   bf16, f16, f32     values [inputs][block rows] f32
 //
-// Outliers are inputs of several times the mean magnitude of their group, which would leave too few of the eight bits
-// for the other inputs. They are zero in `values` and stored as floats: for each input that is an outlier in any row of
-// the block, in ascending order, [block rows] values, 0 for rows where it is not an outlier.
+// Outliers are inputs of several times the mean magnitude of their group or row, which would leave too few of the eight
+// bits for the other inputs. They are stored for each entry that has an outlier in any row of the block, in ascending
+// order, with zeros for the other rows:
+//
+//   q4_0, q4_1, q8_0   entries are inputs, [block rows] f32; `values` has zeros there
+//   int8               entries are quads of four inputs, [block rows][4] int8. Activation / scale is an integer of up to
+//                      15 bits, of which these are the multiples of 128, and `values` has the rest
 struct ActivationBlock {
   const void* values;
   const float* scale;
   const int32_t* correction;
-  const float* sum;
-  const int32_t* num_outlier_inputs;
-  const int32_t* outlier_inputs;
-  const float* outlier_values;
+  const void* sum;
+  const int32_t* num_outliers;
+  const int32_t* outliers;  // the index of each entry
+  const void* outlier_values;
 };
 // Fewer than n / kMinOutlier of n values can exceed kMinOutlier times their mean.
-constexpr int kMinOutlier = 5;
+constexpr int kMinOutlier = 4;
+// The largest activation / scale of int8: 127 * 128 plus a rest that rounds down.
+constexpr int kLargestStep = 127 * 128 + 63;
 
 // The product of one stripe, or all stripes of a tile, with one block of rows. Columns are outputs.
 struct StripeTask {
@@ -81,12 +88,11 @@ struct RowTarget {
   void* values;
   float* scale;
   int32_t* correction;
-  float* sum;
+  void* sum;
   int row;
-  int group;              // inputs that share a scale
-  float outlier;          // the threshold of outliers, in multiples of the mean magnitude of their group
-  uint8_t* outlier_rows;  // [padded_inputs]: one bit per row
-  float* outlier_values;  // [padded_inputs][block rows]
+  float outlier;          // the threshold of outliers, in multiples of the mean magnitude of their group or row
+  uint8_t* outlier_rows;  // [entries]: one bit per row
+  void* outlier_values;   // [entries][block rows], each of four bytes
 };
 
 struct LinearTiles {
@@ -94,9 +100,9 @@ struct LinearTiles {
   void (*multiply[kNumWeightFormats])(const StripeTask& task);
   // Computes y [inputs] from x [inputs], or x [2 * inputs] for silu_and_mul; y may be x. next: a row to be prefetched.
   void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
-  // Quantizes y [inputs], which is zero up to the end of the last activation group, to one byte of `steps` per input.
-  // shift: the difference between stored and true weights.
-  void (*quantize)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
+  // Quantizes y [padded_inputs] to one byte of `steps` per input. shift: the difference between stored and true weights.
+  void (*quantize_groups)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
+  void (*quantize_row)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
   // Copies the steps of block_rows rows, `stride` apart, to the values of a block.
   void (*interleave_steps)(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values);
   void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);

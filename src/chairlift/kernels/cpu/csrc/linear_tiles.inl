@@ -11,7 +11,8 @@ static constexpr LinearTiles linear_tiles() {
            multiply<WeightFormat::int8>, multiply<WeightFormat::bf16>, multiply<WeightFormat::f16>,
            multiply<WeightFormat::f32>},
           prologue,
-          quantize,
+          quantize_groups,
+          quantize_row,
           interleave_steps,
           interleave};
 }

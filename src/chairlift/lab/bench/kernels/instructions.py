@@ -9,7 +9,7 @@ and VNNI, one iteration needs, by format:
 | dot | 8 R S dot products | the same | the same | 32 R S fma |
 | broadcast | 8 R, of four activations | the same | the same | 32 R |
 | unpack | 12 S: two ands and a shift for 4 loads | 8 S loads | 8 S loads | 32 S loads; bf16: and shifts |
-| epilogue | R S of first values, converted, scaled, fma | the same | no scales, once for 128 inputs | none |
+| epilogue | R S of first values, converted, scaled, fma | the same | once for all inputs: not counted | none |
 
 The epilogue loads S scales of weights and R scales of activations. It also loads R first values; q4_1 has S minimums, R
 sums and R S fma instead. A dot product is one instruction with VNNI and three without (maddubs, madd, add). Without
@@ -24,9 +24,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.kernels.cpu.formats import FLOATS, GROUP
-
-WIDE_GROUP: Final = 128
-"""Number of inputs with a common scale of the activations if the weights are int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ def _integers(vectors: VectorSet, weight_format: str, rows: int) -> InstructionC
 def _epilogue(weight_format: str, rows: int, stripes: int) -> float:
     sums = rows * stripes
     if weight_format == "int8":
-        return (3 * sums + 2 * rows) * GROUP / WIDE_GROUP
+        return 0
     if weight_format == "q4_1":
         return 5 * sums + 2 * stripes + 2 * rows
     return 4 * sums + stripes + 2 * rows

@@ -52,10 +52,10 @@ struct Expected {
 };
 
 // The product in double. Integer formats may be off by half a step of each input's eight bits, where a step is the
-// largest magnitude of its group over 127; the rest is float rounding.
+// largest magnitude of its group (or row) over 127; the rest is float rounding.
 Expected product(const Case& c, const std::vector<double>& y, const float* weights) {
   double value = 0, magnitudes = 0, rounding = 0;
-  const int64_t size = activation_group(c.format);
+  const int64_t size = has_row_scale(c.format) ? c.inputs : kGroup;
   for (int64_t first = 0; first < c.inputs; first += size) {
     double top = 0, group = 0, largest = 0;
     for (int64_t k = first; k < std::min(first + size, c.inputs); ++k) {
