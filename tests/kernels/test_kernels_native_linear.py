@@ -82,6 +82,8 @@ def prepared(x: torch.Tensor, prologue: Prologue, in_features: int) -> torch.Ten
 def reference_product(matrix: Any, y: torch.Tensor, kind: NativePrologueKind) -> tuple[torch.Tensor, torch.Tensor]:
     """The product of rows after their prologue, and the tolerance of float32 sums."""
     weight = torch.from_numpy(matrix.unpack(0, matrix.out_features))
+    if matrix.format == "bf16" and NATIVE.isa().startswith("amx"):
+        y = y.bfloat16().float()
     if matrix.format in FLOATS:
         product = (y.double() @ weight.double().t()).float()
     else:
@@ -174,17 +176,35 @@ def test_rows_threads_and_order_change_no_bit(
         NATIVE.set_tile_order(0)
 
 
-def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str) -> None:
-    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2"}.get(isa)
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 13, 17, 45])
+@pytest.mark.parametrize("in_features", [40, 64, 200])
+def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str, num_rows: int, in_features: int) -> None:
+    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2", "amx": "avx512-vnni", "amx-emulated": "avx512-vnni"}.get(isa)
     if without is None:
         pytest.skip("has none, or nothing else")
     torch.manual_seed(0)
-    x, matrices = make_rows(13, 200), [pack(name, torch.randn(40, 200)) for name in FORMATS]
+    names = [name for name in FORMATS if name != "bf16" or not isa.startswith("amx")]
+    x, matrices = make_rows(num_rows, in_features), [pack(name, torch.randn(40, in_features)) for name in names]
     ours = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
     NATIVE.set_isa(without)
     theirs = [multiply(matrix, x, Prologue("none")) for matrix in matrices]
     NATIVE.set_isa(isa)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_tiles_add_bfloat16_products_in_the_order_of_the_instruction(isa: str) -> None:
+    """Even and odd inputs of each 32 are two sums (TDPBF16PS). A product of two bfloat16 is exact in float32."""
+    if not isa.startswith("amx"):
+        pytest.skip("has no tiles")
+    torch.manual_seed(0)
+    x, weight = torch.randn(19, 96).bfloat16().float(), torch.randn(40, 96).bfloat16().float()
+    expected = torch.zeros(19, 40)
+    for first in range(0, 96, 32):
+        sums = torch.zeros(2, 19, 40)
+        for k in range(32):
+            sums[k % 2] += x[:, first + k, None] * weight[None, :, first + k]
+        expected += sums[0] + sums[1]
+    assert torch.equal(multiply(pack("bf16", weight), x, Prologue("none")), expected)
 
 
 # -- packing ---------------------------------------------------------------------------------------------------------

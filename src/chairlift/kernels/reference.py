@@ -37,7 +37,13 @@ OUTLIER_AFTER: Final[dict[NativePrologueKind, float]] = {
 """The threshold of outliers among the inputs of a quantized product, in multiples of the mean magnitude of their group,
 by the prologue that computed them."""
 
-OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = OUTLIER_AFTER | {"rms_norm": 4, "layer_norm": 4}
+OUTLIER_AFTER_IN_ROWS: Final[dict[NativePrologueKind, float]] = {
+    "none": 6,
+    "rms_norm": 4,
+    "layer_norm": 4,
+    "silu_and_mul": 8,
+    "relu": 8,
+}
 """The same in multiples of the mean magnitude of the row, where a row has one scale."""
 
 LARGEST_STEP: Final = 127 * 128 + 63

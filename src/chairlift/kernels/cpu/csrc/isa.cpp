@@ -5,6 +5,8 @@
 
 #if defined(CHAIRLIFT_X86)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace chairlift {
@@ -15,10 +17,31 @@ namespace avx2 { extern const IsaTable kTable; }
 namespace avx_vnni { extern const IsaTable kTable; }
 namespace avx512 { extern const IsaTable kTable; }
 namespace avx512_vnni { extern const IsaTable kTable; }
+namespace amx { extern const IsaTable kTable; }
+namespace amx_emulated { extern const IsaTable kTable; }
 #endif
 
 namespace {
 
+#if defined(CHAIRLIFT_X86)
+
+// Whether the CPU has tiles with int8 and bfloat16 products, and the kernel lets this process use them. The kernel saves
+// the 8 KiB of tile data only for processes that request it (Documentation/arch/x86/xstate.rst in Linux).
+bool can_use_tiles() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kAll) != kAll) return false;
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+#endif
+
+// The instruction sets of this CPU, from the fastest to the slowest.
 std::vector<const IsaTable*> tables() {
   std::vector<const IsaTable*> found;
 #if defined(CHAIRLIFT_X86)
@@ -29,12 +52,18 @@ std::vector<const IsaTable*> tables() {
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool has_avx_vnni = has_avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
-  if (has_avx512 && __builtin_cpu_supports("avx512vnni")) found.push_back(&avx512_vnni::kTable);
+  const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+  static const bool has_tiles = has_vnni && can_use_tiles();
+  if (has_tiles) found.push_back(&amx::kTable);
+  if (has_vnni) found.push_back(&avx512_vnni::kTable);
   if (has_avx512) found.push_back(&avx512::kTable);
   if (has_avx_vnni) found.push_back(&avx_vnni::kTable);
   if (has_avx2) found.push_back(&avx2::kTable);
 #endif
   found.push_back(&portable::kTable);
+#if defined(CHAIRLIFT_X86)
+  if (has_vnni) found.push_back(&amx_emulated::kTable);
+#endif
   return found;
 }
 

@@ -20,27 +20,33 @@ struct Linear::Call {
   bool add;
 };
 
-// The layout of the activations of all rows, block by block. The outliers of all blocks follow the blocks. They have
-// space for the largest possible number, of which little is touched.
+// The layout of the activations of all rows: the blocks, then the outliers of all blocks, then those of all rows. The
+// outliers have space for the largest possible number, of which little is touched.
 struct Linear::Activations {
   Activations(const PackedMatrix& matrix, int64_t rows)
       : tiles(isa().linear),
+        kernel(tiles.products[static_cast<int>(matrix.format())]),
         shift(shift_of(matrix.format())),
-        integer(is_integer(matrix.format())),
-        num_blocks((rows + tiles.block_rows - 1) / tiles.block_rows) {
-    const int64_t values = matrix.padded_inputs() * tiles.block_rows;
-    const bool has_row_scale = chairlift::has_row_scale(matrix.format());
-    const int64_t groups = has_row_scale ? 1 : matrix.padded_inputs() / kGroup;
-    values_bytes = integer ? values : values * 4;
-    scales_bytes = integer ? groups * tiles.block_rows * 4 : 0;
-    num_entries = has_row_scale ? matrix.padded_inputs() / 4 : matrix.padded_inputs();
-    max_outliers = std::min(matrix.padded_inputs() / kMinOutlier * tiles.block_rows, num_entries);
-    quantize = has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
+        is_integer(chairlift::is_integer(matrix.format())),
+        has_row_scale(chairlift::has_row_scale(matrix.format())),
+        padded_inputs(matrix.padded_inputs()),
+        num_blocks(divide_up(rows, kernel.block_rows)) {
+    const int64_t tile_inputs = kernel.layout == ActivationLayout::byte_tiles ? 64 : 1;
+    const int64_t value_bytes = is_integer ? 1 : kernel.layout == ActivationLayout::bf16_tiles ? 2 : 4;
+    values_bytes = round_up(padded_inputs, tile_inputs) * kernel.block_rows * value_bytes;
+    scales_bytes = is_integer ? (has_row_scale ? 1 : padded_inputs / kGroup) * kernel.block_rows * 4 : 0;
     block_bytes = round_up(values_bytes + 3 * scales_bytes, 64);
-    outlier_bytes = integer ? round_up(4 * (1 + (1 + tiles.block_rows) * max_outliers), 64) : 0;
+    if (!is_integer) return;
+    num_entries = has_row_scale ? padded_inputs / 4 : padded_inputs;
+    max_row_outliers = padded_inputs / kMinOutlier;
+    max_outliers = round_up(std::min(max_row_outliers * kernel.block_rows, num_entries), 16);
+    outlier_bytes = round_up(4 * (16 + (1 + kernel.block_rows) * max_outliers), 64);
+    list_bytes = 4 * (1 + 2 * max_row_outliers);
   }
 
-  size_t num_bytes() const { return static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes)); }
+  size_t num_bytes() const {
+    return static_cast<size_t>(num_blocks * (block_bytes + outlier_bytes + kernel.block_rows * list_bytes));
+  }
 
   Activations in(uint8_t* memory) const {
     Activations copy = *this;
@@ -53,14 +59,20 @@ struct Linear::Activations {
     uint8_t* scale = at + values_bytes;
     auto* outliers = reinterpret_cast<int32_t*>(data + num_blocks * block_bytes + index * outlier_bytes);
     return {at,           reinterpret_cast<float*>(scale), reinterpret_cast<int32_t*>(scale + scales_bytes),
-            scale + 2 * scales_bytes, outliers, outliers + 1, outliers + 1 + max_outliers};
+            scale + 2 * scales_bytes, outliers, outliers + 16, outliers + 16 + max_outliers};
+  }
+
+  // The number of outliers of a row, their entries and their values.
+  int32_t* row_outliers(int64_t row) const {
+    return reinterpret_cast<int32_t*>(data + num_blocks * (block_bytes + outlier_bytes) + row * list_bytes);
   }
 
   const LinearTiles& tiles;
+  const ProductKernel& kernel;
   int shift;
-  bool integer;
-  int64_t num_blocks, values_bytes, scales_bytes, num_entries, max_outliers, block_bytes, outlier_bytes;
-  decltype(LinearTiles::quantize_row) quantize = nullptr;
+  bool is_integer, has_row_scale;
+  int64_t padded_inputs, num_blocks, values_bytes, scales_bytes, block_bytes;
+  int64_t num_entries = 0, max_row_outliers = 0, max_outliers = 0, outlier_bytes = 0, list_bytes = 0;
   uint8_t* data = nullptr;
 };
 
@@ -90,83 +102,135 @@ float outlier_after(Prologue prologue, bool has_row_scale) {
   switch (prologue) {
     case Prologue::rms_norm:
     case Prologue::layer_norm: return has_row_scale ? 4 : 5;
-    case Prologue::none: return 8;
-    default: return 12;
+    case Prologue::none: return has_row_scale ? 6 : 8;
+    default: return has_row_scale ? 8 : 12;
   }
 }
 
-// The scratch memory of a thread that prepares a block: a row, all rows in bytes, and the outliers before they are
-// gathered.
-struct PrepareScratch {
-  PrepareScratch(uint8_t* memory, int64_t padded_inputs, int64_t block_rows)
-      : row(reinterpret_cast<float*>(memory)),
-        outlier_values(row + padded_inputs),
-        bytes(reinterpret_cast<int8_t*>(outlier_values + padded_inputs * block_rows)),
-        outlier_rows(reinterpret_cast<uint8_t*>(bytes + padded_inputs * block_rows)) {}
+// The rows that a thread prepares at a time.
+constexpr int64_t kRowsAtOnce = 4;
 
-  static size_t num_bytes(int64_t padded_inputs, int64_t block_rows) {
-    return static_cast<size_t>(padded_inputs * (4 + 5 * block_rows + 1));
+// The scratch memory of a thread that prepares rows: a row, all rows in bytes, and for the outliers of a block a bit and
+// an index for each entry.
+struct PrepareScratch {
+  PrepareScratch(uint8_t* memory, int64_t padded_inputs)
+      : row(reinterpret_cast<float*>(memory)),
+        has_outlier(reinterpret_cast<uint64_t*>(row + padded_inputs)),
+        indices(reinterpret_cast<int32_t*>(has_outlier + divide_up(padded_inputs, 64))),
+        steps(reinterpret_cast<int8_t*>(indices + padded_inputs)) {}
+
+  static size_t num_bytes(int64_t padded_inputs) {
+    return static_cast<size_t>(round_up(padded_inputs * (8 + kRowsAtOnce) + divide_up(padded_inputs, 64) * 8, 64));
   }
 
   float* row;
-  float* outlier_values;
-  int8_t* bytes;
-  uint8_t* outlier_rows;
+  uint64_t* has_outlier;
+  int32_t* indices;
+  int8_t* steps;
 };
 
-void gather_outliers(const PrepareScratch& scratch, int64_t num_entries, int64_t block_rows,
-                     const ActivationBlock& to) {
-  auto* entries = const_cast<int32_t*>(to.outliers);
-  auto* values = static_cast<float*>(const_cast<void*>(to.outlier_values));
-  int32_t count = 0;
-  for (int64_t word = 0; word < num_entries; word += 8) {
-    uint64_t eight;
-    std::memcpy(&eight, scratch.outlier_rows + word, 8);
-    if (!eight) continue;
-    for (int64_t k = word; k < word + 8; ++k) {
-      const unsigned rows = scratch.outlier_rows[k];
-      if (!rows) continue;
-      entries[count] = static_cast<int32_t>(k);
-      for (int64_t r = 0; r < block_rows; ++r)
-        values[count * block_rows + r] = rows >> r & 1 ? scratch.outlier_values[k * block_rows + r] : 0;
-      ++count;
-    }
+// Copies the steps of a row to the values of its block in the layout `byte_tiles`.
+void tile_steps(const int8_t* steps, int64_t padded_inputs, int64_t row, int64_t block_rows, int8_t* values) {
+  for (int64_t k = 0; k < padded_inputs; k += 64) {
+    int8_t* const line = values + (k / 64 * block_rows + row) * 64;
+    const int64_t count = std::min<int64_t>(64, padded_inputs - k);
+    std::memcpy(line, steps + k, static_cast<size_t>(count));
+    if (count < 64) std::memset(line + count, 0, static_cast<size_t>(64 - count));
   }
-  *const_cast<int32_t*>(to.num_outliers) = count;
 }
 
 }  // namespace
 
-// Computes the prologue of one block of rows, and writes the result in the layout that tiles read.
-void Linear::prepare(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
+// Computes the prologue of up to kRowsAtOnce rows of one block, and writes the result in the layout that products read.
+void Linear::prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* memory) const {
   const LinearTiles& tiles = activations.tiles;
+  const ProductKernel& kernel = activations.kernel;
   const int64_t inputs = matrix_->in_features(), padded = matrix_->padded_inputs();
-  const ActivationBlock to = activations.block(block);
+  const ActivationBlock to = activations.block(first / kernel.block_rows);
+  auto* const values = static_cast<int8_t*>(const_cast<void*>(to.values));
   const PrologueArgs args = {prologue_, norm_weight_.data(), norm_bias_.data(), eps_};
-  const int64_t first = block * tiles.block_rows, last = std::min<int64_t>(first + tiles.block_rows, call.rows);
-  const PrepareScratch scratch(memory, padded, tiles.block_rows);
-  if (activations.integer) std::memset(scratch.outlier_rows, 0, static_cast<size_t>(activations.num_entries));
-  for (int64_t r = first; r < last; ++r) {
+  const PrepareScratch scratch(memory, padded);
+  const auto quantize = activations.has_row_scale ? tiles.quantize_row : tiles.quantize_groups;
+  for (int64_t r = first; r < std::min(first + kRowsAtOnce, call.rows); ++r) {
     const float* const row = call.x + r * call.x_stride;
     tiles.prologue(args, row, r + 1 < call.rows ? row + call.x_stride : row, inputs, scratch.row);
     for (int64_t i = inputs; i < padded; ++i) scratch.row[i] = 0;
-    const RowTarget target = {const_cast<void*>(to.values),
+    OutlierList outliers;
+    const RowTarget target = {values,
                               const_cast<float*>(to.scale),
                               const_cast<int32_t*>(to.correction),
                               const_cast<void*>(to.sum),
-                              static_cast<int>(r - first),
-                              outlier_after(prologue_, has_row_scale(matrix_->format())),
-                              scratch.outlier_rows,
-                              scratch.outlier_values};
-    if (activations.integer)
-      activations.quantize(scratch.row, padded, activations.shift, scratch.bytes + (r - first) * padded, target);
-    else
-      tiles.interleave(scratch.row, padded, target);
+                              static_cast<int>(r % kernel.block_rows),
+                              kernel.block_rows,
+                              outlier_after(prologue_, activations.has_row_scale),
+                              &outliers};
+    if (kernel.interleave) {
+      kernel.interleave(scratch.row, padded, target);
+      continue;
+    }
+    int32_t* const list = activations.row_outliers(r);
+    outliers.entries = list + 1;
+    outliers.values = reinterpret_cast<uint32_t*>(list + 1 + activations.max_row_outliers);
+    int8_t* const steps = scratch.steps + (r - first) * padded;
+    quantize(scratch.row, padded, activations.shift, steps, target);
+    *list = outliers.count;
+    if (kernel.layout == ActivationLayout::byte_tiles) tile_steps(steps, padded, target.row, kernel.block_rows, values);
   }
-  if (!activations.integer) return;
-  tiles.interleave_steps(scratch.bytes, padded, padded, static_cast<int8_t*>(const_cast<void*>(to.values)));
-  gather_outliers(scratch, activations.num_entries, tiles.block_rows, to);
+  if (kernel.layout == ActivationLayout::bytes) tiles.interleave_steps(scratch.steps, padded, values);
 }
+
+// Merges the outliers of the rows of a block.
+void Linear::merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* memory) const {
+  const bool is_tiled = activations.kernel.layout == ActivationLayout::byte_tiles;
+  const int64_t block_rows = activations.kernel.block_rows, first = block * block_rows;
+  const int64_t last = std::min(first + block_rows, call.rows), num_words = divide_up(activations.num_entries, 64);
+  const PrepareScratch scratch(memory, activations.padded_inputs);
+  const ActivationBlock to = activations.block(block);
+  auto* const entries = const_cast<int32_t*>(to.outliers);
+  auto* const values = static_cast<uint32_t*>(const_cast<void*>(to.outlier_values));
+  std::memset(scratch.has_outlier, 0, static_cast<size_t>(num_words * 8));
+  for (int64_t r = first; r < last; ++r) {
+    const int32_t* const list = activations.row_outliers(r);
+    for (int32_t i = 0; i < *list; ++i) scratch.has_outlier[list[1 + i] / 64] |= uint64_t{1} << list[1 + i] % 64;
+  }
+  int32_t count = 0;
+  for (int64_t word = 0; word < num_words; ++word)
+    for (uint64_t bits = scratch.has_outlier[word]; bits; bits &= bits - 1) {
+      const auto entry = static_cast<int32_t>(word * 64 + __builtin_ctzll(bits));
+      scratch.indices[entry] = count;
+      entries[count++] = entry;
+    }
+  *const_cast<int32_t*>(to.num_outliers) = count;
+  std::memset(values, 0, static_cast<size_t>((is_tiled ? round_up(count, 16) : count) * block_rows * 4));
+  for (int64_t r = first; r < last; ++r) {
+    const int32_t* const list = activations.row_outliers(r);
+    for (int32_t i = 0; i < *list; ++i) {
+      const int64_t index = scratch.indices[list[1 + i]], row = r - first;
+      const int64_t at = is_tiled ? (index / 16 * block_rows + row) * 16 + index % 16 : index * block_rows + row;
+      std::memcpy(values + at, list + 1 + activations.max_row_outliers + i, 4);
+    }
+  }
+}
+
+namespace {
+
+// Tasks that threads of a job divide among each other; `run` returns when all of them are done.
+class SharedTasks {
+ public:
+  explicit SharedTasks(int64_t num_tasks) : num_tasks_(num_tasks) {}
+
+  template <typename Task>
+  void run(const Task& task) {
+    for (int64_t i; (i = next_.fetch_add(1)) < num_tasks_; done_.fetch_add(1)) task(i);
+    spin_until([&] { return done_.load(std::memory_order_acquire) >= num_tasks_; });
+  }
+
+ private:
+  int64_t num_tasks_;
+  std::atomic<int64_t> next_{0}, done_{0};
+};
+
+}  // namespace
 
 // Packed weights to be prefetched.
 struct Linear::Weights {
@@ -181,7 +245,8 @@ struct Linear::Weights {
 
   // The weights that a thread multiplies first, where all rows are in one tile.
   static Weights first(const PackedMatrix& matrix, int64_t range, int64_t num_ranges) {
-    const int64_t at_once = isa().linear.tile_stripes, tiles = (matrix.num_stripes() + at_once - 1) / at_once;
+    const int64_t at_once = isa().linear.products[static_cast<int>(matrix.format())].tile_stripes;
+    const int64_t tiles = (matrix.num_stripes() + at_once - 1) / at_once;
     return from(matrix, tiles * range / num_ranges * at_once, at_once);
   }
 
@@ -198,7 +263,7 @@ struct Linear::Tiling {
   static constexpr int64_t kActivationBytes = 256 << 10;
 
   Tiling(const PackedMatrix& matrix, const Activations& activations)
-      : stripes_at_once(activations.tiles.tile_stripes),
+      : stripes_at_once(activations.kernel.tile_stripes),
         blocks_at_once(even_part(activations.num_blocks, kActivationBytes / activations.block_bytes)),
         stripe_tiles((matrix.num_stripes() + stripes_at_once - 1) / stripes_at_once),
         num_tiles(stripe_tiles * ((activations.num_blocks + blocks_at_once - 1) / blocks_at_once)) {}
@@ -222,10 +287,9 @@ struct Linear::Tiling {
 // computing overlap, so that a product takes the longer of the two times and not their sum.
 void Linear::multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
                       const Weights& next) const {
-  const auto multiply = activations.tiles.multiply[static_cast<int>(matrix_->format())];
   const int64_t stripes = matrix_->num_stripes(), at_once = tiling.stripes_at_once;
   const int64_t first_stripe = tiling.first_stripe(tile), last_stripe = std::min(first_stripe + at_once, stripes);
-  const int64_t first_block = tiling.first_block(tile), block_rows = activations.tiles.block_rows;
+  const int64_t first_block = tiling.first_block(tile), block_rows = activations.kernel.block_rows;
   const int64_t last_block = std::min(first_block + tiling.blocks_at_once, activations.num_blocks);
   const int64_t share = round_up(divide_up(next.num_bytes, last_block - first_block), 64);
   const int64_t ahead_step = round_up(divide_up(share, matrix_->padded_inputs() / kGroup), 64);
@@ -235,7 +299,8 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
     const float* const bias = bias_.empty() ? nullptr : bias_.data() + column;
     for (int64_t block = first_block, ahead = 0; block < last_block; ++block, ahead += share) {
       const int64_t row = block * block_rows, left = std::max<int64_t>(next.num_bytes - ahead, 0);
-      multiply({matrix_->stripe(stripe), matrix_->stripe_bytes(), static_cast<int>(step),
+      activations.kernel.multiply(
+               {matrix_->stripe(stripe), matrix_->stripe_bytes(), static_cast<int>(step),
                 next.at + std::min(ahead, next.num_bytes), std::min(share, left), ahead_step,
                 matrix_->padded_inputs(), activations.block(block),
                 static_cast<int>(std::min(block_rows, call.rows - row)), bias,
@@ -244,8 +309,8 @@ void Linear::multiply(const Call& call, const Activations& activations, const Ti
   }
 }
 
-// A single block is prepared by every thread separately, because waiting for another thread would take as long. Several
-// blocks are divided among the threads, in memory of the calling thread.
+// A few rows are prepared by every thread separately, because waiting for another thread would take as long. More rows
+// are divided among the threads, in memory of the calling thread.
 void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* out, int64_t out_stride, bool add,
                         const Linear* next) const {
   thread_local ReusableMemory shared;
@@ -253,26 +318,26 @@ void Linear::operator()(const float* x, int64_t x_stride, int64_t rows, float* o
   const Call call = {x, x_stride, rows, out, out_stride, add};
   const Activations layout(*matrix_, rows);
   const Tiling tiling(*matrix_, layout);
-  const int64_t num_blocks = layout.num_blocks;
-  const bool is_shared = num_blocks > 1;
+  const bool is_shared = rows > kRowsAtOnce;
   auto* const memory = is_shared ? static_cast<uint8_t*>(shared.get(layout.num_bytes())) : nullptr;
-  const size_t prepare_bytes = static_cast<size_t>(round_up(
-      static_cast<int64_t>(PrepareScratch::num_bytes(matrix_->padded_inputs(), layout.tiles.block_rows)), 64));
+  const size_t prepare_bytes = PrepareScratch::num_bytes(matrix_->padded_inputs());
   const size_t scratch_bytes = prepare_bytes + (is_shared ? 0 : layout.num_bytes());
   Pool& pool = Pool::get();
   Ranges tiles(pool, tiling.num_tiles);
-  std::atomic<int64_t> next_block{0}, prepared{0};
+  SharedTasks preparations(divide_up(rows, kRowsAtOnce)), merges(layout.is_integer ? layout.num_blocks : 0);
   pool.run(tiles.count(), [&](int64_t range, int worker) {
     // Allocation may throw, so it precedes the wait for other threads.
     auto* const scratch = static_cast<uint8_t*>(pool.scratch(worker, scratch_bytes));
     const Activations activations = layout.in(is_shared ? memory : scratch + prepare_bytes);
+    const auto prepare_rows = [&](int64_t i) { prepare(call, activations, i * kRowsAtOnce, scratch); };
+    const auto merge_block = [&](int64_t block) { merge_outliers(call, activations, block, scratch); };
     Weights::first(*matrix_, range, tiles.count()).prefetch();
     if (is_shared) {
-      for (int64_t block; (block = next_block.fetch_add(1)) < num_blocks; prepared.fetch_add(1))
-        prepare(call, activations, block, scratch);
-      spin_until([&] { return prepared.load(std::memory_order_acquire) >= num_blocks; });
+      preparations.run(prepare_rows);
+      merges.run(merge_block);
     } else {
-      prepare(call, activations, 0, scratch);
+      prepare_rows(0);
+      if (layout.is_integer) merge_block(0);
     }
     tiles.take(range, [&](int64_t tile, int64_t its_range, bool is_last) {
       Weights ahead = is_last ? Weights{} : tiling.weights_after(*matrix_, tile);

@@ -30,7 +30,8 @@ class Linear {
   struct Call;
   struct Tiling;
   struct Weights;
-  void prepare(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
+  void prepare(const Call& call, const Activations& activations, int64_t first, uint8_t* scratch) const;
+  void merge_outliers(const Call& call, const Activations& activations, int64_t block, uint8_t* scratch) const;
   void multiply(const Call& call, const Activations& activations, const Tiling& tiling, int64_t tile,
                 const Weights& next) const;
 

@@ -119,12 +119,11 @@ static inline void measure(const float* y, int count, float outlier, Measured& f
   store(found.scale, mul(top, set1(1.0f / 127.0f)));
 }
 
-static inline void note_outliers(const float* y, int64_t k, unsigned bits, const RowTarget& target) {
-  auto* const values = static_cast<float*>(target.outlier_values);
+static inline void note_outliers(const float* y, int64_t k, unsigned bits, OutlierList& outliers) {
   for (; bits; bits &= bits - 1) {
-    const int64_t at = k + __builtin_ctz(bits);
-    target.outlier_rows[at] = static_cast<uint8_t>(target.outlier_rows[at] | 1u << target.row);
-    values[at * kBlockRows + target.row] = y[at];
+    uint32_t value;
+    __builtin_memcpy(&value, y + k + __builtin_ctz(bits), 4);
+    outliers.append(k + __builtin_ctz(bits), value);
   }
 }
 
@@ -139,7 +138,7 @@ static inline F round_group(const float* y, int64_t k, F limit, F inverse, int8_
     sum = iadd(sum, rounded);
     store_s8(steps + k + i, rounded);
     const unsigned bits = mask_bits(is_outlier);
-    if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, target);
+    if (__builtin_expect(bits != 0, 0)) note_outliers(y, k + i, bits, *target.outliers);
   }
   return to_float(sum);
 }
@@ -163,7 +162,7 @@ static void quantize_groups(const float* y, int64_t padded_inputs, int shift, in
     const F total = reduce_each(sums, [](F a, F b) { return add(a, b); });  // whole numbers, exact
     store(totals, mul(total, load(found.scale)));
     istore(corrections, to_int(mul(total, set1(static_cast<float>(-shift)))));
-    for (int g = 0; g < count; ++g, at += kBlockRows) {
+    for (int g = 0; g < count; ++g, at += target.block_rows) {
       target.scale[at] = found.scale[g];
       target.correction[at] = corrections[g];
       sum[at] = totals[g];
@@ -194,18 +193,15 @@ static inline float top_of_row(const float* y, int64_t padded_inputs, float outl
   return inlier > least ? inlier : least;
 }
 
-// Stores the multiples of 128 of outliers, which are lanes of `bits`, from input k on.
-static inline void note_outlier_steps(F multiples, int64_t k, unsigned bits, const RowTarget& target) {
-  alignas(64) int32_t lanes[kLanes];
-  istore(lanes, to_int(multiples));
-  auto* const values = static_cast<int8_t*>(target.outlier_values);
-  for (; bits; bits &= bits - 1) {
-    const int lane = __builtin_ctz(bits);
-    const int64_t at = k + lane, quad = at / 4;
-    int8_t* const four = values + (quad * kBlockRows + target.row) * 4;
-    if (!(target.outlier_rows[quad] >> target.row & 1)) __builtin_memset(four, 0, 4);
-    target.outlier_rows[quad] = static_cast<uint8_t>(target.outlier_rows[quad] | 1u << target.row);
-    four[at % 4] = static_cast<int8_t>(lanes[lane]);
+// Appends the multiples of 128 of outliers, which are lanes of `bits`, from input k on. Entries are quads.
+static inline void note_outlier_steps(F multiples, int64_t k, unsigned bits, OutlierList& outliers) {
+  alignas(64) int8_t steps[kLanes];
+  store_s8(steps, to_int(multiples));
+  for (int lane = 0; lane < kLanes; lane += 4) {
+    if (!(bits >> lane & 15)) continue;
+    uint32_t four;
+    __builtin_memcpy(&four, steps + lane, 4);
+    outliers.append((k + lane) / 4, four);
   }
 }
 
@@ -224,7 +220,7 @@ static void quantize_row(const float* y, int64_t padded_inputs, int shift, int8_
       const F multiples = select(is_outlier, round_even(mul(rounded, set1(1.0f / 128))), zero());
       rest = fma(multiples, set1(-128.0f), rounded);
       outlier_sum = iadd(outlier_sum, to_int(multiples));
-      note_outlier_steps(multiples, k, bits, target);
+      note_outlier_steps(multiples, k, bits, *target.outliers);
     }
     const I low = to_int(rest);
     sum = iadd(sum, low);
@@ -236,11 +232,12 @@ static void quantize_row(const float* y, int64_t padded_inputs, int shift, int8_
 }
 
 // Interleaves the rows by four inputs each.
-static void interleave_steps(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values) {
+static void interleave_steps(const int8_t* steps, int64_t padded_inputs, int8_t* values) {
   const auto* from = reinterpret_cast<const Quad*>(steps);
   auto* to = reinterpret_cast<Quad*>(values);
-  for (int64_t k = 0; k < padded_inputs / 4; ++k)
-    for (int r = 0; r < kBlockRows; ++r) to[k * kBlockRows + r] = from[r * stride / 4 + k];
+  const int64_t num_quads = padded_inputs / 4;
+  for (int64_t k = 0; k < num_quads; ++k)
+    for (int r = 0; r < kBlockRows; ++r) to[k * kBlockRows + r] = from[r * num_quads + k];
 }
 
 static void interleave(const float* y, int64_t padded_inputs, const RowTarget& target) {

@@ -44,11 +44,19 @@ static inline void prefetch_outputs(const StripeTask& task) {
     for (int s = 0; s < kStripes; ++s) __builtin_prefetch(task.out + m * task.out_stride + s * kStripe, 1);
 }
 
-template <int kStripes, int kRows>
+// The places of activations in the layout `bytes`: the distances of rows and of quads, the first quad of the group of
+// input k, and entry i of the outliers.
+struct Interleaved {
+  static constexpr int64_t kRow = 4, kQuad = kBlockRows * 4;
+  static int64_t group(int64_t k) { return k * kBlockRows; }
+  static int64_t entry(int64_t i) { return i * kQuad; }
+};
+
+template <typename Layout = Interleaved, int kStripes, int kRows>
 static inline void dot(I (&acc)[kStripes][kRows], const I (&weights)[kStripes], const int8_t* quad, bool nibbles) {
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m) {
-    const I x = broadcast4(quad + 4 * m);
+    const I x = broadcast4(quad + Layout::kRow * m);
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
       acc[s][m] = nibbles ? dot_u4s8(acc[s][m], weights[s], x) : dot_u8s8(acc[s][m], weights[s], x);
@@ -114,14 +122,14 @@ static inline void multiply_q4(const StripeTask& task, int column, Ahead& ahead,
 }
 
 // Adds the products of one group of inputs in bytes.
-template <int kRows, int kStripes>
+template <typename Layout = Interleaved, int kRows, int kStripes>
 static inline void dot_bytes(const StripeTask& task, const uint8_t* w, const int8_t* x, I (&acc)[kStripes][kRows]) {
 #pragma GCC unroll 8
-  for (int64_t k = 0; k < kGroup; k += 4, w += kStripe * 4, x += kBlockRows * 4) {
+  for (int64_t k = 0; k < kGroup; k += 4, w += kStripe * 4, x += Layout::kQuad) {
     I weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) weights[s] = iload(w + s * task.stripe_bytes);
-    dot(acc, weights, x, false);
+    dot<Layout>(acc, weights, x, false);
   }
 }
 
@@ -142,7 +150,7 @@ static inline void multiply_q8_0(const StripeTask& task, int column, Ahead& ahea
 }
 
 // Adds the multiples of 128 of outliers to the sums of all inputs: y = 128 * the sum of outliers + y.
-template <int kRows, int kStripes>
+template <typename Layout, int kRows, int kStripes>
 static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, Sums<kRows, kStripes>& y) {
   const ActivationBlock& block = task.block;
   const int32_t num_quads = *block.num_outliers;
@@ -150,12 +158,12 @@ static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, S
   const int8_t* x = static_cast<const int8_t*>(block.outlier_values);
   I acc[kStripes][kRows];
   start(acc, static_cast<const int32_t*>(block.sum));
-  for (int32_t i = 0; i < num_quads; ++i, x += kBlockRows * 4) {
+  for (int32_t i = 0; i < num_quads; ++i) {
     I weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
       weights[s] = iload(w + block.outliers[i] * (kStripe * 4) + s * task.stripe_bytes);
-    dot(acc, weights, x, false);
+    dot<Layout>(acc, weights, x + Layout::entry(i), false);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
@@ -163,7 +171,7 @@ static inline void add_outlier_quads(const StripeTask& task, const uint8_t* w, S
     for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(to_float(acc[s][m]), set1(128.0f), y.of[s][m]);
 }
 
-template <int kRows, int kStripes>
+template <typename Layout, int kRows, int kStripes>
 static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * 4;
   const int8_t* x = static_cast<const int8_t*>(task.block.values);
@@ -171,13 +179,13 @@ static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahea
   start(acc, task.block.correction);
   for (int64_t k = 0; k < task.padded_inputs; k += kGroup) {
     ahead.prefetch_part();
-    dot_bytes(task, w + k * kStripe, x + k * kBlockRows, acc);
+    dot_bytes<Layout>(task, w + k * kStripe, x + Layout::group(k), acc);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s) y.of[s][m] = to_float(acc[s][m]);
-  add_outlier_quads(task, w, y);
+  add_outlier_quads<Layout>(task, w, y);
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 4
@@ -185,27 +193,48 @@ static inline void multiply_int8(const StripeTask& task, int column, Ahead& ahea
 }
 
 static inline F load_weights(const float* p) { return load(p); }
-struct Half { uint16_t bits; };
-struct Brain { uint16_t bits; };
-static inline F load_weights(const Half* p) { return load_f16(&p->bits); }
-static inline F load_weights(const Brain* p) { return load_bf16(&p->bits); }
+static inline F load_weights(const uint16_t* p) { return load_f16(p); }
+
+// Adds the products of one input.
+template <int kRows, int kStripes>
+static inline void add_products(const F (&weights)[kStripes], const float* x, Sums<kRows, kStripes>& y) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m) {
+    const F value = set1(x[m]);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
+  }
+}
 
 template <typename Weight, int kRows, int kStripes>
 static inline void multiply_floats(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
   const uint8_t* w = task.stripe + column * sizeof(Weight);
   const float* x = static_cast<const float*>(task.block.values);
-  for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight)) {
+  for (int64_t k = 0; k < task.padded_inputs; ++k, w += kStripe * sizeof(Weight), x += kBlockRows) {
     if (k % kGroup == 0) ahead.prefetch_part();
     F weights[kStripes];
 #pragma GCC unroll 4
     for (int s = 0; s < kStripes; ++s)
       weights[s] = load_weights(reinterpret_cast<const Weight*>(w + s * task.stripe_bytes));
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-      const F value = set1(x[k * kBlockRows + m]);
+    add_products(weights, x, y);
+  }
+}
+
+template <int kRows, int kStripes>
+static inline void multiply_bf16(const StripeTask& task, int column, Ahead& ahead, Sums<kRows, kStripes>& y) {
+  const uint8_t* w = task.stripe + column * 4;
+  const float* x = static_cast<const float*>(task.block.values);
+  for (int64_t k = 0; k < task.padded_inputs; k += 2, w += kStripe * 4, x += 2 * kBlockRows) {
+    if (k % kGroup == 0) ahead.prefetch_part();
+    F even[kStripes], odd[kStripes];
 #pragma GCC unroll 4
-      for (int s = 0; s < kStripes; ++s) y.of[s][m] = fma(weights[s], value, y.of[s][m]);
+    for (int s = 0; s < kStripes; ++s) {
+      const I pairs = iload(w + s * task.stripe_bytes);
+      even[s] = even_bf16(pairs);
+      odd[s] = odd_bf16(pairs);
     }
+    add_products(even, x, y);
+    add_products(odd, x + kBlockRows, y);
   }
 }
 
@@ -280,7 +309,7 @@ static inline void finish(const StripeTask& task, int column, const Sums<kRows, 
   }
 }
 
-template <WeightFormat kFormat, int kRows, int kStripes>
+template <WeightFormat kFormat, typename Layout, int kRows, int kStripes>
 static void multiply_tile(const StripeTask& task) {
   Ahead ahead(task);
   prefetch_outputs<kRows, kStripes>(task);
@@ -291,22 +320,22 @@ static void multiply_tile(const StripeTask& task) {
     if constexpr (kFormat == WeightFormat::q4_0) multiply_q4<false>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::q4_1) multiply_q4<true>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::q8_0) multiply_q8_0(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::int8) multiply_int8(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::bf16) multiply_floats<Brain>(task, column, ahead, y);
-    if constexpr (kFormat == WeightFormat::f16) multiply_floats<Half>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::int8) multiply_int8<Layout>(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::bf16) multiply_bf16(task, column, ahead, y);
+    if constexpr (kFormat == WeightFormat::f16) multiply_floats<uint16_t>(task, column, ahead, y);
     if constexpr (kFormat == WeightFormat::f32) multiply_floats<float>(task, column, ahead, y);
     if constexpr (is_integer(kFormat) && !has_row_scale(kFormat)) add_outliers<kFormat>(task, column, y);
     finish<kFormat>(task, column, y);
   }
 }
 
-template <WeightFormat kFormat, int kStripes>
+template <WeightFormat kFormat, int kStripes, typename Layout = Interleaved>
 static inline void multiply_stripes(const StripeTask& task) {
   switch (task.num_rows) {
-    case 1: return multiply_tile<kFormat, 1, kStripes>(task);
-    case 2: return multiply_tile<kFormat, 2, kStripes>(task);
-    case 3: return multiply_tile<kFormat, 3, kStripes>(task);
-    default: return multiply_tile<kFormat, 4, kStripes>(task);
+    case 1: return multiply_tile<kFormat, Layout, 1, kStripes>(task);
+    case 2: return multiply_tile<kFormat, Layout, 2, kStripes>(task);
+    case 3: return multiply_tile<kFormat, Layout, 3, kStripes>(task);
+    default: return multiply_tile<kFormat, Layout, 4, kStripes>(task);
   }
 }
 

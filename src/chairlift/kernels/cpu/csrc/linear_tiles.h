@@ -15,7 +15,8 @@ constexpr bool is_integer(WeightFormat format) { return format <= WeightFormat::
 //                then [groups][16] f16 scales; q4_1: then [groups][16] f16 minimums
 //   q8_0         [groups of 32][8][16 rows][4 bytes], each value plus 128; then [groups][16] f16 scales
 //   int8         [inputs / 4][16 rows][4 bytes], each value plus 128; then [16] f32 scales
-//   bf16 .. f32  [inputs][16 rows]
+//   bf16         [inputs / 2][16 rows][2]
+//   f16, f32     [inputs][16 rows]
 //
 // Rows beyond the matrix are zero, and so are inputs up to the next multiple of 32.
 constexpr int kStripe = 16;
@@ -25,21 +26,26 @@ constexpr int kGroup = 32;
 // int8 weights they have one scale for each row, so that one sum of integers runs over all inputs.
 constexpr bool has_row_scale(WeightFormat format) { return format == WeightFormat::int8; }
 
-// Activations are interleaved in the same way, in blocks of kBlockRows rows (a constant of the instruction set):
+// The layout of the activations of a block of rows; the number of rows is a constant of layout and instruction set.
 //
-//   q4_0, q4_1, q8_0   values [inputs / 4][block rows][4] int8; for each group, [groups][block rows] of scale (f32),
-//                      correction (int32: minus the sum of the values times the shift of the weights) and sum (f32:
-//                      scale times the sum of the values)
-//   int8               the same values; [block rows] of scale, correction and outlier correction (int32, in `sum`)
-//   bf16, f16, f32     values [inputs][block rows] f32
+//   bytes        values [inputs / 4][block rows][4] int8
+//   byte_tiles   values [inputs / 64][block rows][64] int8, zero beyond the last input
+//   floats       values [inputs][block rows] f32
+//   bf16_tiles   values [inputs / 32][block rows][32] bf16
+//
+// Bytes have scales. With q4_0, q4_1 and q8_0 there are, for each group, [groups][block rows] of scale (f32), correction
+// (int32: minus the sum of the values times the shift of the weights) and sum (f32: scale times the sum of the values).
+// With int8 there are [block rows] of scale, correction and outlier correction (int32, in `sum`).
 //
 // Outliers are inputs of several times the mean magnitude of their group or row, which would leave too few of the eight
-// bits for the other inputs. They are stored for each entry that has an outlier in any row of the block, in ascending
-// order, with zeros for the other rows:
+// bits for the other inputs. Their values are stored for each entry that has an outlier in any row of the block, in
+// ascending order, with zeros for the other rows:
 //
-//   q4_0, q4_1, q8_0   entries are inputs, [block rows] f32; `values` has zeros there
-//   int8               entries are quads of four inputs, [block rows][4] int8. Activation / scale is an integer of up to
-//                      15 bits, of which these are the multiples of 128, and `values` has the rest
+//   q4_0, q4_1, q8_0   entries are inputs, values [entries][block rows] f32; `values` has zeros there
+//   int8               entries are quads of four inputs, values [entries][block rows][4] int8, or for byte_tiles
+//                      [entries / 16][block rows][16][4], zero beyond the last entry. Activation / scale is an integer
+//                      of up to 15 bits, of which these are the multiples of 128, and `values` has the rest
+enum class ActivationLayout { bytes, byte_tiles, floats, bf16_tiles };
 struct ActivationBlock {
   const void* values;
   const float* scale;
@@ -58,7 +64,7 @@ constexpr int kLargestStep = 127 * 128 + 63;
 struct StripeTask {
   const uint8_t* stripe;
   int64_t stripe_bytes;  // the distance between stripes
-  int num_stripes;       // 1 or LinearTiles::tile_stripes
+  int num_stripes;       // 1 or ProductKernel::tile_stripes
   const uint8_t* ahead;  // weights to be prefetched
   int64_t ahead_bytes;
   int64_t ahead_step;  // bytes to be prefetched with each group of inputs
@@ -82,30 +88,48 @@ struct PrologueArgs {
   float eps;
 };
 
-// The destination of the activations of a row: the arrays of its block (`values` for float formats only), and its
-// index.
+// The outliers of a row, in ascending order of their entries.
+struct OutlierList {
+  void append(int64_t entry, uint32_t value) {
+    entries[count] = static_cast<int32_t>(entry);
+    values[count++] = value;
+  }
+
+  int32_t count = 0;
+  int32_t* entries;
+  uint32_t* values;  // the four bytes of a float, or of a quad
+};
+
+// The destination of the activations of a row: the arrays of its block (`values` for float formats only), its index and
+// its outliers.
 struct RowTarget {
   void* values;
   float* scale;
   int32_t* correction;
   void* sum;
-  int row;
-  float outlier;          // the threshold of outliers, in multiples of the mean magnitude of their group or row
-  uint8_t* outlier_rows;  // [entries]: one bit per row
-  void* outlier_values;   // [entries][block rows], each of four bytes
+  int row, block_rows;
+  float outlier;  // the threshold of outliers, in multiples of the mean magnitude of their group or row
+  OutlierList* outliers;
+};
+
+// The product with weights of one format, and the layout of its activations.
+struct ProductKernel {
+  int block_rows, tile_stripes;
+  ActivationLayout layout;
+  void (*multiply)(const StripeTask& task);
+  // Copies a row of floats to the values of a block; null where the layout has bytes.
+  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
 };
 
 struct LinearTiles {
-  int block_rows, tile_stripes;
-  void (*multiply[kNumWeightFormats])(const StripeTask& task);
+  ProductKernel products[kNumWeightFormats];
   // Computes y [inputs] from x [inputs], or x [2 * inputs] for silu_and_mul; y may be x. next: a row to be prefetched.
   void (*prologue)(const PrologueArgs& args, const float* x, const float* next, int64_t inputs, float* y);
   // Quantizes y [padded_inputs] to one byte of `steps` per input. shift: the difference between stored and true weights.
   void (*quantize_groups)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
   void (*quantize_row)(const float* y, int64_t padded_inputs, int shift, int8_t* steps, const RowTarget& target);
-  // Copies the steps of block_rows rows, `stride` apart, to the values of a block.
-  void (*interleave_steps)(const int8_t* steps, int64_t stride, int64_t padded_inputs, int8_t* values);
-  void (*interleave)(const float* y, int64_t padded_inputs, const RowTarget& target);
+  // Copies the steps of the rows of a block, padded_inputs apart, to its values in the layout `bytes`.
+  void (*interleave_steps)(const int8_t* steps, int64_t padded_inputs, int8_t* values);
 };
 
 }  // namespace chairlift

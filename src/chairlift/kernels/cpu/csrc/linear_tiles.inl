@@ -1,20 +1,33 @@
 // Compiled for each instruction set: the functions of linear layers.
 #include "linear_products.inl"
 #include "linear_prepare.inl"
+#ifdef CHAIRLIFT_TILES
+#include "linear_amx.inl"
+#endif
 
 namespace chairlift::CHAIRLIFT_ISA {
 
+template <WeightFormat kFormat>
+static constexpr ProductKernel product_kernel() {
+#ifdef CHAIRLIFT_TILES
+  if (kFormat == WeightFormat::int8)
+    return {kTiledBlockRows, kTiledStripes, ActivationLayout::byte_tiles, multiply_tiled_int8, nullptr};
+  if (kFormat == WeightFormat::bf16)
+    return {kTiledBlockRows, kTiledStripes, ActivationLayout::bf16_tiles, multiply_tiled_bf16, interleave_bf16};
+#endif
+  if (is_integer(kFormat)) return {kBlockRows, kTileStripes, ActivationLayout::bytes, multiply<kFormat>, nullptr};
+  return {kBlockRows, kTileStripes, ActivationLayout::floats, multiply<kFormat>, interleave};
+}
+
 static constexpr LinearTiles linear_tiles() {
-  return {kBlockRows,
-          kTileStripes,
-          {multiply<WeightFormat::q4_0>, multiply<WeightFormat::q4_1>, multiply<WeightFormat::q8_0>,
-           multiply<WeightFormat::int8>, multiply<WeightFormat::bf16>, multiply<WeightFormat::f16>,
-           multiply<WeightFormat::f32>},
+  return {{product_kernel<WeightFormat::q4_0>(), product_kernel<WeightFormat::q4_1>(),
+           product_kernel<WeightFormat::q8_0>(), product_kernel<WeightFormat::int8>(),
+           product_kernel<WeightFormat::bf16>(), product_kernel<WeightFormat::f16>(),
+           product_kernel<WeightFormat::f32>()},
           prologue,
           quantize_groups,
           quantize_row,
-          interleave_steps,
-          interleave};
+          interleave_steps};
 }
 
 }  // namespace chairlift::CHAIRLIFT_ISA

@@ -19,6 +19,14 @@ constexpr const char* kNames[kNumWeightFormats] = {"q4_0", "q4_1", "q8_0", "int8
 bool is_q4(WeightFormat format) { return format == WeightFormat::q4_0 || format == WeightFormat::q4_1; }
 bool is_grouped(WeightFormat format) { return format <= WeightFormat::q8_0; }
 
+// The offset of the value of input k of the first row of a stripe of floats, in values.
+int64_t input_offset(WeightFormat format, int64_t k) {
+  return format == WeightFormat::bf16 ? k / 2 * 2 * kStripe + k % 2 : k * kStripe;
+}
+
+// The distance of rows of a stripe of floats, in values.
+int64_t row_distance(WeightFormat format) { return format == WeightFormat::bf16 ? 2 : 1; }
+
 int64_t value_bytes(WeightFormat format) { return format == WeightFormat::f32 ? 4 : 2; }
 
 // The bytes of the values of a stripe, without its scales.
@@ -137,7 +145,7 @@ void PackedMatrix::pack_row_blocks(int64_t row, const uint8_t* source) {
   if (!is_integer(format_)) {
     const int64_t size = value_bytes(format_);
     for (int64_t k = 0; k < in_features_; ++k)
-      std::memcpy(stripe + (k * kStripe + lane) * size, source + k * size, static_cast<size_t>(size));
+      std::memcpy(stripe + (input_offset(format_, k) + lane * row_distance(format_)) * size, source + k * size, static_cast<size_t>(size));
     return;
   }
   uint8_t* scales = stripe + values_bytes(format_, padded_inputs_) + lane * 2;
@@ -191,7 +199,7 @@ void PackedMatrix::unpack_row(int64_t row, float* out) const {
   if (!is_integer(format_)) {
     const int64_t size = value_bytes(format_);
     for (int64_t k = 0; k < in_features_; ++k) {
-      const uint8_t* value = stripe + (k * kStripe + lane) * size;
+      const uint8_t* value = stripe + (input_offset(format_, k) + lane * row_distance(format_)) * size;
       if (format_ == WeightFormat::f32)
         std::memcpy(out + k, value, 4);
       else

@@ -8,7 +8,7 @@ and VNNI, one iteration needs, by format:
 |---|---|---|---|---|
 | dot | 8 R S dot products | the same | the same | 32 R S fma |
 | broadcast | 8 R, of four activations | the same | the same | 32 R |
-| unpack | 12 S: two ands and a shift for 4 loads | 8 S loads | 8 S loads | 32 S loads; bf16: and shifts |
+| unpack | 12 S: two ands and a shift for 4 loads | 8 S loads | 8 S loads | 32 S loads; bf16: 16 S loads, shifts and ands |
 | epilogue | R S of first values, converted, scaled, fma | the same | once for all inputs: not counted | none |
 
 The epilogue loads S scales of weights and R scales of activations. It also loads R first values; q4_1 has S minimums, R
@@ -77,7 +77,7 @@ def instruction_counts(isa: str, weight_format: str, rows: Sequence[int]) -> lis
 
 def _floats(vectors: VectorSet, weight_format: str, rows: int) -> InstructionCount:
     stripes = vectors.tile_stripes
-    unpack = GROUP * stripes * (2 if weight_format == "bf16" else 1)
+    unpack = GROUP * stripes * (1.5 if weight_format == "bf16" else 1)
     return _count(vectors, weight_format, rows, GROUP * rows * stripes, GROUP * rows, unpack, 0)
 
 

@@ -77,6 +77,11 @@ static inline F load_bf16(const uint16_t* p) {
   return widen_bf16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 static inline F load_bf16_n(const uint16_t* p, int n) { return widen_bf16(load_u16_n(p, n)); }
+// The even or odd ones of 16 values.
+static inline F even_bf16(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+static inline F odd_bf16(I x) {
+  return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
 static inline __m128i narrow_bf16(F x) {
   const I bits = _mm256_castps_si256(x);
   const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -74,6 +74,11 @@ static inline F load_bf16(const uint16_t* p) {
 static inline F load_bf16_n(const uint16_t* p, int n) {
   return widen_bf16(_mm256_maskz_loadu_epi16(first_lanes(n), p));
 }
+// The even or odd ones of 32 values.
+static inline F even_bf16(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+static inline F odd_bf16(I x) {
+  return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000))));
+}
 static inline __m256i narrow_bf16(F x) {
   const I bits = _mm512_castps_si512(x);
   const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

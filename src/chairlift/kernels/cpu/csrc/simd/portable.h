@@ -121,6 +121,13 @@ static inline F load_bf16_n(const uint16_t* p, int n) {
   return lanes([=](int i) { return i < n ? bits_to_float(static_cast<uint32_t>(p[i]) << 16) : 0.0f; });
 }
 static inline F load_bf16(const uint16_t* p) { return load_bf16_n(p, kLanes); }
+// The even or odd ones of 2 * kLanes values.
+static inline F even_bf16(I x) {
+  return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(x.v[i]) << 16); });
+}
+static inline F odd_bf16(I x) {
+  return lanes([&](int i) { return bits_to_float(static_cast<uint32_t>(x.v[i]) & 0xffff0000); });
+}
 // Rounds to nearest, ties to even; NaN stays NaN.
 static inline void store_bf16_n(uint16_t* p, F x, int n) {
   for (int i = 0; i < n; ++i) p[i] = float_to_bf16(x.v[i]);

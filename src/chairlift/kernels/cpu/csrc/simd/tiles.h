@@ -1,0 +1,121 @@
+// Tile registers (AMX): products of 16 x 16 outputs at a time, in hardware or emulated.
+//
+// There are eight tiles of 16 rows of 64 bytes. A product is C += A B, where C has 16 x 16 values of 32 bits. A has 16
+// rows of 64 bytes, and B has the same number of inputs for 16 columns: 16 rows of 16 columns of four bytes, which is the
+// layout of a stripe of weights. The functions of both classes give the same bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace chairlift::CHAIRLIFT_ISA {
+
+constexpr int kTileRows = 16;
+constexpr int kTileRowBytes = 64;
+constexpr int kTileBytes = kTileRows * kTileRowBytes;
+
+#ifdef CHAIRLIFT_EMULATED_TILES
+
+// Plain loops, for tests on CPUs without AMX.
+struct Tiles {
+  static void configure() {}
+  static void release() {}
+  template <int kTile>
+  static void zero() { std::memset(of(kTile), 0, kTileBytes); }
+  template <int kTile>
+  static void load(const void* p) { std::memcpy(of(kTile), p, kTileBytes); }
+  template <int kTile>
+  static void store(void* p) { std::memcpy(p, of(kTile), kTileBytes); }
+
+  // Sums of four products of signed (A) and unsigned (B) bytes, in int32.
+  template <int kC, int kA, int kB>
+  static void dot_s8u8() {
+    const auto* a = reinterpret_cast<const int8_t*>(of(kA));
+    const uint8_t* b = of(kB);
+    for (int m = 0; m < kTileRows; ++m) {
+      int32_t sums[16];
+      std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
+      for (int k = 0; k < kTileRowBytes; ++k)
+        for (int n = 0; n < 16; ++n) sums[n] += a[m * kTileRowBytes + k] * b[k / 4 * kTileRowBytes + n * 4 + k % 4];
+      std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
+    }
+  }
+
+  // Sums of products of bfloat16, in float: those of even and of odd inputs are two chains of fma that start at zero, and
+  // their sum is added to C. Denormal operands and results are zero (Intel 64 and IA-32 Architectures Software
+  // Developer's Manual, volume 2, TDPBF16PS).
+  template <int kC, int kA, int kB>
+  static void dot_bf16() {
+    for (int m = 0; m < kTileRows; ++m) {
+      float sums[16];
+      std::memcpy(sums, of(kC) + m * kTileRowBytes, kTileRowBytes);
+      for (int n = 0; n < 16; ++n) {
+        float even = 0, odd = 0;
+        for (int k = 0; k < 16; ++k) {
+          even = flush(__builtin_fmaf(bf16(kA, m, 2 * k), bf16(kB, k, 2 * n), even));
+          odd = flush(__builtin_fmaf(bf16(kA, m, 2 * k + 1), bf16(kB, k, 2 * n + 1), odd));
+        }
+        sums[n] = flush(flush(sums[n]) + flush(even + odd));
+      }
+      std::memcpy(of(kC) + m * kTileRowBytes, sums, kTileRowBytes);
+    }
+  }
+
+ private:
+  static uint8_t* of(int tile) {
+    alignas(64) thread_local uint8_t registers[8][kTileBytes];
+    return registers[tile];
+  }
+  static float flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
+  static float bf16(int tile, int row, int column) {
+    uint16_t half;
+    std::memcpy(&half, of(tile) + row * kTileRowBytes + column * 2, 2);
+    const uint32_t bits = static_cast<uint32_t>(half) << 16;
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return flush(x);
+  }
+};
+
+#else
+
+// Assembly instead of intrinsics, because those of GCC 12 do not tell the compiler that they access memory: it may move
+// or drop the stores before them.
+struct Tiles {
+  // All tiles have their full size. Other threads need their own configuration.
+  static void configure() {
+    struct alignas(64) Config {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.row_bytes[tile] = kTileRowBytes;
+      config.rows[tile] = kTileRows;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+  }
+  static void release() { __asm__ volatile("tilerelease" ::: "memory"); }
+  template <int kTile>
+  static void zero() { __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile)); }
+  template <int kTile>
+  static void load(const void* p) {
+    __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(p), "r"(int64_t{kTileRowBytes}) : "memory");
+  }
+  template <int kTile>
+  static void store(void* p) {
+    __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(p), "r"(int64_t{kTileRowBytes}) : "memory");
+  }
+  template <int kC, int kA, int kB>
+  static void dot_s8u8() {
+    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+  }
+  template <int kC, int kA, int kB>
+  static void dot_bf16() {
+    __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kC), "i"(kA), "i"(kB));
+  }
+};
+
+#endif
+
+}  // namespace chairlift::CHAIRLIFT_ISA
