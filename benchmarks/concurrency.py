@@ -102,7 +102,7 @@ def run_loads(loaded: LoadedModel, concurrencies: Sequence[int], budget: int) ->
 def _run_load(engine: Engine, log: EventList, concurrency: int, turn: int) -> Load:
     del log.events[1:]
     count = max(FEWEST_REQUESTS, REQUESTS_A_USER * concurrency)
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = engine.facts.model_config.vocab_size
     drive(engine, make_workload(0, count, PROMPT, OUTPUT, BurstArrivals(), vocab_size, token_round=turn), concurrency)
     run = summarize(log.events)
     assert run.ttft is not None

@@ -215,13 +215,13 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
 
 def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
     """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
-    plan = build_engine(next(iter(configs.values())), loaded=loaded).kv_cache_plan
+    plan = build_engine(next(iter(configs.values())), loaded=loaded).facts.kv_cache_plan
     pooled = {
         name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory_bytes=None)
         for name, config in configs.items()
     }
     engines = [build_engine(config, loaded=loaded) for config in pooled.values()]
-    max_model_len = min(engine.scheduler_config.max_model_len for engine in engines)
+    max_model_len = min(engine.facts.scheduler_config.max_model_len for engine in engines)
     return {name: replace(config, max_model_len=max_model_len) for name, config in pooled.items()}
 
 
@@ -294,7 +294,7 @@ class _Rounds:
         for item in workload:
             assert len(tokens[item.request_id]) == item.output_len, "a request has not the forced number of tokens"
         run = PolicyRun.from_events(log.events)
-        self.engines.setdefault(name, engine.started)
+        self.engines.setdefault(name, engine.facts.started)
         self._record(name, log, run)
         return tokens
 

@@ -133,13 +133,13 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
         iterations = _iterations(engine, log, options)
     finally:
         engine.close()
-    return LatencyResult(machine_facts(), engine.started, options, iterations, peak_rss_bytes())
+    return LatencyResult(machine_facts(), engine.facts.started, options, iterations, peak_rss_bytes())
 
 
 def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list[Iteration]:
     total = options.num_iters_warmup + options.num_iters
     iterations: list[Iteration] = []
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = engine.facts.model_config.vocab_size
     forced_requests(engine, options.workload(vocab_size, 0))
     with progress_bar("iterations", total) as advance:
         for token_round in range(total):

@@ -18,7 +18,7 @@ from typing import IO, Any, Final
 
 import psutil
 
-from chairlift.engine.process.wire import EngineFacts
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.system.cpu_account import process_cpu_seconds
