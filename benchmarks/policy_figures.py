@@ -33,7 +33,7 @@ from chairlift.lab.report.compare import waste_shares
 from chairlift.lab.report.figures import Draw, batch, kinds, memory_map, waste
 from chairlift.lab.report.figures.drawing import STYLE, Drawing
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -101,7 +101,7 @@ PLATES: Final = (
 def make_requests(vocab_size: int) -> list[WorkloadRequest]:
     """The requests of every run."""
     prompt, output, declared = map(parse_lengths, (PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS))
-    return make_workload(SEED, NUM_REQUESTS, prompt, output, BurstArrivals(), vocab_size, max_tokens=declared)
+    return make_workload(SEED, NUM_REQUESTS, prompt, output, ArrivalProcess(), vocab_size, max_tokens=declared)
 
 
 def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, list[int]]]:

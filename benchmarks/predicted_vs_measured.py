@@ -24,7 +24,7 @@ from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model, prediction_error
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -41,7 +41,7 @@ class Load:
 
     def requests(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
         prompt, output = parse_lengths(self.prompt), parse_lengths(self.output)
-        return make_workload(seed, count, prompt, output, arrival_process(self.rate), vocab_size, token_round=seed)
+        return make_workload(seed, count, prompt, output, ArrivalProcess(self.rate), vocab_size, token_round=seed)
 
 
 FITTED_ON = Load("fit: a burst, then a trickle", "lognormal:96,0.7,16..512", "exp:64,8..256")

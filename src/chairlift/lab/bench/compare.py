@@ -28,7 +28,7 @@ from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
 from chairlift.lab.bench.workload_options import WorkloadOptions, check_at_least, first_requests, text_tokenizer
 from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.lab.workload.synthetic import make_workload
@@ -259,7 +259,7 @@ def _check_decode_speed(loaded: LoadedModel, configs: Configs, options: CompareO
         count = min(num_rows, PROBE_ROWS)
         vocab_size = loaded.config.vocab_size
         workload = make_workload(
-            options.seed, count, length, length, BurstArrivals(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
+            options.seed, count, length, length, ArrivalProcess(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
         )
         rounds.run(workload)
     return SpeedCheck.from_steps({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})

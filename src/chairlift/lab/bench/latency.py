@@ -16,7 +16,7 @@ from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_by
 from chairlift.lab.bench.throughput import engine_caption
 from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.tables import make_table, number, print_report
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -66,7 +66,7 @@ class LatencyOptions:
         """Create the requests of one iteration."""
         prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
         return make_workload(
-            self.seed, self.batch_size, prompt, output, BurstArrivals(), vocab_size, token_round=token_round
+            self.seed, self.batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
         )
 
 
