@@ -143,7 +143,7 @@ def _sse(kind: str, data: str) -> bytes:
 
 def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> EngineView:
     llm, tracker = observer.llm, observer.tracker
-    plan, started = llm.engine.kv_cache_plan, tracker.started
+    plan, started = llm.engine.facts.kv_cache_plan, tracker.started
     return EngineView(
         status=llm.status(),
         configuration={} if started is None else asdict(started),

@@ -86,10 +86,10 @@ def create_app(
         The application. `app.state.admission` counts the calls in progress and can drain the server.
         `app.state.paths` lists the paths of the endpoints.
     """
-    name = served_model_name or llm.engine.model_name
+    name = served_model_name or llm.engine.facts.model_name
     limits = limits or ServerLimits()
     keys = keys or KeyRing()
-    is_fair = llm.engine.scheduler_config.scheduling_policy == "fair"
+    is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
     admission = AdmissionController(limits, keys, is_fair=is_fair)
     observer = EngineObserver(llm)
     listeners = [] if observability is None else observability.listeners(observer)

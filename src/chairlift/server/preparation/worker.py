@@ -111,14 +111,14 @@ def _prepare_safely(
 def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
     try:
         from chairlift.engine.input_processor import NoTokenizer
-        from chairlift.engine.process.remote_engine import RemoteEngine
+        from chairlift.engine.served_engine import ServedEngine
         from chairlift.loading.resolve import load_tokenizer, resolve_model
 
         files = resolve_model(setup.model)
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
+        return make_planners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
     except Exception as error:
         return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
 

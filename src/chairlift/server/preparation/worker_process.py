@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psutil
 
-from chairlift.engine.process.wire import EngineFacts
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.system.child_process import START_SECONDS, ChildProcess
