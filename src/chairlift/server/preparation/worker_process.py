@@ -161,7 +161,7 @@ class PreparationProcess:
         """Prepare a body.
 
         Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
+            endpoint: The path of the endpoint.
             seconds: The timeout.
 
         Raises:
