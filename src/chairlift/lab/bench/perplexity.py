@@ -255,7 +255,7 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
         tally = score(scorer, reference, windows)
     return PerplexityResult(
         machine=machine_facts(),
-        engine=scorer.engine.started,
+        engine=scorer.engine.facts.started,
         options=options,
         num_windows=len(windows),
         num_tokens=tally.num_tokens,
