@@ -48,7 +48,7 @@ from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.figures.drawing import STYLE, WIDTH, point_style, start_at_zero
 from chairlift.lab.tables import number
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -102,8 +102,8 @@ def run_loads(loaded: LoadedModel, concurrencies: Sequence[int], budget: int) ->
 def _run_load(engine: Engine, log: EventList, concurrency: int, turn: int) -> Load:
     del log.events[1:]
     count = max(FEWEST_REQUESTS, REQUESTS_A_USER * concurrency)
-    vocab_size = engine.model_config.vocab_size
-    drive(engine, make_workload(0, count, PROMPT, OUTPUT, BurstArrivals(), vocab_size, token_round=turn), concurrency)
+    vocab_size = engine.facts.model_config.vocab_size
+    drive(engine, make_workload(0, count, PROMPT, OUTPUT, ArrivalProcess(), vocab_size, token_round=turn), concurrency)
     run = summarize(log.events)
     assert run.ttft is not None
     assert run.itl is not None

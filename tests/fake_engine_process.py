@@ -13,7 +13,7 @@ from chairlift.core.engine_core import EngineCore
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.engine_process import AnnouncingExecutor, Outbox
-from chairlift.engine.process.wire import EngineFacts
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.outputs import SchedulerOutput

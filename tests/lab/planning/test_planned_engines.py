@@ -248,7 +248,7 @@ def test_the_engine_has_the_planned_blocks_and_requests(
         events = EventList()
         config = make_config(folder, kv, arena, num_kv_blocks=pool.num_blocks)
         llm = LLM(engine=build_engine(config, events=events))
-        assert llm.engine.kv_cache_plan.num_blocks == pool.num_blocks
+        assert llm.engine.facts.kv_cache_plan.num_blocks == pool.num_blocks
         rng = random.Random(num_requests)
         prompts = [[rng.randrange(3, 256) for _ in range(17)] for _ in range(num_requests)]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -360,8 +360,8 @@ def test_a_step_stays_below_the_planned_activations(
         kernels=kernels,
     )
     engine = build_engine(config)
-    limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.model_config.dtype)
-    items = planned_activations(engine.model_config, choice, "cpu", limits)
+    limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.facts.model_config.dtype)
+    items = planned_activations(engine.facts.model_config, choice, "cpu", limits)
     bound = total([item for item in items if not item.name.startswith("gathered")])
     rng = random.Random(0)
     for index, length in enumerate([15] * 12 + [198] * 3):

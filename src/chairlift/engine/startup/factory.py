@@ -11,7 +11,8 @@ from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler, max_request_slots
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
@@ -25,11 +26,8 @@ from chairlift.engine.startup.token_budget import (
 )
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
-from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
 from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
-from chairlift.request import Request
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
@@ -40,48 +38,38 @@ STEPS_AHEAD = {"cpu": 0, "cuda": 1}
 """Steps that are submitted in advance: a CUDA device runs one step ahead of the host; on the CPU `submit` computes."""
 
 
-@dataclass(slots=True)
-class Engine:
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
+
+    event_file: EventFile | None
+    recorder: EngineRecorder | None
+    sink: EventSink | None
+
+    @classmethod
+    def open(cls, config: EngineConfig, events: EventSink | None) -> _Listeners:
+        event_file = open_event_log(config.event_log)
+        recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+        sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
+        return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
+
+
+class Engine(ServedEngine):
     """A loaded model with its scheduler, limits and event log."""
 
-    core: EngineCore
-    loaded: LoadedModel
-    scheduler_config: SchedulerConfig
-    kv_cache_plan: KVCachePlan
-    limits: RequestLimits
-    started: EngineStarted
-    seed: int | None = None
-    event_file: EventFile | None = None
-    recorder: EngineRecorder | None = None
-    _input_processor: InputProcessor | None = None
-
-    @property
-    def model_name(self) -> str:
-        return self.loaded.name
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return self.loaded.config
-
-    @property
-    def tokenizer(self) -> Tokenizer | NoTokenizer:
-        """The tokenizer, which is loaded at first use."""
-        return self.loaded.tokenizer
-
-    @property
-    def input_processor(self) -> InputProcessor:
-        if self._input_processor is None:
-            self._input_processor = InputProcessor(
-                self.model_config, self.tokenizer, self.limits, self.seed, self.loaded.grammars
-            )
-        return self._input_processor
+    def __init__(
+        self, facts: EngineFacts, core: EngineCore, loaded: LoadedModel, seed: int | None, listeners: _Listeners
+    ) -> None:
+        super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
+        self.core = core
+        self.loaded = loaded
+        self._listeners = listeners
 
     def close(self) -> None:
         """Close the event log and the trace file."""
-        if self.event_file is not None:
-            self.event_file.close()
-        if self.recorder is not None:
-            self.recorder.close()
+        for listener in (self._listeners.event_file, self._listeners.recorder):
+            if listener is not None:
+                listener.close()
 
 
 def build_engine(
@@ -118,7 +106,7 @@ def build_engine(
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
-    listeners = _open_listeners(config, events)
+    listeners = _Listeners.open(config, events)
     started = _started(config, loaded, scheduler_config, plan, clock.now())
     if listeners.sink is not None:
         listeners.sink.emit(started)
@@ -127,37 +115,10 @@ def build_engine(
         if times is not None:
             _log_token_budget(scheduler_config.max_num_batched_tokens, times)
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
-    return Engine(
-        core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
-        loaded=loaded,
-        scheduler_config=scheduler_config,
-        kv_cache_plan=plan,
-        limits=limits,
-        started=started,
-        seed=config.seed,
-        event_file=listeners.event_file,
-        recorder=listeners.recorder,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Listeners:
-    """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
-
-    event_file: EventFile | None
-    recorder: EngineRecorder | None
-    sink: EventSink | None
-
-    @property
-    def on_add(self) -> Callable[[Request], None] | None:
-        return None if self.recorder is None else self.recorder.on_add
-
-
-def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listeners:
-    event_file = open_event_log(config.event_log)
-    recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
-    sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-    return _Listeners(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
+    on_add = None if listeners.recorder is None else listeners.recorder.on_add
+    core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
+    facts = EngineFacts(loaded.name, loaded.config, scheduler_config, plan, limits, started)
+    return Engine(facts, core, loaded, config.seed, listeners)
 
 
 def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:

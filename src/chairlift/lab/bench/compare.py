@@ -28,7 +28,7 @@ from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
 from chairlift.lab.bench.workload_options import WorkloadOptions, check_at_least, first_requests, text_tokenizer
 from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.lab.workload.synthetic import make_workload
@@ -215,13 +215,13 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
 
 def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
     """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
-    plan = build_engine(next(iter(configs.values())), loaded=loaded).kv_cache_plan
+    plan = build_engine(next(iter(configs.values())), loaded=loaded).facts.kv_cache_plan
     pooled = {
         name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory_bytes=None)
         for name, config in configs.items()
     }
     engines = [build_engine(config, loaded=loaded) for config in pooled.values()]
-    max_model_len = min(engine.scheduler_config.max_model_len for engine in engines)
+    max_model_len = min(engine.facts.scheduler_config.max_model_len for engine in engines)
     return {name: replace(config, max_model_len=max_model_len) for name, config in pooled.items()}
 
 
@@ -259,7 +259,7 @@ def _check_decode_speed(loaded: LoadedModel, configs: Configs, options: CompareO
         count = min(num_rows, PROBE_ROWS)
         vocab_size = loaded.config.vocab_size
         workload = make_workload(
-            options.seed, count, length, length, BurstArrivals(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
+            options.seed, count, length, length, ArrivalProcess(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
         )
         rounds.run(workload)
     return SpeedCheck.from_steps({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})
@@ -294,7 +294,7 @@ class _Rounds:
         for item in workload:
             assert len(tokens[item.request_id]) == item.output_len, "a request has not the forced number of tokens"
         run = PolicyRun.from_events(log.events)
-        self.engines.setdefault(name, engine.started)
+        self.engines.setdefault(name, engine.facts.started)
         self._record(name, log, run)
         return tokens
 

@@ -16,7 +16,7 @@ from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_by
 from chairlift.lab.bench.throughput import engine_caption
 from chairlift.lab.bench.workload_options import check_at_least
 from chairlift.lab.tables import make_table, number, print_report
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -66,7 +66,7 @@ class LatencyOptions:
         """Create the requests of one iteration."""
         prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
         return make_workload(
-            self.seed, self.batch_size, prompt, output, BurstArrivals(), vocab_size, token_round=token_round
+            self.seed, self.batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
         )
 
 
@@ -133,13 +133,13 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
         iterations = _iterations(engine, log, options)
     finally:
         engine.close()
-    return LatencyResult(machine_facts(), engine.started, options, iterations, peak_rss_bytes())
+    return LatencyResult(machine_facts(), engine.facts.started, options, iterations, peak_rss_bytes())
 
 
 def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list[Iteration]:
     total = options.num_iters_warmup + options.num_iters
     iterations: list[Iteration] = []
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = engine.facts.model_config.vocab_size
     forced_requests(engine, options.workload(vocab_size, 0))
     with progress_bar("iterations", total) as advance:
         for token_round in range(total):

@@ -260,7 +260,7 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
                 engine.close()
     return PerplexityResult(
         machine=machine_facts(),
-        engine=scorer.engine.started,
+        engine=scorer.engine.facts.started,
         options=options,
         num_windows=len(windows),
         num_tokens=tally.num_tokens,

@@ -88,7 +88,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
     engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     tokenize = None if config.skip_tokenizer_init else text_tokenizer(config.model)
     try:
-        vocab_size = engine.model_config.vocab_size
+        vocab_size = engine.facts.model_config.vocab_size
         warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
         forced_requests(engine, warm_up)
         drive_all_at_once(engine, first_requests(warm_up, options.num_warmups))
@@ -100,7 +100,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
             logger.info("run %d of %d: %.1f output tokens/s", run_number, options.repeats, speed)
     finally:
         engine.close()
-    return ThroughputResult(machine_facts(), engine.started, options, runs, peak_rss_bytes())
+    return ThroughputResult(machine_facts(), engine.facts.started, options, runs, peak_rss_bytes())
 
 
 def _run(

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import arrival_process, with_arrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.lab.workload.traces import TraceOptions, read_trace
+from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import load_trace
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -74,7 +75,7 @@ class WorkloadOptions:
             parse_lengths(text)
         for name, low in (("num_prompts", 1), ("seed", 0), ("max_tokens", 1), ("max_concurrency", 1)):
             check_at_least(name, getattr(self, name), low)
-        arrival_process(self.request_rate, self.burstiness)
+        ArrivalProcess(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
         """Create the requests of one round. Rounds differ only in their tokens.
@@ -92,7 +93,7 @@ class WorkloadOptions:
                 self.num_prompts or DEFAULT_NUM_PROMPTS,
                 parse_lengths(self.input_len or DEFAULT_INPUT_LEN),
                 parse_lengths(self.output_len or DEFAULT_OUTPUT_LEN),
-                arrival_process(self.request_rate, self.burstiness),
+                ArrivalProcess(self.request_rate, self.burstiness),
                 vocab_size,
                 token_round=token_round,
             )
@@ -106,9 +107,9 @@ class WorkloadOptions:
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
     ) -> list[WorkloadRequest]:
         options = TraceOptions(limit=self.num_prompts, vocab_size=vocab_size, tokenize=tokenize)
-        workload = read_trace(trace, options=options)
+        workload = load_trace(trace, options).requests
         if self.request_rate is not None:
-            arrivals = arrival_process(self.request_rate, self.burstiness)
+            arrivals = ArrivalProcess(self.request_rate, self.burstiness)
             workload = with_arrivals(workload, arrivals, np.random.default_rng(self.seed))
         return redraw_tokens(workload, self.seed, token_round, vocab_size)
 

@@ -18,7 +18,7 @@ from chairlift.engine.startup.pool_capacity import (
     rejection_message,
 )
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import LengthDistribution, paired_lengths
 
 
@@ -46,7 +46,7 @@ class PlannedWorkload:
     def __post_init__(self) -> None:
         if self.request_rate == math.inf:
             object.__setattr__(self, "request_rate", None)
-        arrival_process(self.request_rate)
+        ArrivalProcess(self.request_rate)
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
 
