@@ -319,7 +319,7 @@ def test_a_failed_start_of_a_worker_is_reported_and_repeated(setup: Any, monkeyp
             raise OSError(24, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr("chairlift.server.preparation.worker_process.subprocess.Popen", fail)
+            patch.setattr("chairlift.system.child_process.subprocess.Popen", fail)
             with pytest.raises(OverloadedError, match="Too many open files"):
                 await workers.run("a", "detokenize", b'{"tokens": [3]}')
         assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, PreparedRequest)
