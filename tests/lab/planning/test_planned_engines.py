@@ -16,13 +16,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from chairlift import LLM, EngineConfig, SamplingParams
 from chairlift.config import QUANTIZATIONS
+from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.engine.startup.memory_plan import StepLimits, plan_weights, total
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import native_read_bytes
-from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
 from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
