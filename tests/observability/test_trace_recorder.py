@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.traces import load_trace
+from chairlift.lab.workload.traces.trace_loader import load_trace
 from chairlift.observability.trace_recorder import TraceRecorder
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from chairlift.cli.engine_options import add_options
-from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
+from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.cli.workload_options import add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -59,6 +60,11 @@ def _check_options(ctx: typer.Context) -> None:
 
 @add_options(SIMULATION_OPTIONS)
 @add_workload_options()
+@add_group(
+    tensor_parallel_size=(int, "Number of devices that share the model.", 1),
+    fitted_to=(Path | None, "Event log of a run: step times are a fit to its steps instead of a roofline."),
+    tenants=(str | None, "Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
+)
 def simulate(
     ctx: typer.Context,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets of published results.")] = False,
@@ -79,16 +85,9 @@ def simulate(
         str | None,
         typer.Option(help="A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate. Default: A100-40GB."),
     ] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(help="Number of devices that share the model.")] = 1,
-    fitted_to: Annotated[
-        Path | None, typer.Option(help="Event log of a run: step times are a fit to its steps instead of a roofline.")
-    ] = None,
-    tenants: Annotated[
-        str | None,
-        typer.Option(help="Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
-    ] = None,
     *,
-    load: WorkloadArguments,
+    options: OptionValues,
+    load: OptionValues,
     config: EngineConfig,
 ) -> None:
     """Run the scheduler of the engine in virtual time. Prints constants, tables and one JSON line."""
@@ -103,8 +102,8 @@ def simulate(
         from chairlift.lab.bench.simulation import DEFAULT_DEVICE, SimulationOptions, print_simulation, run_simulation
         from chairlift.lab.bench.workload_options import WorkloadOptions
 
-        options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to, tenants)
-        print_simulation(run_simulation(config, WorkloadOptions(**load), options))
+        source = SimulationOptions(device or DEFAULT_DEVICE, **options)
+        print_simulation(run_simulation(config, WorkloadOptions(**load), source))
 
 
 def _list_presets() -> None:

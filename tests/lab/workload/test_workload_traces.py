@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces import FORMATS, RecordedTrace, TraceOptions, load_trace, read_trace
+from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import FORMATS, RecordedTrace, load_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
@@ -63,10 +63,10 @@ SHAREGPT = [
 ]
 
 
-def load(folder: Path, text: str, format: str = "auto", **options: Any) -> RecordedTrace:  # noqa: A002
+def load(folder: Path, text: str, **options: Any) -> RecordedTrace:
     path = folder / "trace"
     path.write_text(text, newline="")
-    return load_trace(path, format, TraceOptions(**options))
+    return load_trace(path, TraceOptions(**options))
 
 
 def lens(trace: RecordedTrace) -> list[tuple[float, int, int]]:
@@ -107,9 +107,8 @@ def test_mooncake_prompts_share_blocks_with_equal_ids(tmp_path: Path) -> None:
     assert d[512:528] != a[512:528]
 
 
-def test_mooncake_accepts_another_block_size(tmp_path: Path) -> None:
+def test_mooncake_rejects_another_number_of_blocks(tmp_path: Path) -> None:
     line = json.dumps({"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]})
-    assert lens(load(tmp_path, line, hash_block_size=16)) == [(0.0, 40, 5)]
     with pytest.raises(ConfigError, match=r"line 1: hash_ids has 3 blocks of 512 tokens for an input_length of 40"):
         load(tmp_path, line)
 
@@ -122,33 +121,14 @@ def test_sharegpt_first_turns(tmp_path: Path) -> None:
     assert trace.requests[0].prompt_token_ids == [4] * 10
 
 
-def test_sharegpt_all_turns(tmp_path: Path) -> None:
-    conversations = [*SHAREGPT[:3], conversation(("human", 2), ("gpt", 2), ("human", 0), ("gpt", 5))]
-    trace = load(tmp_path, json.dumps(conversations), tokenize=words, multi_turn=True)
-    assert [r.request_id for r in trace.requests] == [
-        "sharegpt-0-t0",
-        "sharegpt-0-t1",
-        "sharegpt-2-t0",
-        "sharegpt-3-t0",
-    ]
-    assert lens(trace) == [(0.0, 10, 20), (0.0, 5, 6), (0.0, 3, 20), (0.0, 2, 2)]
-    assert trace.num_skipped == 1
-    feed = RequestFeed(trace.requests)
-    feed.pop_due(0.0)
-    feed.finish("sharegpt-0-t0", [9] * 20, 2.0)
-    (second,) = feed.pop_due(2.0)
-    assert second.prompt_token_ids == [4] * 10 + [9] * 20 + [4] * 5
-
-
 def test_custom(tmp_path: Path) -> None:
-    lines = [{"prompt": text_of(3), "output_tokens": 7}, {"prompt": text_of(2)}, {"prompt": "", "output_tokens": 3}]
-    text = "\n".join(map(json.dumps, lines))
-    trace = load(tmp_path, text, tokenize=words, output_len=5)
+    lines = [{"prompt": text_of(3), "output_tokens": 7}, {"prompt": "", "output_tokens": 3}]
+    trace = load(tmp_path, "\n".join(map(json.dumps, lines)), tokenize=words)
     assert trace.format == "custom"
-    assert lens(trace) == [(0.0, 3, 7), (0.0, 2, 5)]
+    assert lens(trace) == [(0.0, 3, 7)]
     assert trace.num_skipped == 1
-    with pytest.raises(ConfigError, match="line 2: output_tokens is missing: add it, or set output_len"):
-        load(tmp_path, text, tokenize=words)
+    with pytest.raises(ConfigError, match="line 1: output_tokens is missing"):
+        load(tmp_path, json.dumps({"prompt": text_of(2)}), tokenize=words)
 
 
 def rows(*lines: dict[str, Any]) -> str:
@@ -200,7 +180,6 @@ LINES = {
 def test_every_format_is_detected_limited_and_within_the_vocabulary(tmp_path: Path, name: str) -> None:
     trace = load(tmp_path, "\ufeff" + LINES[name], tokenize=words, vocab_size=10)
     assert trace.format == name
-    assert load(tmp_path, LINES[name], name, tokenize=words, vocab_size=10) == trace
     assert len(load(tmp_path, LINES[name], tokenize=words, limit=1).requests) == 1
     assert max(max(r.prompt_token_ids) for r in trace.requests) < 10
 
@@ -217,7 +196,7 @@ def test_number_of_skipped_requests_is_logged(tmp_path: Path, caplog: pytest.Log
     path = tmp_path / "trace"
     path.write_text(AZURE)
     with caplog.at_level(logging.WARNING, "chairlift"):
-        assert len(read_trace(path)) == 3
+        assert len(load_trace(path).requests) == 3
     assert "skipped 2 of 5 requests" in caplog.text
 
 
@@ -307,24 +286,15 @@ def test_invalid_files_are_rejected_with_their_place(tmp_path: Path, text: str, 
         load(tmp_path, text, tokenize=words)
 
 
-def test_missing_columns_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="line 1: column 'TIMESTAMP' is missing; the columns are Timestamp, Model"):
-        load(tmp_path, BURSTGPT, "azure")
-
-
 def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: cannot be read \(No such file"):
-        read_trace(tmp_path / "nowhere")
+        load_trace(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="binary: is not UTF-8 text"):
-        read_trace(tmp_path / "binary")
+        load_trace(tmp_path / "binary")
 
 
-def test_options_that_do_not_apply_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="multi_turn applies to sharegpt traces only, and this one is read as azure"):
-        load(tmp_path, AZURE, multi_turn=True)
-    with pytest.raises(ConfigError, match="format 'csv' is unknown; use one of auto, azure"):
-        load(tmp_path, AZURE, "csv")
+def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
         TraceOptions(limit=0)
     with pytest.raises(ConfigError, match="this trace contains text, so a tokenizer is required"):

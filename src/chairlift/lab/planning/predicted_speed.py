@@ -13,7 +13,7 @@ from chairlift.engine.startup.pool_capacity import RequestLengths
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.sim.cost_model import CostModel, StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.request import WorkloadRequest
 
 MIN_REQUESTS: Final = 32
@@ -118,7 +118,7 @@ def _ttft_alone(cost_model: CostModel, config: SimConfig, lengths: Sequence[Requ
 def _run(
     cost_model: CostModel, config: SimConfig, lengths: Sequence[RequestLengths], request_rate: float | None, seed: int
 ) -> RunMetrics:
-    times = arrival_process(request_rate).times(np.random.default_rng(seed), len(lengths))
+    times = ArrivalProcess(request_rate).times(np.random.default_rng(seed), len(lengths))
     workload = [
         WorkloadRequest(str(index), time, [index] * length.prompt, length.output, max_tokens=length.max_tokens)
         for index, (time, length) in enumerate(zip(times, lengths, strict=True))

@@ -15,7 +15,7 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -137,7 +137,7 @@ def single_request_latency() -> float:
 
 def workload(seed: int, count: int) -> list[WorkloadRequest]:
     """Returns requests that arrive once per second on average."""
-    return make_workload(seed, count, PROMPT, OUTPUT, PoissonArrivals(1.0), MODEL.vocab_size)
+    return make_workload(seed, count, PROMPT, OUTPUT, ArrivalProcess(1.0), MODEL.vocab_size)
 
 
 class RateSweep:

@@ -21,7 +21,7 @@ from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -77,7 +77,7 @@ class Dataset:
     def workload(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
         """Returns requests that arrive once per second on average."""
         return make_workload(
-            seed, count, self.prompt, self.output, PoissonArrivals(1.0), vocab_size, max_model_len=self.max_model_len
+            seed, count, self.prompt, self.output, ArrivalProcess(1.0), vocab_size, max_model_len=self.max_model_len
         )
 
 

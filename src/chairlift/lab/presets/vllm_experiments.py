@@ -24,7 +24,7 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import HistogramLengths, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -115,7 +115,7 @@ def draw_requests(dataset: str, seed: int, count: int) -> list[WorkloadRequest]:
     """
     prompt, output = HistogramLengths.load(f"{dataset}-input"), HistogramLengths.load(f"{dataset}-output")
     pairs = paired_lengths(prompt, output, MAX_MODEL_LEN, np.random.default_rng([seed, 0]), count)
-    times = PoissonArrivals(1.0).times(np.random.default_rng([seed, 1]), count)
+    times = ArrivalProcess(1.0).times(np.random.default_rng([seed, 1]), count)
     return [
         WorkloadRequest(f"r{index}", time, bytes(prompt_len), output_len)
         for index, (time, (prompt_len, output_len)) in enumerate(zip(times, pairs, strict=True))

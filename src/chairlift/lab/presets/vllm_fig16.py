@@ -8,7 +8,7 @@ from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import simulate
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.synthetic import shared_prefixes
 
@@ -77,7 +77,7 @@ def run_translations(kv: str, prefix: int, seed: int, count: int) -> vllm.Steady
     """Simulates `count` translations at once after a shared prefix of `prefix` tokens."""
     sentence, translation = parse_lengths(SENTENCE), parse_lengths(TRANSLATION)
     vocab_size = model_shape(MODEL).vocab_size
-    requests = shared_prefixes(seed, count, 1, FixedLength(prefix), sentence, translation, BurstArrivals(), vocab_size)
+    requests = shared_prefixes(seed, count, 1, FixedLength(prefix), sentence, translation, ArrivalProcess(), vocab_size)
     tally = vllm.SteadyStateTally(count)
     config = vllm.sim_config(kv, enable_prefix_caching=kv == "paged", model=MODEL)
     simulate(requests, config, vllm.cost_model(MODEL), tally)

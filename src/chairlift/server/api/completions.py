@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
 from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice

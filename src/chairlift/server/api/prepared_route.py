@@ -35,7 +35,7 @@ def prepared_route_class(
 
             async def handle(request: Request) -> Response:
                 body = await request.body()
-                slot = request.state.admission.reserve_slot(request.state.key)
+                slot = request.app.state.admission.reserve_slot(request.state.key)
                 request.state.slot = slot
                 try:
                     if len(body) < LARGE_BODY:
@@ -53,7 +53,7 @@ def prepared_route_class(
                     del body
                     return await cancel_on_disconnect(request, handle_small(request))
                 finally:
-                    slot.release()
+                    slot.close()
 
             async def handle_large(request: Request) -> Response:
                 body = await request.body()

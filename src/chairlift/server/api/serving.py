@@ -180,7 +180,7 @@ class UtilityServing(Endpoint[RequestBody, bytes]):
 
     async def respond(self, body: RequestBody, request: Request, plan: bytes | None = None) -> Response:
         check_model(getattr(body, "model", None), self.model_name)
-        with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
+        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
             content = await self.plan(body, request) if plan is None else plan
         return Response(content, media_type="application/json")
 
@@ -201,7 +201,7 @@ class Serving(Endpoint[Fields, Plans]):
     async def respond(self, body: Fields, request: Request, plan: Plans | None = None) -> Response:
         check_model(body.model, self.model_name)
         if plan is None:
-            request.state.admission.check_token_rate(request.state.key)
+            request.app.state.admission.check_token_rate(request.state.key)
             plan = await self.plan(body, request)
         with rename_fields_in_errors(body.chat_field_names):
             if plan.params.structured_outputs is not None:
@@ -232,7 +232,7 @@ class Serving(Endpoint[Fields, Plans]):
                 "n",
             )
         check_logprobs(plan, self.llm.engine.input_processor.limits)
-        admission: AdmissionController = request.state.admission
+        admission: AdmissionController = request.app.state.admission
         token_ids = [ids for _, ids in prompts]
         permit = admission.admit(
             request.state.key,

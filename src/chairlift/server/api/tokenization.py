@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.logprobs import token_text
@@ -35,7 +35,7 @@ def tokenize(engine: ServedEngine, conversations: ConversationPlanner, body: Tok
     token_bytes = engine.tokenizer.token_bytes
     response = TokenizeResponse(
         count=len(tokens),
-        max_model_len=engine.scheduler_config.max_model_len,
+        max_model_len=engine.facts.scheduler_config.max_model_len,
         tokens=tokens,
         token_strs=[token_text(token_bytes(token)) for token in tokens] if body.return_token_strs else None,
     )
@@ -44,8 +44,8 @@ def tokenize(engine: ServedEngine, conversations: ConversationPlanner, body: Tok
 
 def detokenize(engine: ServedEngine, body: DetokenizeRequest) -> bytes:
     """The response of /detokenize; raises RequestError."""
-    vocab_size = engine.model_config.vocab_size
-    limit = MAX_CONTEXTS * engine.scheduler_config.max_model_len
+    vocab_size = engine.facts.model_config.vocab_size
+    limit = MAX_CONTEXTS * engine.facts.scheduler_config.max_model_len
     if len(body.tokens) > limit:
         raise RequestError(
             f"tokens must have at most {limit} token ids ({MAX_CONTEXTS} x max_model_len), got {len(body.tokens)}: "

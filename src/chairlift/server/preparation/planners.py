@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.server.api.completions import plan_completion
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
