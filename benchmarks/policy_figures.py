@@ -109,7 +109,7 @@ def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, 
     log = EventList()
     config = replace(loaded.engine_config, **LIMITS, **POLICIES[label])
     engine = build_engine(config, loaded=loaded, clock=VirtualClock(), events=log)
-    tokens = drive_all_at_once(engine, make_requests(engine.model_config.vocab_size))
+    tokens = drive_all_at_once(engine, make_requests(engine.facts.model_config.vocab_size))
     return recorded_run(log.events, label), tokens
 
 

@@ -220,7 +220,7 @@ def begin_decoding(engine: Engine, batch_size: int, context: int, steps: int) ->
         prompt=UniformLengths(context, context + BLOCK_SIZE - 1),
         output=FixedLength(output_tokens(batch_size, context, steps)),
         arrivals=ArrivalProcess(),
-        vocab_size=engine.model_config.vocab_size,
+        vocab_size=engine.facts.model_config.vocab_size,
     )
     for request in forced_requests(engine, workload):
         engine.core.add(request.to_request())
@@ -283,7 +283,7 @@ def profile_kernel_sets(args: argparse.Namespace) -> tuple[str, dict[str, Profil
     for _ in range(args.rounds):
         for each in sets.values():
             each.run_round(args, batch_sizes)
-    return each.engine.model_name, {name: each.profile() for name, each in sets.items()}
+    return each.engine.facts.model_name, {name: each.profile() for name, each in sets.items()}
 
 
 def table(title: str, profile: Profile) -> Table:

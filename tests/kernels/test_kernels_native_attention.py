@@ -16,7 +16,8 @@ from chairlift.kernels.attention import KVCache, QKNorm
 from chairlift.kernels.backend import AttentionShape, RotaryStep
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.attention import NativeAttention
-from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from chairlift.models.declaration import RopeConfig
+from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
 
 try:
@@ -60,7 +61,7 @@ def copy_of(cache: KVCache) -> KVCache:
 
 
 def rotary_at(positions: torch.Tensor, head_dim: int) -> RotaryStep:
-    return RotaryEmbedding(rope_frequencies(head_dim, 1e4), MAX_POSITION, CPU).at(positions)
+    return RotaryStep(positions, rotary_table(RopeConfig(), head_dim, MAX_POSITION, CPU))
 
 
 def assert_same_memory(actual: KVCache, expected: KVCache) -> None:

@@ -16,7 +16,8 @@ from chairlift.kernels import reference
 from chairlift.kernels.attention import KVCache
 from chairlift.kernels.backend import AttentionShape, allocate_kv_cache
 from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
-from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from chairlift.models.declaration import RopeConfig
+from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
 
 CPU = torch.device("cpu")
@@ -86,13 +87,13 @@ def test_write_kv_touches_its_slots_only(slots: list[int]) -> None:
 
 
 def test_rotary_embedding_rotates_pairs_by_their_angle() -> None:
-    rotary = RotaryEmbedding(rope_frequencies(8, 100.0), 32, CPU)
+    table = rotary_table(RopeConfig(theta=100.0), 8, 32, CPU)
     x, positions = torch.randn(3, 2, 8), torch.tensor([0, 5, 31])
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), dim=-1))
     angles = positions[:, None] * torch.tensor([100.0 ** (-2 * i / 8) for i in range(4)])
     turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
     expected = torch.cat((turned.real, turned.imag), dim=-1)
-    torch.testing.assert_close(reference.rotate(x, positions, rotary.cos_sin_cache), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(reference.rotate(x, positions, table), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -18,7 +18,8 @@ from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
 from chairlift.kernels.registry import REFERENCE, TORCH, get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.torch_plan import cut_tiles
-from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from chairlift.models.declaration import RopeConfig
+from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
 
 CPU = torch.device("cpu")
@@ -58,7 +59,7 @@ def attend_both(
     norm = QKNorm(*torch.rand(2, shape.head_dim, dtype=shape.dtype), eps=1e-5) if with_norm else None
     rotary: RotaryStep | None = None
     if with_rotary:
-        rotary = RotaryEmbedding(rope_frequencies(shape.head_dim, 1e4), 512, CPU).at(step.positions)
+        rotary = RotaryStep(step.positions, rotary_table(RopeConfig(), shape.head_dim, 512, CPU))
     out = fast.forward(qkv.clone(), rotary, cache, fast.plan(step.metadata), window, norm)
     expected = slow.forward(qkv, rotary, slow_cache, slow.plan(step.metadata), window, norm)
     for half, slow_half in ((cache.key, slow_cache.key), (cache.value, slow_cache.value)):
@@ -209,10 +210,9 @@ def test_prologues(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation(dtype: torch.dtype) -> None:
-    rotary = RotaryEmbedding(rope_frequencies(64, 1e4), 300, CPU)
     x, positions = torch.randn(3, 5, 64, dtype=dtype), torch.tensor([0, 7, 299])
-    step = rotary.at(positions)
-    expected = reference.rotate(x, positions, rotary.cos_sin_cache)
+    step = RotaryStep(positions, rotary_table(RopeConfig(), 64, 300, CPU))
+    expected = reference.rotate(x, positions, step.cos_sin_cache)
     assert_close(torch_ops.rotate(x, *step.rows), expected, dtype)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
 from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor, RequestFailure
-from chairlift.engine.process.client import EngineClient, EngineStatus, ServedEngine
+from chairlift.engine.process.client import EngineClient, EngineStatus
 from chairlift.engine.process.commands import Abort, Add
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError, RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
 from chairlift.request import FinishReason
@@ -131,7 +132,7 @@ class AsyncLLM:
     ) -> None:
         self._client = client or _make_thread_client(config or EngineConfig(**options))
         self.events = self._client.events
-        self._processor = OutputProcessor(self._client.engine.tokenizer)
+        self._processor = OutputProcessor(self._client.engine.input_processor.tokenizer)
         self._generations: dict[str, Generation] = {}  # by the leader's request id in the core
         self._ids_in_use: set[tuple[str, str]] = set()  # tenant and request id
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.engine.process.wire import EngineFacts
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.chat_template import ChatTemplate
@@ -64,18 +63,8 @@ def setup(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPath
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1024)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("preparation"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=200, num_threads=1, enable_prefix_caching=False)
-    engine = llm.engine
-    facts = EngineFacts(
-        engine.model_name,
-        engine.model_config,
-        engine.scheduler_config,
-        engine.kv_cache_plan,
-        engine.input_processor.limits,
-        engine.started,
-    )
-    return llm, WorkerSetup(
-        str(folder), False, facts, ApiOptions(), 64, tokenizer_fingerprint(resolve_model(str(folder)))
-    )
+    fingerprint = tokenizer_fingerprint(resolve_model(str(folder)))
+    return llm, WorkerSetup(str(folder), False, llm.engine.facts, ApiOptions(), 64, fingerprint)
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +319,7 @@ def test_a_failed_start_of_a_worker_is_reported_and_repeated(setup: Any, monkeyp
             raise OSError(24, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr("chairlift.server.preparation.worker_process.subprocess.Popen", fail)
+            patch.setattr("chairlift.system.child_process.subprocess.Popen", fail)
             with pytest.raises(OverloadedError, match="Too many open files"):
                 await workers.run("a", "detokenize", b'{"tokens": [3]}')
         assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, PreparedRequest)

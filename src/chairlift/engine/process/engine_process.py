@@ -30,7 +30,6 @@ from chairlift.engine.process.commands import Command
 from chairlift.engine.process.core_loop import run_core
 from chairlift.engine.process.wire import (
     Address,
-    EngineFacts,
     EngineFailed,
     EngineReady,
     EventCredit,
@@ -43,6 +42,7 @@ from chairlift.engine.process.wire import (
     open_engine_link,
     pack_events,
 )
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ChairliftError
 from chairlift.events import DroppableEvent, Event
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
@@ -112,7 +112,7 @@ class Outbox:
 
 
 class CommandSocket:
-    """The inbox of an engine core: receives the commands of the front end."""
+    """Receives the commands of the front end."""
 
     def __init__(self, link: Link[ToEngine], outbox: Outbox) -> None:
         self._link = link
@@ -192,7 +192,7 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
         link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        run_core(engine.core, CommandSocket(link, outbox), outbox.send_result, _make_gate(engine))
+        run_core(engine.core, CommandSocket(link, outbox).take, outbox.send_result, _make_gate(engine))
     except BaseException as error:
         logger.exception("the engine died")
         link.send(EngineFailed(repr(error)))
@@ -216,16 +216,8 @@ def _build(config: EngineConfig, outbox: Outbox) -> Any:
     engine = build_engine(
         config, events=outbox, around_executor=lambda inner: AnnouncingExecutor(inner, outbox.send_started)
     )
-    facts = EngineFacts(
-        engine.model_name,
-        engine.model_config,
-        engine.scheduler_config,
-        engine.kv_cache_plan,
-        engine.limits,
-        engine.started,
-    )
     trim_memory()
-    outbox.send_ready(facts)
+    outbox.send_ready(engine.facts)
     return engine
 
 

@@ -9,9 +9,8 @@ from typing import Any, TextIO
 from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import max_request_slots
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, resolve_max_model_len
+from chairlift.engine.startup.startup_plan import plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
@@ -192,9 +191,8 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         pool = plan_pool(config, recorded.kv_bytes_per_slot, recorded.max_model_len, 0)
         num_blocks, block_size = pool.num_blocks, pool.block_size
-    slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)
     context = config.max_model_len or recorded.max_model_len
-    max_model_len = resolve_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
+    max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks).max_model_len
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     return SimConfig(
         scheduler=config.scheduler_config(max_model_len, token_budget),

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from msgspec import Raw
 from starlette.responses import Response
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
 from chairlift.server.api.prepared_route import PreparedRoutes

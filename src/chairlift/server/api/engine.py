@@ -92,7 +92,7 @@ def router(observer: EngineObserver) -> APIRouter:
     async def get_engine(request: Request) -> EngineView:
         """Return the status, configuration, KV pool and batch of the engine."""
         _require_admin(observer, request)
-        return _engine_view(observer, request.state.admission.cpu_seconds())
+        return _engine_view(observer, request.app.state.admission.cpu_seconds())
 
     @routes.get("/v1/events", responses={**ADMIN_ERRORS, 503: {"model": ErrorBody}})
     async def stream_events(request: Request) -> Response:
@@ -143,7 +143,7 @@ def _sse(kind: str, data: str) -> bytes:
 
 def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> EngineView:
     llm, tracker = observer.llm, observer.tracker
-    plan, started = llm.engine.kv_cache_plan, tracker.started
+    plan, started = llm.engine.facts.kv_cache_plan, tracker.started
     return EngineView(
         status=llm.status(),
         configuration={} if started is None else asdict(started),

@@ -24,7 +24,7 @@ def check_model(requested: str | None, name: str) -> None:
 def router(llm: AsyncLLM, model_name: str) -> APIRouter:
     """The routes that list the served model."""
     routes = APIRouter()
-    longest = llm.engine.scheduler_config.max_model_len
+    longest = llm.engine.facts.scheduler_config.max_model_len
     card = ModelCard(id=model_name, created=int(time.time()), max_model_len=longest)
 
     @routes.get("/v1/models")

@@ -66,7 +66,7 @@ class PreparedRoutes:
 
                 async def handle(request: Request) -> Response:
                     body = await request.body()
-                    slot = request.state.admission.reserve_slot(request.state.key)
+                    slot = request.app.state.admission.reserve_slot(request.state.key)
                     request.state.slot = slot
                     try:
                         if len(body) < LARGE_BODY:
@@ -82,7 +82,7 @@ class PreparedRoutes:
                         response: Response = await handle_small(request)
                         return response
                     finally:
-                        slot.release()
+                        slot.close()
 
                 async def handle_large(request: Request) -> Response:
                     body = await request.body()

@@ -175,7 +175,7 @@ class Serving(ABC, Generic[Fields, Plans]):
             RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
         """
         check_model(body.model, self.model_name)
-        request.state.admission.check_token_rate(request.state.key)
+        request.app.state.admission.check_token_rate(request.state.key)
         return await cancel_on_disconnect(request, self._plan_and_answer(body, request))
 
     async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
@@ -220,7 +220,7 @@ class Serving(ABC, Generic[Fields, Plans]):
                 "n",
             )
         check_logprobs(plan, self.llm.engine.input_processor.limits)
-        admission: AdmissionController = request.state.admission
+        admission: AdmissionController = request.app.state.admission
         token_ids = [ids for _, ids in prompts]
         permit = admission.admit(
             request.state.key,
@@ -326,14 +326,14 @@ class UtilityServing(Generic[UtilityFields]):
             RequestError, OverloadedError: nothing of the response has been sent.
         """
         check_model(getattr(body, "model", None), self._model_name)
-        with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
+        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
             content = await self._preparation.plan(request.state.key.tenant, self._planner, body)
         return Response(content, media_type="application/json")
 
     async def answer(self, body: Any, content: bytes, request: Request) -> Response:
         """Return the response whose body, `content`, a preparation worker has computed."""
         check_model(body.model, self._model_name)
-        with request.state.admission.admit_utility_call(request.state.key, request.state.slot):
+        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
             return Response(content, media_type="application/json")
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.logprobs import token_text
@@ -42,7 +42,7 @@ class TokenizePlanner(RequestPlanner[TokenizeRequest, bytes]):
         strings = [token_text(tokenizer.token_bytes(token)) for token in tokens] if body.return_token_strs else None
         response = TokenizeResponse(
             count=len(tokens),
-            max_model_len=self._engine.scheduler_config.max_model_len,
+            max_model_len=self._engine.facts.scheduler_config.max_model_len,
             tokens=tokens,
             token_strs=strings,
         )
@@ -66,8 +66,8 @@ class DetokenizePlanner(RequestPlanner[DetokenizeRequest, bytes]):
         self._engine = engine
 
     def plan(self, body: DetokenizeRequest) -> bytes:
-        vocab_size = self._engine.model_config.vocab_size
-        limit = MAX_CONTEXTS * self._engine.scheduler_config.max_model_len
+        vocab_size = self._engine.facts.model_config.vocab_size
+        limit = MAX_CONTEXTS * self._engine.facts.scheduler_config.max_model_len
         if len(body.tokens) > limit:
             raise RequestError(
                 f"tokens must have at most {limit} token ids ({MAX_CONTEXTS} x max_model_len), got {len(body.tokens)}: "

@@ -120,7 +120,7 @@ async def _run(
             processor = LineProcessor(llm, create_app(llm, name, api=api))
             runner = _BatchRunner(processor, index.unanswered(), output, record)
             with suppress(asyncio.CancelledError):
-                await runner.run(CALLS_PER_SEQUENCE * llm.engine.scheduler_config.max_num_seqs)
+                await runner.run(CALLS_PER_SEQUENCE * llm.engine.facts.scheduler_config.max_num_seqs)
     finally:
         summary.seconds = time.perf_counter() - started
         llm.close()

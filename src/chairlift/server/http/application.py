@@ -17,7 +17,7 @@ from starlette.routing import Route
 import chairlift
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import ChairliftError
-from chairlift.server.access.admission import AdmissionController, AdmissionMiddleware
+from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
@@ -86,10 +86,10 @@ def create_app(
         The application. `app.state.admission` counts the calls in progress and can drain the server.
         `app.state.paths` lists the paths of the endpoints.
     """
-    name = served_model_name or llm.engine.model_name
+    name = served_model_name or llm.engine.facts.model_name
     limits = limits or ServerLimits()
     keys = keys or KeyRing()
-    is_fair = llm.engine.scheduler_config.scheduling_policy == "fair"
+    is_fair = llm.engine.facts.scheduler_config.scheduling_policy == "fair"
     admission = AdmissionController(limits, keys, is_fair=is_fair)
     observer = EngineObserver(llm)
     listeners = [] if observability is None else observability.listeners(observer)
@@ -103,7 +103,7 @@ def create_app(
         title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
     )
     app.state.admission = admission
-    _add_middlewares(app, admission, limits, keys, cors or CorsOptions())
+    _add_middlewares(app, limits, keys, cors or CorsOptions())
     app.add_middleware(HostMiddleware, allowed=allowed_hosts or AllowedHosts())
     if observability is not None:
         has_body = observability.access_log_bodies
@@ -138,16 +138,13 @@ def _generation_routers(
     ]
 
 
-def _add_middlewares(
-    app: FastAPI, admission: AdmissionController, limits: ServerLimits, keys: KeyRing, cors: CorsOptions
-) -> None:
+def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: CorsOptions) -> None:
     """Add the middlewares. Each one encloses those that were added before it.
 
     The CORS middleware encloses authentication, because preflight requests have no key, and ServerErrorMiddleware, so
     that pages can read errors of any kind. The framework adds another ServerErrorMiddleware, which encloses all others;
     its responses have no CORS headers and are not logged.
     """
-    app.add_middleware(AdmissionMiddleware, admission=admission)
     app.add_middleware(BodyLimitMiddleware, limits=limits)
     app.add_middleware(KeyMiddleware, keys=keys)
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_unexpected_error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.chat import ChatPlanner
 from chairlift.server.api.completions import CompletionPlanner

@@ -32,10 +32,9 @@ from chairlift.server.preparation.worker_process import (
     WorkerFailure,
     WorkerReply,
     WorkerSetup,
-    read_frame,
     tokenizer_fingerprint,
-    write_frame,
 )
+from chairlift.system.child_process import limit_memory, read_frames, write_frame
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
@@ -76,16 +75,17 @@ def main() -> None:
     # Replies use the original standard output. Output of libraries is redirected, so that it does not mix with them.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _limit_resources()
-    frame = read_frame(sys.stdin.buffer)
-    if frame is None:
+    limit_memory(MEMORY_BYTES)
+    os.nice(NICENESS)
+    frames = read_frames(sys.stdin.buffer)
+    if (frame := next(frames, None)) is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
     planners = _load_planners(setup)
     # The collector would repeatedly traverse the millions of objects that a body can consist of.
     gc.freeze()
     gc.disable()
-    while (frame := read_frame(sys.stdin.buffer)) is not None:
+    for frame in frames:
         endpoint, raw = pickle.loads(frame)
         cpu_seconds: list[float] = []
         with charge_cpu_time_to(cpu_seconds.append, time.process_time):
@@ -111,25 +111,16 @@ def _prepare_safely(
 def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
     try:
         from chairlift.engine.input_processor import NoTokenizer
-        from chairlift.engine.process.remote_engine import RemoteEngine
+        from chairlift.engine.served_engine import ServedEngine
         from chairlift.loading.resolve import load_tokenizer, resolve_model
 
         files = resolve_model(setup.model)
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        return make_planners(RemoteEngine.create(setup.facts, tokenizer), setup.api)
+        return make_planners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
     except Exception as error:
         return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
-
-
-def _limit_resources() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Not every system supports these limits.
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.nice(NICENESS)
 
 
 def _resident_memory() -> int:

@@ -19,7 +19,7 @@ import torch
 
 from chairlift.kernels.activations import find_activation, has_native_kernel
 from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.backend import AttentionShape
+from chairlift.kernels.backend import AttentionShape, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
@@ -31,7 +31,8 @@ from chairlift.kernels.sampling import SamplingParameters
 from chairlift.lab.bench.kernels.ceilings import KernelWork
 from chairlift.models.config import ModelConfig
 from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
-from chairlift.models.decoder import attention_shape, make_rotary
+from chairlift.models.layers import attention_shape
+from chairlift.models.rotary import rotary_table
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -209,10 +210,11 @@ class AttentionPass:
         metadata = _metadata(num_seqs, num_queries, context, block_size)
         positions = torch.arange(context - num_queries, context).repeat(num_seqs)
         backends: dict[AttentionShape, tuple[NativeAttention, NativePlan, torch.Tensor]] = {}
-        rotations = {key: make_rotary(*key, context, torch.device("cpu")).at(positions) for key in config.ropes}
+        cpu = torch.device("cpu")
+        rotations = {key: RotaryStep(positions, rotary_table(*key, context, cpu)) for key in config.ropes}
         self._calls: list[Callable[[], torch.Tensor]] = []
         for spec in self._specs:
-            shape = attention_shape(spec, torch.float32, torch.device("cpu"), kv_dtype)
+            shape = attention_shape(spec, torch.float32, cpu, kv_dtype)
             if shape not in backends:
                 qkv = torch.randn((len(positions), spec.qkv.out_features), generator=generator)
                 backend = NativeAttention(shape)
