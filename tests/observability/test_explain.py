@@ -61,22 +61,22 @@ def test_changes_that_would_admit_do_admit(requests: Prompts, options: dict[str,
         engine = first_step(requests, **options)
     except ChairliftError:
         return
-    refused = next((r for r in engine.tracker.waiting()), None)
-    if refused is None or engine.tracker.last_step is None:
+    waiting = next((r for r in engine.tracker.waiting()), None)
+    if waiting is None or engine.tracker.last_step is None:
         return
-    index = int(refused.request_id[1:]) - 1
-    for way in explain(engine, refused.request_id).would_admit:
+    index = int(waiting.request_id[1:]) - 1
+    for way in explain(engine, waiting.request_id).would_admit:
         changes = dict(way.changes)
         changed = requests[: index + 1]
         if (max_tokens := changes.pop("max_tokens", None)) is not None:
             changed = [*changed[:-1], (changed[-1][0], int(max_tokens))]
-        assert admits(changed, options, changes, refused.request_id) is way.admits, way
+        assert admits(changed, options, changes, waiting.request_id) is way.admits, way
         if way.admits and "num_kv_blocks" in changes and options["kv"] == "paged":
             changes["num_kv_blocks"] = int(changes["num_kv_blocks"]) - 1
-            assert not admits(changed, options, changes, refused.request_id), "the smallest pool"
+            assert not admits(changed, options, changes, waiting.request_id), "the smallest pool"
         if way.admits and max_tokens is not None:
             longer = [*changed[:-1], (changed[-1][0], int(max_tokens) + 1)]
-            assert not admits(longer, options, changes, refused.request_id), "the largest max_tokens"
+            assert not admits(longer, options, changes, waiting.request_id), "the largest max_tokens"
 
 
 def admits(requests: Prompts, options: dict[str, Any], changes: dict[str, Any], request_id: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
-from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, RequestArrived
@@ -221,14 +221,8 @@ def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
 
 
 def _kv_cache_manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCacheManager:
-    return make_kv_cache_manager(
-        kv,
-        num_blocks=num_blocks,
-        block_size=started.block_size,
-        max_model_len=started.max_model_len,
-        enable_prefix_caching=False,
-        arena=started.kv_arena or "buddy",
-    )
+    arena = started.kv_arena or "buddy"
+    return make_kv_cache_manager(KVPool(num_blocks, started.block_size, started.max_model_len, kv, arena))
 
 
 def _request(size: RequestSize, index: int = 0) -> Request:
