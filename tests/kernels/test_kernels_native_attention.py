@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference
-from chairlift.kernels.attention import KVCache, QKNorm
-from chairlift.kernels.backend import AttentionShape, RotaryStep
+from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.models.declaration import RopeConfig
