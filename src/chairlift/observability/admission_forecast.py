@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class RunningForecast(NamedTuple):
-    """A running request: the number of steps until it ends, and of blocks that it then frees."""
+    """A running request: the number of steps until it ends, and the number of blocks that it frees then."""
 
     steps_left: int
     num_blocks: int
 
 
 class QueuedForecast(NamedTuple):
-    """A queued request: the number of blocks that it needs, and of steps that it will run."""
+    """A queued request: the number of blocks that it needs, and the number of steps that it will run."""
 
     num_blocks: int
     num_steps: int
