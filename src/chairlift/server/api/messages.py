@@ -26,13 +26,8 @@ from chairlift.server.api.protocol.messages import (
     MessagesUsage,
 )
 from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
-from chairlift.server.api.stream_chunks import to_named_event
-from chairlift.server.http.error_responses import (
-    describe_validation_error,
-    error_body,
-    error_headers,
-    http_error_message,
-)
+from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.http.error_responses import describe_error, error_body
 from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]
@@ -156,7 +151,7 @@ class _MessagesStream(StreamWriter):
         return self._stop() + _event("message_delta", delta=delta, usage=usage, **extra) + _event("message_stop")
 
     def failure(self, error: ChairliftError) -> bytes:
-        return _event("error", error={"type": anthropic_error_type(error_body(error)[0]), "message": str(error)})
+        return _event("error", error=_error_info(error_body(error)[0], str(error)).model_dump())
 
     def _write(self, piece: DeltaMessage) -> bytes:
         events = b""
@@ -199,12 +194,11 @@ class _MessagesStream(StreamWriter):
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return to_named_event(kind, {"type": kind, **fields})
+    return to_named_event(kind, encode({"type": kind, **fields}))
 
 
-def anthropic_error_type(status: int) -> str:
-    """The error type of Anthropic for an HTTP status."""
-    return ERROR_TYPES.get(status, "api_error")
+def _error_info(status: int, message: str) -> MessagesErrorInfo:
+    return MessagesErrorInfo(type=ERROR_TYPES.get(status, "api_error"), message=message)
 
 
 def with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
@@ -217,19 +211,12 @@ def with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
             async def handle_with_errors(request: Request) -> Response:
                 try:
                     response: Response = await handle(request)
-                except RequestValidationError as error:
-                    return _error(400, describe_validation_error(error)[0])
-                except ChairliftError as error:
-                    return _error(error_body(error)[0], str(error), error_headers(error))
-                except HTTPException as error:
-                    return _error(error.status_code, http_error_message(request, error))
+                except (RequestValidationError, ChairliftError, HTTPException) as error:
+                    status, info, headers = describe_error(request, error)
+                    body = MessagesError(error=_error_info(status, info.message))
+                    return JSONResponse(body.model_dump(), status_code=status, headers=headers)
                 return response
 
             return handle_with_errors
 
     return MessagesRoute
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    body = MessagesError(error=MessagesErrorInfo(type=anthropic_error_type(status), message=message))
-    return JSONResponse(body.model_dump(), status_code=status, headers=headers)

@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from chairlift.server.api.stream_chunks import to_named_event
+from chairlift.server.api.stream_chunks import encode, to_named_event
 
 
 def new_item_id(kind: str) -> str:
@@ -72,7 +72,7 @@ class ItemEventWriter:
         """One event with the next sequence number."""
         body = {"type": kind, "sequence_number": self._sequence_number, **fields}
         self._sequence_number += 1
-        return to_named_event(kind, body)
+        return to_named_event(kind, encode(body))
 
     def start(self, item: OutputItem) -> bytes:
         """Finish the open item, and start this one."""
