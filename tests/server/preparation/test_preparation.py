@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.errors import OverloadedError, RequestError
+from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
@@ -33,7 +33,6 @@ from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.preparation import (
     NUM_THREADS,
     Preparation,
-    PreparationJob,
     PreparationWorkers,
     TenantQueues,
 )
@@ -261,10 +260,11 @@ def test_tenants_are_served_in_rotation(tenants: list[str]) -> None:
     loop = asyncio.new_event_loop()
     try:
         queues = TenantQueues()
-        jobs = [PreparationJob(tenant, "chat", b"%d" % n, loop.create_future()) for n, tenant in enumerate(tenants)]
-        for job in jobs:
-            queues.push(job)
-        order = [job.tenant for job in iter(queues.pop, None)]
+        turns = [(tenant, loop.create_future()) for tenant in tenants]
+        for tenant, turn in turns:
+            queues.push(tenant, turn)
+        tenant_of = {turn: tenant for tenant, turn in turns}
+        order = [tenant_of[turn] for turn in iter(queues.pop, None)]
     finally:
         loop.close()
     assert sorted(order) == sorted(tenants)
@@ -275,17 +275,46 @@ def test_tenants_are_served_in_rotation(tenants: list[str]) -> None:
             assert all(window.count(other) <= window.count(tenant) + 1 for other in window)
 
 
-def test_cancelled_jobs_are_dropped() -> None:
+def test_cancelled_turns_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     try:
         queues = TenantQueues()
-        jobs = [PreparationJob("a", "chat", b"", loop.create_future()) for _ in range(3)]
-        for job in jobs:
-            queues.push(job)
-        jobs[0].reply.cancel()
-        assert [queues.pop(), queues.pop(), queues.pop()] == [jobs[1], jobs[2], None]
+        turns = [loop.create_future() for _ in range(3)]
+        for turn in turns:
+            queues.push("a", turn)
+        turns[0].cancel()
+        assert [queues.pop(), queues.pop(), queues.pop()] == [turns[1], turns[2], None]
     finally:
         loop.close()
+
+
+def test_a_call_that_is_cancelled_with_its_turn_returns_the_process(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        body = json.dumps({"tokens": [3]}).encode()
+        first = asyncio.ensure_future(workers.run("a", "detokenize", body))
+        waiting = asyncio.ensure_future(workers.run("b", "detokenize", body))
+        await first
+        waiting.cancel()
+        reply = await asyncio.wait_for(workers.run("c", "detokenize", body), 30)
+        assert isinstance(reply.outcome, PreparedRequest)
+
+    run_alone(setup[1], scenario)
+
+
+def test_stopping_the_pool_ends_waiting_and_running_calls(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        body = json.dumps({"tokens": [3]}).encode()
+        await workers.run("a", "detokenize", body)
+        assert workers.processes[0].pid is not None
+        os.kill(workers.processes[0].pid, signal.SIGSTOP)
+        calls = [asyncio.ensure_future(workers.run("a", "detokenize", body)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        workers.stop(EngineDeadError("stopped"))
+        for call in calls:
+            with pytest.raises(EngineDeadError, match="stopped"):
+                await call
+
+    run_alone(setup[1], scenario)
 
 
 def test_disconnecting_ends_the_work_for_a_request(server: RunningServer, workers: PreparationWorkers) -> None:
