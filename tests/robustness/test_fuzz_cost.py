@@ -17,11 +17,12 @@ from operations import count_operations
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.errors import RequestError
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.preparation import planners as endpoint_planners
 from chairlift.server.preparation.planners import EndpointPlanners, make_planners
 from chairlift.server.preparation.worker import prepare
-from chairlift.server.preparation.worker_process import PreparedRequest, Rejection
+from chairlift.server.preparation.worker_process import PreparedRequest
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
@@ -65,7 +66,7 @@ def planners(
     llm.close()
 
 
-def outcome_of(planners: EndpointPlanners, case: Case, size: int) -> PreparedRequest | Rejection:
+def outcome_of(planners: EndpointPlanners, case: Case, size: int) -> PreparedRequest | RequestError:
     return prepare(getattr(planners, case.endpoint), case.body(size), max_depth=64)
 
 
@@ -91,7 +92,9 @@ def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Endpoi
     assert {case.endpoint for case in CASES} == set(BASES)
     valid = sum(isinstance(outcome, PreparedRequest) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
-        (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
+        (case.field, outcome)
+        for case, outcome in zip(CASES, outcomes, strict=True)
+        if isinstance(outcome, RequestError)
     ]
 
 

@@ -11,16 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
-from chairlift.errors import EngineDeadError, OverloadedError, RequestError
+from chairlift.errors import EngineDeadError
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.request_plan import Fields, RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparationProcess,
     PreparedRequest,
-    Rejection,
-    WorkerEndedError,
-    WorkerFailure,
-    WorkerReply,
     WorkerSetup,
 )
 from chairlift.system.cpu_account import charge_cpu_time_to
@@ -93,12 +89,15 @@ class PreparationWorkers:
         self._stop_error: Exception | None = None
         self.on_cpu_seconds: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
-    async def run(self, tenant: str, endpoint: str, body: bytes) -> WorkerReply:
+    async def run(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
         """Prepare a body in a worker. Cancelling this call kills the worker.
 
+        Args:
+            endpoint: The attribute of `EndpointPlanners` with the planner.
+
         Raises:
-            RequestError: The preparation took more than `max_seconds`.
-            OverloadedError: The worker ended, or could not be started.
+            RequestError: The body is invalid, exceeds a limit, or takes more than `max_seconds`.
+            OverloadedError: The worker failed for a reason that is not in the body.
         """
         process = await self._wait_for_turn(tenant)
         loop = asyncio.get_running_loop()
@@ -110,13 +109,11 @@ class PreparationWorkers:
             if not work.done():  # This call has been cancelled.
                 self.on_cpu_seconds(tenant, process.cpu_seconds())
                 process.kill()
-        try:
-            reply = work.result()
-        except WorkerEndedError as error:
-            self.on_cpu_seconds(tenant, error.cpu_seconds)
-            raise self._stop_error or self._call_error(error) from None
-        self.on_cpu_seconds(tenant, reply.cpu_seconds)
-        return reply
+        outcome, cpu_seconds = work.result()
+        self.on_cpu_seconds(tenant, cpu_seconds)
+        if isinstance(outcome, PreparedRequest):
+            return outcome
+        raise self._stop_error or outcome
 
     def stop(self, error: Exception) -> None:
         """End all calls with an error, including those that wait."""
@@ -151,31 +148,16 @@ class PreparationWorkers:
         while self._free and (turn := self._queues.pop()) is not None:
             turn.set_result(self._free.pop())
 
-    def _release(self, process: PreparationProcess, work: asyncio.Future[WorkerReply] | None = None) -> None:
-        if work is not None:
-            work.exception()  # A cancelled call does not read it.
+    def _release(self, process: PreparationProcess, _work: object = None) -> None:
         self._free.append(process)
         self._assign_processes()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._end_idle_workers)
 
-    def _call_error(self, error: WorkerEndedError) -> RequestError | OverloadedError:
-        if error.is_timeout:
-            return RequestError(
-                f"parsing and tokenizing the request took more than {self._max_seconds:g} s: shorten it"
-            )
-        return preparation_error(str(error))
-
     def _end_idle_workers(self) -> None:
         for process in self._free:
             process.close()
-
-
-def preparation_error(reason: str) -> OverloadedError:
-    """The error of a call whose preparation failed for a reason that is not in the request."""
-    message = f"the request could not be prepared: {reason}; send it again, and shorten it if it fails again"
-    return OverloadedError(message, 1.0, "preparation_failed")
 
 
 class Preparation:
@@ -247,22 +229,9 @@ class Preparation:
         self._threads.submit(function)
 
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
-        """Prepare a large body in a worker, and charge the CPU time to a tenant.
-
-        Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
-
-        Raises:
-            RequestError: The body is invalid, exceeds a limit, or takes too long.
-            OverloadedError: The worker failed for a reason that is not in the body.
-        """
+        """Prepare a large body in a worker, and charge the CPU time to a tenant; see `PreparationWorkers.run`."""
         assert self._workers is not None, "the caller must check `should_use_worker`"
-        reply = await self._workers.run(tenant, endpoint, body)
-        if isinstance(reply.outcome, Rejection):
-            raise RequestError(reply.outcome.message, reply.outcome.param)
-        if isinstance(reply.outcome, WorkerFailure):
-            raise preparation_error(reply.outcome.message)
-        return reply.outcome
+        return await self._workers.run(tenant, endpoint, body)
 
     def stop(self, message: str) -> None:
         """End all calls that workers are preparing with an error."""
