@@ -8,11 +8,9 @@ The large value is made as JSON text: the text of one item is repeated, and no i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-from chairlift.server.preparation.planners import EndpointPlanners
 
 MAX_DEPTH: Final = 7
 PATHS: Final = {
@@ -94,20 +92,19 @@ def _object(fields: dict[str, Any], name: str, text: str) -> str:
     return "{" + ",".join([*others, f"{_encoded(name)}:{text}"]) + "}"
 
 
-def all_cases(planners: type[EndpointPlanners] | EndpointPlanners) -> list[Case]:
-    """The cases of all endpoints."""
+def all_cases(planners: Mapping[str, Any]) -> list[Case]:
+    """The cases of all endpoints.
+
+    Args:
+        planners: the planner or its class, by its attribute of `EndpointPlanners`.
+    """
     cases = []
     for endpoint, base in BASES.items():
-        body_type = _body_type(planners, endpoint)
-        schema = body_type.model_json_schema()
+        schema = planners[endpoint].body_type.model_json_schema()
         for name, field in schema["properties"].items():
             for path, grow in _growing(field, schema.get("$defs", {}), name, 0):
                 cases.append(Case(endpoint, path, _placed(base, name, grow)))
     return [*cases, *extra_cases()]
-
-
-def _body_type(planners: type[EndpointPlanners] | EndpointPlanners, endpoint: str) -> Any:
-    return getattr(planners, endpoint).body_type
 
 
 def _placed(base: dict[str, Any], name: str, grow: Grow) -> Grow:

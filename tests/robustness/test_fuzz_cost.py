@@ -20,7 +20,7 @@ from chairlift import AsyncLLM
 from chairlift.errors import RequestError
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.preparation import planners as endpoint_planners
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import EndpointPlanners
 from chairlift.server.preparation.worker import prepare
 from chairlift.server.preparation.worker_process import PreparedRequest
 from server.api_model import with_api_tokenizer
@@ -42,16 +42,15 @@ READ_LATER = {
 }
 """Fields with limits of their own, which are read after a request was prepared: by the engine, or for the response."""
 
-TYPES = EndpointPlanners(
-    conversations=None,  # type: ignore[arg-type]
-    completions=endpoint_planners.CompletionPlanner,  # type: ignore[arg-type]
-    chat=endpoint_planners.ChatPlanner,  # type: ignore[arg-type]
-    responses=endpoint_planners.ResponsesPlanner,  # type: ignore[arg-type]
-    messages=endpoint_planners.MessagesPlanner,  # type: ignore[arg-type]
-    count_tokens=endpoint_planners.CountTokensPlanner,  # type: ignore[arg-type]
-    tokenize=endpoint_planners.TokenizePlanner,  # type: ignore[arg-type]
-    detokenize=endpoint_planners.DetokenizePlanner,  # type: ignore[arg-type]
-)
+TYPES = {
+    "completions": endpoint_planners.CompletionPlanner,
+    "chat": endpoint_planners.ChatPlanner,
+    "responses": endpoint_planners.ResponsesPlanner,
+    "messages": endpoint_planners.MessagesPlanner,
+    "count_tokens": endpoint_planners.CountTokensPlanner,
+    "tokenize": endpoint_planners.TokenizePlanner,
+    "detokenize": endpoint_planners.DetokenizePlanner,
+}
 CASES = all_cases(TYPES)
 
 
@@ -62,7 +61,7 @@ def planners(
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
-    yield make_planners(llm.engine, ApiOptions(trust_request_chat_template=True))
+    yield EndpointPlanners(llm.engine, ApiOptions(trust_request_chat_template=True))
     llm.close()
 
 

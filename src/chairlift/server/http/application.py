@@ -49,7 +49,7 @@ from chairlift.server.http.error_responses import (
 )
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import EndpointPlanners
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.engine_observer import EngineObserver
@@ -95,7 +95,7 @@ def create_app(
     listeners = [] if observability is None else observability.listeners(observer)
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
-    planners = make_planners(llm.engine, api or ApiOptions())
+    planners = EndpointPlanners(llm.engine, api or ApiOptions())
     on_start = partial(preparation.start, planners.conversations.log_template_warnings)
     on_end = [preparation.close, *(listener.close for listener in listeners)]
     lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.chat import ChatPlanner
@@ -14,30 +12,19 @@ from chairlift.server.api.responses import ResponsesPlanner
 from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
 
 
-@dataclass(frozen=True, slots=True)
 class EndpointPlanners:
-    """One planner for each endpoint that takes a body."""
+    """One planner for each endpoint that takes a body.
 
-    conversations: ConversationPlanner
-    completions: CompletionPlanner
-    chat: ChatPlanner
-    responses: ResponsesPlanner
-    messages: MessagesPlanner
-    count_tokens: CountTokensPlanner
-    tokenize: TokenizePlanner
-    detokenize: DetokenizePlanner
+    Args:
+        engine: An engine, or the description of an engine that a preparation worker has.
+    """
 
-
-def make_planners(engine: ServedEngine, options: ApiOptions) -> EndpointPlanners:
-    """Create the planners for an engine, or for the description of an engine that a preparation worker has."""
-    conversations = ConversationPlanner(engine, options)
-    return EndpointPlanners(
-        conversations=conversations,
-        completions=CompletionPlanner(engine),
-        chat=ChatPlanner(conversations),
-        responses=ResponsesPlanner(conversations),
-        messages=MessagesPlanner(conversations),
-        count_tokens=CountTokensPlanner(conversations),
-        tokenize=TokenizePlanner(engine, conversations),
-        detokenize=DetokenizePlanner(engine),
-    )
+    def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
+        self.conversations = ConversationPlanner(engine, options)
+        self.completions = CompletionPlanner(engine)
+        self.chat = ChatPlanner(self.conversations)
+        self.responses = ResponsesPlanner(self.conversations)
+        self.messages = MessagesPlanner(self.conversations)
+        self.count_tokens = CountTokensPlanner(self.conversations)
+        self.tokenize = TokenizePlanner(engine, self.conversations)
+        self.detokenize = DetokenizePlanner(engine)

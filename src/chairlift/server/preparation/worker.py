@@ -24,7 +24,7 @@ from chairlift.errors import ModelLoadError, RequestError
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import EndpointPlanners
 from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
@@ -117,7 +117,7 @@ def _load_planners(setup: WorkerSetup) -> EndpointPlanners | str:
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        return make_planners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
+        return EndpointPlanners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
     except Exception as error:
         return f"the tokenizer cannot be loaded: {error}"
 
