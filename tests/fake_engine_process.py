@@ -8,7 +8,7 @@ from typing import Any
 
 from chairlift.clock import MonotonicClock
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.process import engine_process
@@ -31,14 +31,7 @@ class SlowExecutor(AnnouncingExecutor):
 
 def build(config: EngineConfig, outbox: Outbox) -> Any:
     block_size, limits = config.block_size, config.scheduler_config(MAX_MODEL_LEN, 32)
-    manager = make_kv_cache_manager(
-        "paged",
-        num_blocks=NUM_BLOCKS,
-        block_size=block_size,
-        max_model_len=MAX_MODEL_LEN,
-        enable_prefix_caching=True,
-        arena="buddy",
-    )
+    manager = make_kv_cache_manager(KVPool(NUM_BLOCKS, block_size, MAX_MODEL_LEN), enable_prefix_caching=True)
     executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)
     clock = MonotonicClock()
     started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)

@@ -61,9 +61,6 @@ class Rounded:
         tensor = self._weights.tensor(name, shape)
         return packed_tensor(tensor.to(FLOATS.get(self._format, torch.float32)))
 
-    def has(self, name: str) -> bool:
-        return self._weights.has(name)
-
 
 def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, DecoderModel, DecoderModel]:
     files = ModelFiles("hf", folder, "tiny")

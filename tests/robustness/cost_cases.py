@@ -8,9 +8,17 @@ The large value is made as JSON text: the text of one item is repeated, and no i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+
+from pydantic import BaseModel
+
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.completions import CompletionRequest
+from chairlift.server.api.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.api.protocol.responses import ResponsesRequest
+from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 MAX_DEPTH: Final = 7
 PATHS: Final = {
@@ -22,7 +30,17 @@ PATHS: Final = {
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
 }
-"""Attribute of `EndpointPlanners` -> path of the endpoint."""
+"""Short name -> path of the endpoint."""
+
+BODY_TYPES: Final[dict[str, type[BaseModel]]] = {
+    "completions": CompletionRequest,
+    "chat": ChatCompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+    "count_tokens": CountTokensRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
+}
 
 BASES: Final[dict[str, dict[str, Any]]] = {
     "completions": {"prompt": "x", "max_tokens": 1},
@@ -51,7 +69,7 @@ class Case:
     """One field of one endpoint.
 
     Attributes:
-        endpoint: attribute of `EndpointPlanners`.
+        endpoint: a key of `PATHS`.
         field: the path of the field, as in `messages[].content`.
         make: number of items -> the JSON text of the body.
     """
@@ -92,15 +110,11 @@ def _object(fields: dict[str, Any], name: str, text: str) -> str:
     return "{" + ",".join([*others, f"{_encoded(name)}:{text}"]) + "}"
 
 
-def all_cases(planners: Mapping[str, Any]) -> list[Case]:
-    """The cases of all endpoints.
-
-    Args:
-        planners: the planner or its class, by its attribute of `EndpointPlanners`.
-    """
+def all_cases() -> list[Case]:
+    """The cases of all endpoints."""
     cases = []
     for endpoint, base in BASES.items():
-        schema = planners[endpoint].body_type.model_json_schema()
+        schema = BODY_TYPES[endpoint].model_json_schema()
         for name, field in schema["properties"].items():
             for path, grow in _growing(field, schema.get("$defs", {}), name, 0):
                 cases.append(Case(endpoint, path, _placed(base, name, grow)))

@@ -54,10 +54,6 @@ class Weights(Protocol):
         """
         ...
 
-    def has(self, name: str) -> bool:
-        """Whether the source has the parameter. A random source has every parameter."""
-        ...
-
 
 MatrixParts = Sequence[tuple[str, int]]
 """(name, out_features) of matrices with the same input that are multiplied as one, in the order of their outputs."""

@@ -52,10 +52,6 @@ class FileWeights(ABC):
     def _file_names(self) -> Iterable[str]:
         """Return the names of all tensors in the file that a model must read."""
 
-    def has(self, name: str) -> bool:
-        """See Weights.has."""
-        return self._file_name(name) is not None
-
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See Weights.tensor."""
         file_name = self._find(name)

@@ -29,10 +29,6 @@ class RandomWeights:
         self._file_dtype: torch.dtype = getattr(torch, config.dtype)
         self._norms = frozenset(f"{name}.weight" for name in config.norm_names)
 
-    def has(self, name: str) -> bool:
-        """See Weights.has."""
-        return True
-
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See Weights.tensor."""
         if name in self._norms:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.config import QUANTIZATIONS, EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     PROMPT_LOGPROB_ROWS,
     TILE_BYTES,
@@ -25,7 +26,7 @@ from chairlift.engine.startup.memory_plan import (
 )
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import plan_native_activations, plan_native_weights
-from chairlift.engine.startup.pool_capacity import KVPool, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels import torch_plan
 from chairlift.lab.planning.plan_report import explain

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler, max_request_slots
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
 from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, resolve_max_model_len, startup_summary
+from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, startup_summary
 from chairlift.engine.startup.token_budget import (
     TARGET_STEP_SECONDS,
     ChunkTimer,
@@ -27,7 +26,7 @@ from chairlift.engine.startup.token_budget import (
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
-from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
+from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
@@ -43,13 +42,13 @@ class _Listeners:
     """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
 
     event_file: EventFile | None
-    recorder: EngineRecorder | None
+    recorder: TraceRecorder | None
     sink: EventSink | None
 
     @classmethod
     def open(cls, config: EngineConfig, events: EventSink | None) -> _Listeners:
         event_file = open_event_log(config.event_log)
-        recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+        recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
         sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
         return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
 
@@ -97,12 +96,13 @@ def build_engine(
     loaded = loaded or load_model(config)
     assert loaded.matches(config), "the model was loaded for another configuration"
     plan = _plan_pool(config, loaded)
-    limits = _request_limits(config, loaded, plan)
+    pool = planned_pool(config, loaded.config.max_position_embeddings, plan.num_blocks)
+    limits = RequestLimits(pool.max_model_len, pool.max_request_slots, config.scheduling_policy != "fcfs")
     loaded.provide_kv_cache(plan)
     times = _step_times(config, loaded, limits.max_model_len, plan)
     budget = None if times is None else largest_budget(times, config.max_num_seqs)
     scheduler_config = config.scheduler_config(limits.max_model_len, budget)
-    manager = _manager(config, plan, scheduler_config)
+    manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
@@ -119,27 +119,6 @@ def build_engine(
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
     facts = EngineFacts(loaded.name, loaded.config, scheduler_config, plan, limits, started)
     return Engine(facts, core, loaded, config.seed, listeners)
-
-
-def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:
-    """The limits of a request that is alone in the pool."""
-    max_slots = max_request_slots(
-        config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
-    )
-    context = loaded.config.max_position_embeddings
-    max_model_len = resolve_max_model_len(config, context, plan.num_blocks, max_slots)
-    return RequestLimits(max_model_len, max_slots, supports_priority=config.scheduling_policy != "fcfs")
-
-
-def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:
-    return make_kv_cache_manager(
-        config.kv,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_model_len=scheduler_config.max_model_len,
-        enable_prefix_caching=config.has_prefix_cache,
-        arena=config.kv_arena,
-    )
 
 
 def _step_times(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTimes | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Final
 
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
-from chairlift.core.baselines.selection import max_request_slots
+from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import MemoryItem, StepLimits, plan_activations, plan_weights, total
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_activations, plan_native_weights
-from chairlift.engine.startup.pool_capacity import KVPool, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
 from chairlift.models.config import ModelConfig
@@ -45,17 +46,17 @@ def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes:
     )
 
 
-def resolve_max_model_len(config: EngineConfig, context: int, num_blocks: int, max_slots: int) -> int:
-    """Resolve `max_model_len`; the default is the smaller of the model's context and the slots of one request.
-
-    Args:
-        max_slots: see `max_request_slots`.
+def planned_pool(config: EngineConfig, context: int, num_blocks: int) -> KVPool:
+    """The pool with the policy of `config`. The default of `max_model_len` is the smaller of the model's context and
+    the slots that one request can hold.
 
     Raises:
         ConfigError: `max_model_len` exceeds one of them.
     """
+    pool = KVPool(num_blocks, config.block_size, config.max_model_len or context, config.kv, config.kv_arena)
+    max_slots = pool.max_request_slots
     if config.max_model_len is None:
-        return min(context, max_slots)
+        return replace(pool, max_model_len=min(context, max_slots))
     if config.max_model_len > context:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's context of {context} tokens")
     if config.max_model_len > max_slots:
@@ -64,14 +65,7 @@ def resolve_max_model_len(config: EngineConfig, context: int, num_blocks: int, m
             f"{num_blocks} blocks x {config.block_size} can give to one request under kv={config.kv}: lower "
             "max_model_len or enlarge the pool"
         )
-    return config.max_model_len
-
-
-def planned_pool(config: EngineConfig, context: int, num_blocks: int) -> KVPool:
-    """The pool with the KV policy of `config`; raises ConfigError as `resolve_max_model_len`."""
-    slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=config.block_size, arena=config.kv_arena)
-    max_model_len = resolve_max_model_len(config, context, num_blocks, slots)
-    return KVPool(num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
+    return pool
 
 
 def planned_weights(

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.engine.startup.pool_capacity import (
     LENGTHS_PER_DRAW,
-    KVPool,
     RequestLengths,
     forced_request,
-    make_empty_manager,
     rejection_message,
 )
 from chairlift.errors import ConfigError
@@ -81,5 +80,5 @@ class PlannedWorkload:
 
 def accepted_lengths(pool: KVPool, lengths: Iterable[RequestLengths]) -> Iterator[RequestLengths]:
     """The lengths of requests that an engine with this pool does not reject."""
-    manager = make_empty_manager(pool)
+    manager = make_kv_cache_manager(pool)
     return (length for length in lengths if rejection_message(forced_request(0, length), pool, manager) is None)

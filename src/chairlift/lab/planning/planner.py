@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from chairlift.config import KV_ARENAS, KV_POLICIES, EngineConfig, SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     DTYPE_BYTES,
     MemoryItem,
@@ -22,7 +23,7 @@ from chairlift.engine.startup.memory_plan import (
 )
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, native_read_bytes
-from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, compute_pool_capacity
+from chairlift.engine.startup.pool_capacity import PoolCapacity, compute_pool_capacity
 from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, planned_weights
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels

@@ -1,30 +1,33 @@
-"""The planners of all endpoints of a server."""
+"""The planners of all endpoints of a server that take a body."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.chat import ChatPlanner
-from chairlift.server.api.completions import CompletionPlanner
+from chairlift.server.api.completions import plan_completion
 from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.messages import CountTokensPlanner, MessagesPlanner
-from chairlift.server.api.responses import ResponsesPlanner
-from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.completions import CompletionRequest
+from chairlift.server.api.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.api.protocol.responses import ResponsesRequest
+from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from chairlift.server.api.tokenization import count_tokens, detokenize, tokenize
+from chairlift.server.preparation.request_plan import RequestPlanner
+
+Planners = dict[str, RequestPlanner[Any, Any]]
+"""Path of an endpoint -> its planner."""
 
 
-class EndpointPlanners:
-    """One planner for each endpoint that takes a body.
-
-    Args:
-        engine: An engine, or the description of an engine that a preparation worker has.
-    """
-
-    def __init__(self, engine: ServedEngine, options: ApiOptions) -> None:
-        self.conversations = ConversationPlanner(engine, options)
-        self.completions = CompletionPlanner(engine)
-        self.chat = ChatPlanner(self.conversations)
-        self.responses = ResponsesPlanner(self.conversations)
-        self.messages = MessagesPlanner(self.conversations)
-        self.count_tokens = CountTokensPlanner(self.conversations)
-        self.tokenize = TokenizePlanner(engine, self.conversations)
-        self.detokenize = DetokenizePlanner(engine)
+def make_planners(engine: ServedEngine, conversations: ConversationPlanner) -> Planners:
+    """Create the planners for an engine, or for the description of an engine that a preparation worker has."""
+    return {
+        "/v1/completions": RequestPlanner(CompletionRequest, partial(plan_completion, engine)),
+        "/v1/chat/completions": RequestPlanner(ChatCompletionRequest, conversations.plan),
+        "/v1/responses": RequestPlanner(ResponsesRequest, conversations.plan),
+        "/v1/messages": RequestPlanner(MessagesRequest, conversations.plan),
+        "/v1/messages/count_tokens": RequestPlanner(CountTokensRequest, partial(count_tokens, conversations)),
+        "/tokenize": RequestPlanner(TokenizeRequest, partial(tokenize, engine, conversations)),
+        "/detokenize": RequestPlanner(DetokenizeRequest, partial(detokenize, engine)),
+    }

@@ -21,10 +21,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from chairlift.errors import ModelLoadError, RequestError
+from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
-from chairlift.server.preparation.planners import EndpointPlanners
+from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
@@ -50,7 +51,7 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
         if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
             return RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
-        return PreparedRequest(planner.without_content(body), planner.plan(body))
+        return PreparedRequest(body.without_content(), planner.plan(body))
     except ValidationError as error:
         return RequestError(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
@@ -95,18 +96,18 @@ def main() -> None:
 
 
 def _prepare_safely(
-    planners: EndpointPlanners | str, endpoint: str, raw: bytes, max_depth: int
+    planners: Planners | str, endpoint: str, raw: bytes, max_depth: int
 ) -> PreparedRequest | RequestError | str:
     if isinstance(planners, str):
         return planners
     try:
-        return prepare(getattr(planners, endpoint), raw, max_depth)
+        return prepare(planners[endpoint], raw, max_depth)
     except Exception as error:
         traceback.print_exc()
         return f"unexpected error: {error!r:.200}"
 
 
-def _load_planners(setup: WorkerSetup) -> EndpointPlanners | str:
+def _load_planners(setup: WorkerSetup) -> Planners | str:
     """The planners, or the reason why they cannot be created."""
     try:
         from chairlift.engine.input_processor import NoTokenizer
@@ -117,7 +118,8 @@ def _load_planners(setup: WorkerSetup) -> EndpointPlanners | str:
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        return EndpointPlanners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
+        engine = ServedEngine(setup.facts, lambda: tokenizer)
+        return make_planners(engine, ConversationPlanner(engine, setup.api))
     except Exception as error:
         return f"the tokenizer cannot be loaded: {error}"
 

@@ -102,7 +102,7 @@ class PreparationProcess(ChildProcess):
         """Prepare a body. Return the prepared request or the error of the call, and the seconds of CPU time.
 
         Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
+            endpoint: The path of the endpoint.
             seconds: The timeout.
         """
         try:
