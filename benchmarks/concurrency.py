@@ -42,7 +42,7 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.build import DOTS_PER_INCH
@@ -201,7 +201,8 @@ def _integers(name: str, text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{name} must be integers with commas between them, got {text!r}") from None
-    check_at_least(name, min(numbers), 1)
+    if min(numbers) < 1:
+        raise ConfigError(f"{name} must be at least 1, got {min(numbers)}")
     return numbers
 
 
@@ -294,7 +295,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     users, batch_sizes = _integers("concurrency", args.concurrency), _integers("batch_sizes", args.batch_sizes)
-    check_at_least("steps", args.steps, 1)
+    check_minimums(args, steps=1)
     config = EngineConfig(
         model=args.model,
         kernels=args.kernels,

@@ -30,8 +30,8 @@ from chairlift.events import EventList
 from chairlift.lab.bench.driver import drive_all_at_once
 from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.compare import waste_shares
-from chairlift.lab.report.figures import Draw, batch, kinds, memory_map, waste
-from chairlift.lab.report.figures.drawing import STYLE, Drawing
+from chairlift.lab.report.figures import batch, kinds, memory_map, waste
+from chairlift.lab.report.figures.drawing import STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
@@ -72,7 +72,7 @@ class Plate:
     """A figure of these runs, as NAME.png."""
 
     name: str
-    draw: Draw
+    draw: Callable[[Sequence[RecordedRun]], Drawing | OmittedFigure]
     labels: tuple[str, ...]
 
 

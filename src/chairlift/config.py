@@ -39,20 +39,24 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
-def _parse_weights(text: str | None) -> dict[str, float]:
-    """The weights in a string such as "name=weight,name=weight"."""
+def parse_weights(text: str, rule: str) -> dict[str, float]:
+    """Parse "name=weight,name=weight" to a positive weight for each name.
+
+    Args:
+        rule: beginning of the error message, which states the form of the text.
+
+    Raises:
+        ConfigError: the text has another form, a weight is not positive, or a name occurs twice.
+    """
     weights: dict[str, float] = {}
-    for part in text.split(",") if text else ():
+    for part in text.split(","):
         name, _equals, number = part.partition("=")
         try:
             weight = float(number)
         except ValueError:
             weight = math.nan
         if not name or name in weights or not 0 < weight < math.inf:
-            raise ConfigError(
-                f"tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0, "
-                f"got {part!r} in {text!r}"
-            )
+            raise ConfigError(f"{rule}, got {part!r} in {text!r}")
         weights[name] = weight
     return weights
 
@@ -254,6 +258,7 @@ class EngineConfig:
         """
         if self.max_num_batched_tokens is not None or token_budget is None:
             token_budget = self.largest_token_budget
+        rule = "tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0"
         return SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -262,5 +267,5 @@ class EngineConfig:
             batching=self.batching,
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
-            tenant_weights=_parse_weights(self.tenant_weights),
+            tenant_weights=parse_weights(self.tenant_weights, rule) if self.tenant_weights else {},
         )

@@ -107,26 +107,24 @@ def simulate(
 
 
 def _list_presets() -> None:
-    from chairlift.lab.presets import PRESET_NAMES, load_preset
-    from chairlift.lab.presets.printing import print_presets
+    from chairlift.lab.presets import PRESETS, print_presets
 
-    print_presets([load_preset(name) for name in PRESET_NAMES])
+    print_presets(PRESETS.values())
 
 
 def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None) -> None:
-    from chairlift.lab.presets import PresetOptions, load_preset, run_preset
-    from chairlift.lab.presets.printing import print_preset
+    from chairlift.lab.presets import PresetOptions, find_preset, print_preset
 
-    preset = load_preset(name)
-    print_preset(preset, run_preset(preset, PresetOptions(workload_seed, num_prompts)))
+    preset = find_preset(name)
+    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts)))
 
 
 def _calibrate(path: Path, num_threads: int | None) -> None:
     from chairlift.lab.bench.calibrate import calibrate
-    from chairlift.lab.presets.printing import print_constants
+    from chairlift.lab.tables import constants_table, print_parts
 
     calibration = calibrate(num_threads)
-    print_constants([("device", calibration.device.name), *calibration.measured])
+    print_parts([constants_table([("device", calibration.device.name), *calibration.measured])])
     try:
         calibration.save(path)
     except OSError as error:

@@ -13,7 +13,6 @@ from chairlift.events import EventBroadcaster, EventList, Step
 from chairlift.lab.presets.capacity import at_rate
 from chairlift.lab.presets.vllm_experiments import (
     MAX_MODEL_LEN,
-    SLOT_KINDS,
     WARM_UP_SHARE,
     SeedStatistics,
     SteadyStateTally,
@@ -25,6 +24,7 @@ from chairlift.lab.presets.vllm_fig12 import STEPS_PER_OCTAVE, THRESHOLDS, RateP
 from chairlift.lab.report.memory import true_kinds
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.tracker import SLOT_KINDS
 
 
 def test_requests_are_the_same_at_every_rate() -> None:

@@ -28,7 +28,6 @@ from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.preparation import (
     NUM_THREADS,
@@ -37,6 +36,7 @@ from chairlift.server.preparation.preparation import (
     PreparationWorkers,
     TenantQueues,
 )
+from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
     WorkerFailure,
@@ -120,7 +120,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "x", "nonsense": 1}),
     ("/v1/completions", {"prompt": "x", "stop": ["\ud800"]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\udc00"}]}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": -1}),
     ("/v1/responses", {"input": "x", "max_output_tokens": 100_000}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 2, "min_tokens": 3}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "output_config": WRONG_OUTPUT}),
     ("/detokenize", {"tokens": [999_999]}),
 ]
@@ -201,12 +203,12 @@ def test_cancelling_a_call_ends_its_work(setup: Any) -> None:
     body = json.dumps({"tokens": [3]}).encode()
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", body)
+        await workers.run("a", "/detokenize", body)
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)  # As if it computed for a long time.
-        call = asyncio.ensure_future(workers.run("a", "detokenize", body))
-        waiting = asyncio.ensure_future(workers.run("b", "detokenize", body))
+        call = asyncio.ensure_future(workers.run("a", "/detokenize", body))
+        waiting = asyncio.ensure_future(workers.run("b", "/detokenize", body))
         await asyncio.sleep(0.1)
         call.cancel()
         reply = await waiting
@@ -219,20 +221,20 @@ def test_cancelling_a_call_ends_its_work(setup: Any) -> None:
 def test_a_body_that_takes_too_long_is_rejected(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
         body = json.dumps({"tokens": [3]}).encode()
-        await workers.run("a", "detokenize", body)
+        await workers.run("a", "/detokenize", body)
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RequestError, match=r"took more than 0.2 s: shorten it"):
-            await workers.run("a", "detokenize", body)
-        assert (await workers.run("a", "detokenize", body)).cpu_seconds >= 0
+            await workers.run("a", "/detokenize", body)
+        assert (await workers.run("a", "/detokenize", body)).cpu_seconds >= 0
 
     run_alone(setup[1], scenario, max_seconds=0.2)
 
 
 def test_an_idle_worker_ends(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pid = workers.processes[0].pid
         assert pid is not None
         deadline = time.monotonic() + 10
@@ -247,7 +249,7 @@ def test_closing_the_pool_ends_its_workers(setup: Any) -> None:
     pids: list[int | None] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pids.append(workers.processes[0].pid)
 
     run_alone(setup[1], scenario)
@@ -279,7 +281,7 @@ def test_cancelled_jobs_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     try:
         queues = TenantQueues()
-        jobs = [PreparationJob("a", "chat", b"", loop.create_future()) for _ in range(3)]
+        jobs = [PreparationJob("a", "/v1/chat/completions", b"", loop.create_future()) for _ in range(3)]
         for job in jobs:
             queues.push(job)
         jobs[0].reply.cancel()
@@ -321,15 +323,15 @@ def test_a_failed_start_of_a_worker_is_reported_and_repeated(setup: Any, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr("chairlift.system.child_process.subprocess.Popen", fail)
             with pytest.raises(OverloadedError, match="Too many open files"):
-                await workers.run("a", "detokenize", b'{"tokens": [3]}')
-        assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, PreparedRequest)
+                await workers.run("a", "/detokenize", b'{"tokens": [3]}')
+        assert isinstance((await workers.run("a", "/detokenize", b'{"tokens": [3]}')).outcome, PreparedRequest)
 
     run_alone(setup[1], scenario)
 
 
 def test_a_worker_fails_if_the_files_of_the_model_have_changed(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
-        outcome = (await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome
+        outcome = (await workers.run("a", "/detokenize", b'{"tokens": [3]}')).outcome
         assert isinstance(outcome, WorkerFailure)
         assert "has changed since the server was started" in outcome.message
 
@@ -340,11 +342,11 @@ def test_cpu_time_of_a_cancelled_call_is_accounted_for(setup: Any) -> None:
     charged: list[tuple[str, float]] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')  # The worker has started.
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')  # The worker has started.
         workers.on_cpu_seconds = lambda tenant, seconds: charged.append((tenant, seconds))
         body = b'{"prompt": "x", "vllm_xargs": {"k": [' + b"[]," * 2_000_000 + b"[]]}}"  # Parsing takes a second.
         earlier = workers.processes[0].cpu_seconds()
-        call = asyncio.ensure_future(workers.run("b", "completions", body))
+        call = asyncio.ensure_future(workers.run("b", "/v1/completions", body))
         deadline = time.monotonic() + 20
         while not 0.02 < workers.processes[0].cpu_seconds() < earlier:  # Counted from the start of this body.
             assert time.monotonic() < deadline
@@ -368,20 +370,19 @@ def with_template(template: str) -> bytes:
 def test_cpu_time_of_a_chat_template_is_charged_to_the_request(setup: Any) -> None:
     charged: list[float] = []
 
-    class Planner(DetokenizePlanner):
-        def plan(self, body: DetokenizeRequest) -> bytes:
-            return ChatTemplate(TEMPLATE_LOOP, {}, from_request=True).render([]).encode()
+    def render(_body: DetokenizeRequest) -> bytes:
+        return ChatTemplate(TEMPLATE_LOOP, {}, from_request=True).render([]).encode()
 
     async def on_a_thread() -> None:
         preparation = Preparation(lambda _tenant, seconds: charged.append(seconds))
-        await preparation.plan("a", Planner(setup[0].engine), DetokenizeRequest(tokens=[]))
+        await preparation.plan("a", RequestPlanner(DetokenizeRequest, render), DetokenizeRequest(tokens=[]))
         await asyncio.sleep(0)  # The event loop makes the charge.
         preparation.close()
 
     async def in_a_worker(workers: PreparationWorkers) -> float:
-        reply = await workers.run("a", "chat", with_template("prompt"))
+        reply = await workers.run("a", "/v1/chat/completions", with_template("prompt"))
         assert isinstance(reply.outcome, PreparedRequest), reply.outcome
-        return (await workers.run("a", "chat", with_template(TEMPLATE_LOOP))).cpu_seconds
+        return (await workers.run("a", "/v1/chat/completions", with_template(TEMPLATE_LOOP))).cpu_seconds
 
     asyncio.run(on_a_thread())
     assert sum(charged) > 0.05
@@ -401,9 +402,9 @@ def test_cancelling_a_call_ends_its_template_and_charges_its_cpu_time(setup: Any
     charged: list[float] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "chat", with_template("prompt"))
+        await workers.run("a", "/v1/chat/completions", with_template("prompt"))
         workers.on_cpu_seconds = lambda _tenant, seconds: charged.append(seconds)
-        call = asyncio.ensure_future(workers.run("b", "chat", with_template(ENDLESS_TEMPLATE)))
+        call = asyncio.ensure_future(workers.run("b", "/v1/chat/completions", with_template(ENDLESS_TEMPLATE)))
         pid = workers.processes[0].pid
         assert pid is not None
         (template_process,) = psutil.Process(pid).children()
@@ -425,15 +426,14 @@ def test_cancelling_a_call_ends_its_template_and_charges_its_cpu_time(setup: Any
 def test_templates_of_requests_do_not_block_the_threads_of_other_requests(setup: Any) -> None:
     may_end = threading.Event()
 
-    class Planner(TokenizePlanner):
-        def plan(self, body: TokenizeRequest) -> bytes:
-            if body.chat_template is not None:
-                assert may_end.wait(20), "other requests were blocked by this one"
-            return b"planned"
+    def plan(body: TokenizeRequest) -> bytes:
+        if body.chat_template is not None:
+            assert may_end.wait(20), "other requests were blocked by this one"
+        return b"planned"
 
     async def scenario() -> None:
         preparation = Preparation(lambda _tenant, _seconds: None)
-        planner = Planner.__new__(Planner)
+        planner = RequestPlanner(TokenizeRequest, plan)
         with_templates = TokenizeRequest(messages=MESSAGES, chat_template="{{ messages }}")
         plans = [asyncio.ensure_future(preparation.plan("a", planner, with_templates)) for _ in range(NUM_THREADS + 1)]
         await asyncio.sleep(0)
@@ -448,12 +448,12 @@ def test_templates_of_requests_do_not_block_the_threads_of_other_requests(setup:
 
 def test_a_worker_that_does_not_read_is_killed_after_the_timeout(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RequestError, match="took more than"):
-            await workers.run("a", "detokenize", b" " * 1_000_000)  # More than the buffer of a pipe.
+            await workers.run("a", "/detokenize", b" " * 1_000_000)  # More than the buffer of a pipe.
 
     run_alone(setup[1], scenario, max_seconds=0.3)
 

@@ -14,7 +14,7 @@ from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.driver import drive, forced_requests
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.throughput import engine_caption
-from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.tables import make_table, number, print_report
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength
@@ -35,15 +35,9 @@ long prefill takes several steps."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyOptions:
-    """The size of the batch and the number of iterations. The requests are greedy.
+    """The size of the batch and the number of iterations. `chairlift bench latency --help` describes each field.
 
-    Attributes:
-        input_len: tokens of each prompt, which are random.
-        output_len: output tokens of each request, forced.
-        batch_size: number of requests.
-        num_iters: number of measured iterations. Their tokens differ.
-        num_iters_warmup: number of unmeasured iterations before the measured ones.
-        seed: seed of the tokens.
+    The requests are greedy. Their prompts are random, and differ between iterations.
 
     Raises:
         ConfigError: a value is out of range. The message names the option, the value and the limit.
@@ -57,10 +51,7 @@ class LatencyOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("input_len", "output_len", "batch_size", "num_iters"):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("num_iters_warmup", "seed"):
-            check_at_least(name, getattr(self, name), 0)
+        check_minimums(self, input_len=1, output_len=1, batch_size=1, num_iters=1, num_iters_warmup=0, seed=0)
 
     def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
         """Create the requests of one iteration."""

@@ -18,14 +18,13 @@ from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrival
 from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
-from chairlift.lab.presets.printing import print_constants
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.lab.tables import make_table, number, print_report, row_label
+from chairlift.lab.tables import constants_table, make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
@@ -225,7 +224,6 @@ def _read_log(path: Path) -> list[Event]:
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:
     """Write the constants, the tables and the JSON line to `file` (standard output if None)."""
-    print_constants([*result.constants, *_limits(result.engine)], file)
     run, sim = result.run, result.result
     table = make_table(
         f"{result.engine.model}, simulated: {run.num_requests} requests {format_arrivals(result.load)}",
@@ -236,7 +234,7 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None) -> No
     for metric in REPORTED_METRICS:
         if (value := metric.value(run)) is not None:
             table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [constants_table([*result.constants, *_limits(result.engine)]), table]
     if result.tenants:
         parts.append(tenant_table(result.tenants))
     if sim.rejected:

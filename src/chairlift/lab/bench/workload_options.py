@@ -73,8 +73,7 @@ class WorkloadOptions:
                     f"{name}={text} cannot be combined with trace, which has lengths: leave one of them out"
                 )
             parse_lengths(text)
-        for name, low in (("num_prompts", 1), ("seed", 0), ("max_tokens", 1), ("max_concurrency", 1)):
-            check_at_least(name, getattr(self, name), low)
+        check_minimums(self, num_prompts=1, seed=0, max_tokens=1, max_concurrency=1)
         ArrivalProcess(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
@@ -133,10 +132,13 @@ def text_tokenizer(model: str | None) -> Tokenize:
     return lambda text: encode()(text, add_special_tokens=False)
 
 
-def check_at_least(name: str, value: int | None, low: int) -> None:
-    """Raise ConfigError if the option has a value that is less than `low`."""
-    if value is not None and value < low:
-        raise ConfigError(f"{name} must be at least {low}, got {value}")
+def check_minimums(options: object, **minimums: int) -> None:
+    """Raise ConfigError if an option, or one of its values if it is a tuple, is less than its minimum."""
+    for name, low in minimums.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
 def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> list[WorkloadRequest]:

@@ -27,6 +27,7 @@ from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import HistogramLengths, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.tracker import SLOT_KINDS
 
 MODEL: Final = "opt-13b"
 DEVICE: Final = "A100-40GB"
@@ -49,8 +50,6 @@ NUM_SEEDS: Final = 3
 
 WARM_UP_SHARE: Final = 0.1
 """The share of the requests that are admitted before the first counted step."""
-
-SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
 
 COUNTED: Final = ("counted", "steps from the admission of the first tenth of them until all but the last are admitted")
 """A row of the constants of presets that use `steady_state`."""

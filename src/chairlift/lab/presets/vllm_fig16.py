@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import PresetOptions, PresetResult, Table
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import simulate
@@ -82,11 +82,3 @@ def run_translations(kv: str, prefix: int, seed: int, count: int) -> vllm.Steady
     config = vllm.sim_config(kv, enable_prefix_caching=kv == "paged", model=MODEL)
     simulate(requests, config, vllm.cost_model(MODEL), tally)
     return tally.result()
-
-
-PRESET = Preset(
-    name="vllm-fig16",
-    title="Throughput of translations with a shared prefix, LLaMA-13B",
-    source="Kwon et al., SOSP'23, Figure 16 and section 6.4",
-    run=run,
-)

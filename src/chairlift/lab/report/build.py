@@ -8,18 +8,20 @@ from pathlib import Path
 import matplotlib as mpl
 
 from chairlift.errors import ConfigError
-from chairlift.lab.report.figures import all_figures
+from chairlift.lab.report.figures import batch, batch_size, device, kinds, latency, memory_map, variance, waste
 from chairlift.lab.report.figures.drawing import STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.page import render
 from chairlift.lab.report.run_log import RecordedRun
 
 DOTS_PER_INCH = 160
+FIGURES = (batch, device, memory_map, kinds, waste, variance, latency, batch_size)
+"""The modules of the figures, in the order of the page."""
 
 
 def draw_all(runs: Sequence[RecordedRun]) -> list[Drawing | OmittedFigure]:
     """Draw every figure of the report, in order."""
     with mpl.rc_context(STYLE):
-        return [draw(runs) for draw in all_figures()]
+        return [figure.draw(runs) for figure in FIGURES]
 
 
 def write_report(runs: Sequence[RecordedRun], output: Path, title: str | None = None, png: bool = False) -> list[Path]:

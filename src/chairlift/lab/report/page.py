@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from importlib.resources import files
 
 import matplotlib as mpl
 
@@ -18,34 +19,7 @@ RUNS_A_TABLE = 4
 LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
 """A coordinate with more than two decimals."""
 
-CSS = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; color: #1a1a1a;
-  background: #fff; max-width: 60rem; margin: 2rem auto; padding: 0 1.2rem; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; }
-h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
-a { color: #0072b2; }
-nav ol { columns: 2; padding-left: 1.4rem; }
-figure { margin: 0; }
-figure svg { width: 100%; height: auto; }
-figcaption, .left-out { color: #444; font-size: .9rem; max-width: 52rem; }
-.left-out { border-left: 3px solid #ccc; padding-left: .8rem; }
-.scroll { overflow-x: auto; margin-bottom: 1.2rem; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .18rem .7rem; border-bottom: 1px solid #eee; vertical-align: top; }
-th:first-child, tbody th { text-align: left; font-weight: 400; color: #444; white-space: nowrap; padding-left: 0; }
-thead th, tbody th.section { font-weight: 600; color: #1a1a1a; }
-tbody th.section { padding-top: .8rem; }
-footer { margin-top: 3rem; color: #666; font-size: .85rem; }
-@media print {
-  @page { margin: 14mm; }
-  body { font-size: 10pt; margin: 0; max-width: none; padding: 0; }
-  nav { display: none; }
-  h2 { break-after: avoid; }
-  figure, tr { break-inside: avoid; }
-  .scroll { overflow: visible; }
-}
-"""
+CSS = "\n" + files("chairlift.lab.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def svg_of(drawing: Drawing) -> str:
@@ -108,9 +82,9 @@ def _tables(runs: Sequence[RecordedRun]) -> Iterator[str]:
 def _table(runs: Sequence[RecordedRun]) -> Iterator[str]:
     heads = "".join(f'<th scope="col">{escape(run.label)}</th>' for run in runs)
     yield f"<table>\n<thead><tr><th></th>{heads}</tr></thead>\n<tbody>"
-    for section in SECTIONS:
-        yield f'<tr><th class="section" colspan="{len(runs) + 1}">{escape(section.title)}</th></tr>'
-        for row in section.rows:
-            cells = "".join(f"<td>{escape(row.value(run))}</td>" for run in runs)
-            yield f'<tr><th scope="row">{escape(row.label)}</th>{cells}</tr>'
+    for section, rows in SECTIONS.items():
+        yield f'<tr><th class="section" colspan="{len(runs) + 1}">{escape(section)}</th></tr>'
+        for label, value in rows.items():
+            cells = "".join(f"<td>{escape(value(run))}</td>" for run in runs)
+            yield f'<tr><th scope="row">{escape(label)}</th>{cells}</tr>'
     yield "</tbody>\n</table>"

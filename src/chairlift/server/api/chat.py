@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Request
 from msgspec import Raw
-from starlette.responses import Response
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
+from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.prepared_route import PreparedRoutes
 from chairlift.server.api.protocol.base import CompletionTokensDetails, UsageInfo
 from chairlift.server.api.protocol.chat import (
     ChatCompletionRequest,
@@ -24,8 +21,6 @@ from chairlift.server.api.protocol.chat import (
 from chairlift.server.api.protocol.tools import FunctionCall, ToolCall
 from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter, has_content
 from chairlift.server.api.stream_chunks import NULL, encode
-from chairlift.server.http.error_responses import ERROR_RESPONSES
-from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall
 
 ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]
@@ -71,25 +66,6 @@ def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | 
 def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) -> bytes:
     """The logprobs of a choice as JSON (see `ChatLogprobs`)."""
     return b'{"content":%b,"refusal":null}' % writer.chat_json(positions)
-
-
-class ChatPlanner(RequestPlanner[ChatCompletionRequest, ChatPlan]):
-    """Plans requests of /v1/chat/completions."""
-
-    body_type = ChatCompletionRequest
-    content_fields: ClassVar[dict[str, Any]] = {
-        "messages": [],
-        "tools": None,
-        "documents": None,
-        "chat_template": None,
-        "chat_template_kwargs": None,
-    }
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
-        return self._conversations.plan(body)
 
 
 class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
@@ -215,16 +191,3 @@ def _call_delta(call: DeltaToolCall) -> dict[str, Any]:
     if call.id is None:
         return {"index": call.index, "function": function}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
-def router(serving: ChatServing, prepared: PreparedRoutes) -> APIRouter:
-    """The route of /v1/chat/completions."""
-    route_class = prepared.route_class({"/v1/chat/completions": ("chat", serving.answer)})
-    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
-
-    @routes.post("/v1/chat/completions", response_model=ChatCompletionResponse)
-    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        """Generate the next message of a conversation (OpenAI)."""
-        return await serving.handle(body, request)
-
-    return routes

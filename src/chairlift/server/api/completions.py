@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
 from msgspec import Raw
-from starlette.responses import Response
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
-from chairlift.server.api.prepared_route import PreparedRoutes
 from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
 from chairlift.server.api.serving import (
     ENTRIES_PER_POSITION,
@@ -26,28 +24,17 @@ from chairlift.server.api.serving import (
     output_size,
 )
 from chairlift.server.api.stream_chunks import NULL, encode
-from chairlift.server.http.error_responses import ERROR_RESPONSES
-from chairlift.server.preparation.request_plan import RequestPlan, RequestPlanner, attribute_errors_to
+from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 
 CompletionCall = ApiCall[CompletionRequest, RequestPlan]
 
 
-class CompletionPlanner(RequestPlanner[CompletionRequest, RequestPlan]):
-    """Plans requests of /v1/completions."""
-
-    body_type = CompletionRequest
-    content_fields = {"prompt": ""}  # noqa: RUF012
-
-    def __init__(self, engine: ServedEngine) -> None:
-        self._engine = engine
-
-    def plan(self, body: CompletionRequest) -> RequestPlan:
-        processor = self._engine.input_processor
-        with attribute_errors_to(body.constraint_field):
-            params = body.params()
-        adds_special = body.add_special_tokens is not False
-        prompts = [processor.encode(prompt, params, add_special_tokens=adds_special) for prompt in body.prompts()]
-        return RequestPlan(prompts, params, body.constraint_field)
+def plan_completion(engine: ServedEngine, body: CompletionRequest) -> RequestPlan:
+    """Plan a request of /v1/completions; raises RequestError."""
+    with attribute_errors_to(body.constraint_field):
+        params = body.params()
+    encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
+    return RequestPlan([encode_prompt(prompt, params) for prompt in body.prompts()], params, body.constraint_field)
 
 
 class CompletionServing(Serving[CompletionRequest, RequestPlan]):
@@ -225,16 +212,3 @@ class _CompletionStream(ChunkStreamWriter):
 def _choice_json(index: int, text: str, logprobs: bytes, ending: bytes | None) -> bytes:
     ending = ending or b',"finish_reason":null'
     return b'{"index":%d,"text":%b,"logprobs":%b%b}' % (index, encode(text), logprobs, ending)
-
-
-def router(serving: CompletionServing, prepared: PreparedRoutes) -> APIRouter:
-    """The route of /v1/completions."""
-    route_class = prepared.route_class({"/v1/completions": ("completions", serving.answer)})
-    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
-
-    @routes.post("/v1/completions", response_model=CompletionResponse)
-    async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        """Continue one or several prompts (OpenAI)."""
-        return await serving.handle(body, request)
-
-    return routes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -18,20 +17,15 @@ from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.server.api.call_usage import CallUsage
 from chairlift.server.api.chat import ParsedAnswer, parse_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
-from chairlift.server.api.prepared_route import AnswerPrepared, PreparedRoutes
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.protocol.messages import (
-    CountTokensRequest,
     MessagesError,
     MessagesErrorInfo,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
-    Thinking,
-    TokenCount,
 )
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter, UtilityServing
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
 from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.error_responses import (
     describe_validation_error,
@@ -39,7 +33,6 @@ from chairlift.server.http.error_responses import (
     error_headers,
     http_error_message,
 )
-from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
 from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]
@@ -55,48 +48,6 @@ ERROR_TYPES = {
     503: "overloaded_error",
 }
 """HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
-
-MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
-"""Name of a field of chats -> its name at this endpoint."""
-
-
-class MessagesPlanner(RequestPlanner[MessagesRequest, ChatPlan]):
-    """Plans requests of /v1/messages, which are converted to chats."""
-
-    body_type = MessagesRequest
-    content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: MessagesRequest) -> ChatPlan:
-        chat = body.to_chat()
-        set_thinking(self._conversations, chat, body.thinking)
-        with rename_fields_in_errors(MESSAGES_FIELDS):
-            plan = self._conversations.plan(chat)
-        return replace(plan, constraint_field=MESSAGES_FIELDS.get(plan.constraint_field, plan.constraint_field))
-
-
-class CountTokensPlanner(RequestPlanner[CountTokensRequest, bytes]):
-    """Counts the tokens of a conversation; the result is the answer's body."""
-
-    body_type = CountTokensRequest
-    content_fields: ClassVar[dict[str, Any]] = {**MessagesPlanner.content_fields, "output_config": None}
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: CountTokensRequest) -> bytes:
-        chat = body.to_chat()
-        set_thinking(self._conversations, chat, body.thinking)
-        count = TokenCount(input_tokens=len(self._conversations.prompt_token_ids(chat)))
-        return count.model_dump_json().encode()
-
-
-def set_thinking(conversations: ConversationPlanner, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
-    """Set the variable `enable_thinking`, if the chat template reads it."""
-    if thinking is not None and conversations.has_template_variable("enable_thinking"):
-        chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
 
 
 class MessagesServing(Serving[MessagesRequest, ChatPlan]):
@@ -256,7 +207,7 @@ def anthropic_error_type(status: int) -> str:
     return ERROR_TYPES.get(status, "api_error")
 
 
-def _with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
+def with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
     """A route class whose error responses have the form of Anthropic."""
 
     class MessagesRoute(base):  # type: ignore[misc, valid-type]
@@ -282,29 +233,3 @@ def _with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     body = MessagesError(error=MessagesErrorInfo(type=anthropic_error_type(status), message=message))
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
-
-
-def router(
-    serving: MessagesServing, counting: UtilityServing[CountTokensRequest], prepared: PreparedRoutes
-) -> APIRouter:
-    """The routes of /v1/messages and /v1/messages/count_tokens, whose error responses have the form of Anthropic."""
-    endpoints: dict[str, tuple[str, AnswerPrepared]] = {
-        "/v1/messages": ("messages", serving.answer),
-        "/v1/messages/count_tokens": ("count_tokens", counting.answer),
-    }
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": MessagesError} for status in (400, 401, 404, 408, 413, 429, 503)
-    }
-    routes = APIRouter(route_class=_with_messages_errors(prepared.route_class(endpoints)), responses=errors)
-
-    @routes.post("/v1/messages", response_model=MessagesResponse)
-    async def create_message(body: MessagesRequest, request: Request) -> Response:
-        """Generate the next message of a conversation (Anthropic)."""
-        return await serving.handle(body, request)
-
-    @routes.post("/v1/messages/count_tokens", response_model=TokenCount)
-    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
-        """Count the prompt tokens of a conversation (Anthropic)."""
-        return await counting.handle(body, request)
-
-    return routes

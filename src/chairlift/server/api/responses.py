@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Any, ClassVar
-
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Any
 
 from chairlift.errors import ChairliftError
 from chairlift.outputs import CompletionOutput, RequestOutput
 from chairlift.request import FinishReason
 from chairlift.server.api.chat import ParsedAnswer, parse_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
-from chairlift.server.api.prepared_route import PreparedRoutes
+from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.protocol.responses import (
-    RESPONSES_FIELDS,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -27,26 +21,10 @@ from chairlift.server.api.protocol.responses import (
 )
 from chairlift.server.api.response_items import ItemEventWriter, OutputItem, new_item_id
 from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
-from chairlift.server.http.error_responses import ERROR_RESPONSES, error_body
-from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
+from chairlift.server.http.error_responses import error_body
 from chairlift.server.tools.answer_parser import DeltaMessage
 
 ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]
-
-
-class ResponsesPlanner(RequestPlanner[ResponsesRequest, ChatPlan]):
-    """Plans requests of /v1/responses. The body keeps tools and instructions, because the response repeats them."""
-
-    body_type = ResponsesRequest
-    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: ResponsesRequest) -> ChatPlan:
-        with rename_fields_in_errors(RESPONSES_FIELDS):
-            plan = self._conversations.plan(body.to_chat())
-        return replace(plan, constraint_field=RESPONSES_FIELDS.get(plan.constraint_field, plan.constraint_field))
 
 
 class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
@@ -200,16 +178,3 @@ class _ResponsesStream(StreamWriter):
         is_open = self._events.open is not None and self._events.open.kind == kind
         events = b"" if is_open else self._events.start(OutputItem(kind, new_item_id(prefix)))
         return events + self._events.delta(text, logprobs)
-
-
-def router(serving: ResponsesServing, prepared: PreparedRoutes) -> APIRouter:
-    """The route of /v1/responses."""
-    route_class = prepared.route_class({"/v1/responses": ("responses", serving.answer)})
-    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
-
-    @routes.post("/v1/responses", response_model=ResponseObject)
-    async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        """Generate a response to input items (OpenAI)."""
-        return await serving.handle(body, request)
-
-    return routes

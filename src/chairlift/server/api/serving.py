@@ -25,14 +25,14 @@ from chairlift.server.api.protocol.base import RequestBody, UsageInfo
 from chairlift.server.api.protocol.sampling import EngineFields
 from chairlift.server.api.stream_chunks import DONE, encode, to_event
 from chairlift.server.http.error_responses import error_body
-from chairlift.server.http.streaming import EventStream, cancel_on_disconnect
+from chairlift.server.http.streaming import EventStream
 from chairlift.server.preparation.preparation import Preparation
 from chairlift.server.preparation.request_plan import (
     RequestPlan,
     RequestPlanner,
     attribute_errors_to,
     check_logprobs,
-    rename_limit_in_errors,
+    rename_fields_in_errors,
 )
 
 MAX_ANSWERS_PER_CALL: Final = 2048
@@ -48,8 +48,9 @@ PROMPTS_PER_ITERATION: Final = 32
 """Prompts of one call that are started before the event loop can serve other calls."""
 
 Fields = TypeVar("Fields", bound=EngineFields)
-UtilityFields = TypeVar("UtilityFields", bound=RequestBody)
 Plans = TypeVar("Plans", bound=RequestPlan)
+Body = TypeVar("Body", bound=RequestBody)
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -141,8 +142,8 @@ class ChunkStreamWriter(StreamWriter):
         return b'%b%b],"usage":%b}\n\n' % (self._head, choice, usage.model_dump_json().encode())
 
 
-class Serving(ABC, Generic[Fields, Plans]):
-    """The base class of endpoints that generate.
+class Endpoint(ABC, Generic[Body, Result]):
+    """The base class of endpoints with a request body.
 
     Args:
         model_name: the name of the model in requests and responses.
@@ -150,15 +151,44 @@ class Serving(ABC, Generic[Fields, Plans]):
         preparation: runs the planner, and other work that would block the event loop.
     """
 
-    id_prefix: str
-
     def __init__(
-        self, llm: AsyncLLM, model_name: str, planner: RequestPlanner[Fields, Plans], preparation: Preparation
+        self, llm: AsyncLLM, model_name: str, planner: RequestPlanner[Body, Result], preparation: Preparation
     ) -> None:
         self.llm = llm
         self.model_name = model_name
         self.preparation = preparation
         self._planner = planner
+
+    @abstractmethod
+    async def respond(self, body: Body, request: Request, plan: Result | None = None) -> Response:
+        """Answer a call.
+
+        Args:
+            plan: the plan that a preparation worker has computed; None to plan the body here.
+
+        Raises:
+            RequestError, OverloadedError, DeadlineError: before anything of the response is sent.
+        """
+
+    async def plan(self, body: Body, request: Request) -> Result:
+        """Plan a body on a thread."""
+        return await self.preparation.plan(request.state.key.tenant, self._planner, body)
+
+
+class UtilityServing(Endpoint[RequestBody, bytes]):
+    """An endpoint that runs nothing on the engine. Its planner computes the body of the response."""
+
+    async def respond(self, body: RequestBody, request: Request, plan: bytes | None = None) -> Response:
+        check_model(getattr(body, "model", None), self.model_name)
+        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
+            content = await self.plan(body, request) if plan is None else plan
+        return Response(content, media_type="application/json")
+
+
+class Serving(Endpoint[Fields, Plans]):
+    """The base class of endpoints that generate."""
+
+    id_prefix: str
 
     @abstractmethod
     def response(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
@@ -168,25 +198,12 @@ class Serving(ABC, Generic[Fields, Plans]):
     def writer(self, call: ApiCall[Fields, Plans]) -> StreamWriter:
         """The writer of the response to a call that streams."""
 
-    async def handle(self, body: Fields, request: Request) -> Response:
-        """Plan and answer a call.
-
-        Raises:
-            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
-        """
+    async def respond(self, body: Fields, request: Request, plan: Plans | None = None) -> Response:
         check_model(body.model, self.model_name)
-        request.app.state.admission.check_token_rate(request.state.key)
-        return await cancel_on_disconnect(request, self._plan_and_answer(body, request))
-
-    async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
-        """Run a planned request on the engine, and return the whole response or a stream.
-
-        Raises:
-            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; nothing of the response has
-                been sent.
-        """
-        check_model(body.model, self.model_name)
-        with rename_limit_in_errors(body.max_tokens_field):
+        if plan is None:
+            request.app.state.admission.check_token_rate(request.state.key)
+            plan = await self.plan(body, request)
+        with rename_fields_in_errors(body.chat_field_names):
             if plan.params.structured_outputs is not None:
                 await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
             call = await self._start(body, plan, request)
@@ -201,11 +218,6 @@ class Serving(ABC, Generic[Fields, Plans]):
     def num_tokens(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
-
-    async def _plan_and_answer(self, body: Fields, request: Request) -> Response:
-        with rename_limit_in_errors(body.max_tokens_field):
-            plan = await self.preparation.plan(request.state.key.tenant, self._planner, body)
-        return await self.answer(body, plan, request)
 
     def _compile_constraint(self, plan: Plans) -> None:
         with attribute_errors_to(plan.constraint_field):
@@ -303,38 +315,6 @@ class Serving(ABC, Generic[Fields, Plans]):
                     yield chunk
         except ChairliftError as error:
             yield writer.failure(error)
-
-
-class UtilityServing(Generic[UtilityFields]):
-    """An endpoint that runs nothing on the engine, such as one that counts tokens.
-
-    Args:
-        planner: computes the body of the response.
-    """
-
-    def __init__(
-        self, model_name: str, planner: RequestPlanner[UtilityFields, bytes], preparation: Preparation
-    ) -> None:
-        self._model_name = model_name
-        self._planner = planner
-        self._preparation = preparation
-
-    async def handle(self, body: UtilityFields, request: Request) -> Response:
-        """Compute the response body from a request body with the planner, and return the response.
-
-        Raises:
-            RequestError, OverloadedError: nothing of the response has been sent.
-        """
-        check_model(getattr(body, "model", None), self._model_name)
-        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
-            content = await self._preparation.plan(request.state.key.tenant, self._planner, body)
-        return Response(content, media_type="application/json")
-
-    async def answer(self, body: Any, content: bytes, request: Request) -> Response:
-        """Return the response whose body, `content`, a preparation worker has computed."""
-        check_model(body.model, self._model_name)
-        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
-            return Response(content, media_type="application/json")
 
 
 def output_size(output: RequestOutput) -> int:

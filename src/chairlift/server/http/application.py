@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -21,22 +21,12 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import (
-    chat,
-    completions,
-    engine,
-    health,
-    messages,
-    metrics,
-    models,
-    requests,
-    responses,
-    tokenization,
-)
+from chairlift.server.api import engine, health, metrics, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.prepared_route import PreparedRoutes
+from chairlift.server.api.body_routes import body_routers, make_endpoints
+from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.api.prepared_route import prepared_route_class
 from chairlift.server.api.protocol.base import ErrorInfo
-from chairlift.server.api.serving import UtilityServing
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
@@ -49,7 +39,7 @@ from chairlift.server.http.error_responses import (
 )
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import make_planners
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.engine_observer import EngineObserver
@@ -95,8 +85,8 @@ def create_app(
     listeners = [] if observability is None else observability.listeners(observer)
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
-    planners = make_planners(llm.engine, api or ApiOptions())
-    on_start = partial(preparation.start, planners.conversations.log_template_warnings)
+    conversations = ConversationPlanner(llm.engine, api or ApiOptions())
+    on_start = partial(preparation.start, conversations.log_template_warnings)
     on_end = [preparation.close, *(listener.close for listener in listeners)]
     lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
     app = FastAPI(
@@ -109,7 +99,8 @@ def create_app(
         has_body = observability.access_log_bodies
         app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, has_body=has_body)
     _add_error_handlers(app)
-    routers = _generation_routers(llm, name, planners, preparation, limits.max_json_depth)
+    endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
+    routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
     routers.append(models.router(llm, name))
     routers += [module.router(observer) for module in (engine, metrics, requests)]
     routers.append(health.router(llm, admission))
@@ -117,25 +108,6 @@ def create_app(
         app.include_router(router)
     app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})
     return app
-
-
-def _generation_routers(
-    llm: AsyncLLM, name: str, planners: EndpointPlanners, preparation: Preparation, max_json_depth: int
-) -> list[APIRouter]:
-    """The routers of the endpoints that take a body."""
-    prepared = PreparedRoutes(preparation, max_json_depth)
-    count_tokens, tokenize, detokenize = (
-        UtilityServing(name, planner, preparation)
-        for planner in (planners.count_tokens, planners.tokenize, planners.detokenize)
-    )
-    messages_serving = messages.MessagesServing(llm, name, planners.messages, preparation)
-    return [
-        completions.router(completions.CompletionServing(llm, name, planners.completions, preparation), prepared),
-        chat.router(chat.ChatServing(llm, name, planners.chat, preparation), prepared),
-        messages.router(messages_serving, count_tokens, prepared),
-        responses.router(responses.ResponsesServing(llm, name, planners.responses, preparation), prepared),
-        tokenization.router(tokenize, detokenize, prepared),
-    ]
 
 
 def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: CorsOptions) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
@@ -17,11 +17,6 @@ from starlette.responses import JSONResponse
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
-
-ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
-}
-"""The error responses of endpoints that generate, for their OpenAPI description."""
 
 NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
 

@@ -224,7 +224,8 @@ class Preparation:
         Raises:
             RequestError: The request is invalid or exceeds a limit.
         """
-        threads = self._template_threads if planner.has_template(body) else self._threads
+        has_template = getattr(body, "chat_template", None) is not None
+        threads = self._template_threads if has_template else self._threads
         return await self._run_on(threads, tenant, planner.plan, body)
 
     async def run_and_wait(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -258,7 +259,7 @@ class Preparation:
         """Prepare a large body in a worker, and charge the CPU time to a tenant.
 
         Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
+            endpoint: The path of the endpoint.
 
         Raises:
             RequestError: The body is invalid, exceeds a limit, or takes too long.

@@ -21,10 +21,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from chairlift.errors import ModelLoadError, RequestError
+from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
@@ -52,7 +53,7 @@ def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> Pr
         if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
             return Rejection(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
-        return PreparedRequest(planner.without_content(body), planner.plan(body))
+        return PreparedRequest(body.without_content(), planner.plan(body))
     except ValidationError as error:
         return Rejection(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
@@ -97,18 +98,18 @@ def main() -> None:
 
 
 def _prepare_safely(
-    planners: EndpointPlanners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
+    planners: Planners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
 ) -> PreparedRequest | Rejection | WorkerFailure:
     if isinstance(planners, WorkerFailure):
         return planners
     try:
-        return prepare(getattr(planners, endpoint), raw, max_depth)
+        return prepare(planners[endpoint], raw, max_depth)
     except Exception as error:
         traceback.print_exc()
         return WorkerFailure(f"unexpected error: {error!r:.200}")
 
 
-def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
+def _load_planners(setup: WorkerSetup) -> Planners | WorkerFailure:
     try:
         from chairlift.engine.input_processor import NoTokenizer
         from chairlift.engine.served_engine import ServedEngine
@@ -118,7 +119,8 @@ def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        return make_planners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
+        engine = ServedEngine(setup.facts, lambda: tokenizer)
+        return make_planners(engine, ConversationPlanner(engine, setup.api))
     except Exception as error:
         return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
 

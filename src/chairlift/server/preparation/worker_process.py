@@ -124,7 +124,7 @@ class PreparationProcess(ChildProcess):
         """Prepare a body.
 
         Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
+            endpoint: The path of the endpoint.
             seconds: The timeout.
 
         Raises:

@@ -19,7 +19,7 @@ from chairlift.lab.bench.serving.prompts import ChatPrompts, CompletionPrompts, 
 from chairlift.lab.bench.workload_options import (
     Tokenize,
     WorkloadOptions,
-    check_at_least,
+    check_minimums,
     first_requests,
     text_tokenizer,
 )
@@ -81,8 +81,7 @@ class ServeOptions(WorkloadOptions):
         WorkloadOptions.__post_init__(self)
         if self.backend not in PATHS:
             raise ConfigError(f"backend must be one of {', '.join(PATHS)}, got {self.backend!r}")
-        check_at_least("vocab_size", self.vocab_size, 1)
-        check_at_least("num_warmups", self.num_warmups, 0)
+        check_minimums(self, vocab_size=1, num_warmups=0)
         if self.tokenizer is not None and self.trace is None:
             raise ConfigError(f"tokenizer={self.tokenizer} needs a trace: give trace, or leave it out")
         if self.ignore_eos and self.max_tokens is not None:

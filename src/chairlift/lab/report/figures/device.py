@@ -18,6 +18,7 @@ from chairlift.lab.report.figures.drawing import (
     legend_above,
     line_style,
     over_time,
+    stack_areas,
     time_label,
 )
 from chairlift.lab.report.run_log import RecordedRun
@@ -81,14 +82,8 @@ def _draw_tokens(panels: Sequence[Axes], runs: Sequence[RecordedRun], duration: 
     top = 0.0
     for axes, run in zip(panels, runs, strict=True):
         edges = time_edges(run.trace, duration, BINS)
-        below = np.zeros(2 * (len(edges) - 1))
-        for amounts, fill in zip(_tokens(run), FILLS, strict=True):
-            x, y = stairs(edges, rates(run.trace.starts, run.trace.ends, amounts, edges))
-            axes.fill_between(
-                x, below, below + y, facecolor=fill.colour, hatch=fill.hatch, edgecolor="white", linewidth=0
-            )
-            below = below + y
-        top = max(top, float(below.max()))
+        amounts = (rates(run.trace.starts, run.trace.ends, tokens, edges) for tokens in _tokens(run))
+        top = max(top, stack_areas(axes, edges, amounts, FILLS))
         axes.set_title(f"{run.label}: tokens computed a {time_label(runs).rstrip('s')}")
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     for axes in panels:

@@ -18,10 +18,11 @@ from chairlift.lab.report.figures.drawing import (
     figure_of,
     legend_above,
     over_time,
+    stack_areas,
     time_label,
     with_kinds,
 )
-from chairlift.lab.report.memory import KINDS, MemoryKinds, kind_shares
+from chairlift.lab.report.memory import MemoryKinds, kind_shares
 from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.timeline import means, stairs, time_edges
 from chairlift.lab.report.trace import Floats
@@ -56,13 +57,7 @@ def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     assert run.kinds is not None
     assert run.live is not None
     edges = time_edges(run.trace, duration, BINS)
-    shares = _binned(run, run.kinds, edges)
-    below = np.zeros(2 * (len(edges) - 1))
-    for kind, of_kind in zip(KINDS, shares, strict=True):
-        x, y = stairs(edges, of_kind)
-        fill = KIND_FILLS[kind]
-        axes.fill_between(x, below, below + y, facecolor=fill.colour, hatch=fill.hatch, edgecolor="white", linewidth=0)
-        below = below + y
+    stack_areas(axes, edges, _binned(run, run.kinds, edges), KIND_FILLS.values())
     if run.kinds != run.live:
         live = _binned(run, run.live, edges)
         axes.plot(*stairs(edges, live[0] + live[1]), **LIVE_BORDER)

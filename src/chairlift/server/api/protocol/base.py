@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -36,9 +37,23 @@ class RequestBody(BaseModel):
 
     The number of validation errors is limited, because each takes about 1 KiB and a body may contain millions of
     invalid values.
+
+    Attributes:
+        content_fields: fields that are not read after planning, with their empty values. They may be large, so a
+            preparation worker does not send them back.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    content_fields: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def chat_field_names(self) -> Mapping[str, str]:
+        """Name of a field of chat completions -> its name at this endpoint, if it differs."""
+        return {}
+
+    def without_content(self) -> Self:
+        """A copy with empty `content_fields`."""
+        return self.model_copy(update=self.content_fields)
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
@@ -18,6 +18,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 RESPONSES_FIELDS = {
     "messages": "input",
+    "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning",
@@ -142,6 +143,8 @@ class ResponsesStreamOptions(RequestBody):
 class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     """The body of POST /v1/responses."""
 
+    # Tools and instructions are not among these, because the response repeats them.
+    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -163,8 +166,8 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def max_tokens_field(self) -> str:
-        return "max_output_tokens"
+    def chat_field_names(self) -> dict[str, str]:
+        return RESPONSES_FIELDS
 
     @property
     def include_logprobs(self) -> bool:

@@ -136,11 +136,6 @@ class EngineFields(CompatibilityFields):
     timeout: float | None = Field(None, description="Seconds after which the request is aborted with status 408.")
     timings: bool = Field(False, description="Add the times of queueing, prefill and decode to the response.")
 
-    @property
-    def max_tokens_field(self) -> str:
-        """The name of `max_tokens` at this endpoint."""
-        return "max_tokens"
-
     def engine_fields(self) -> dict[str, Any]:
         """The fields of this class that the request has set."""
         return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
