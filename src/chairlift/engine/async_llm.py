@@ -101,7 +101,7 @@ class Generation:
         return delta
 
     async def collect(self) -> RequestOutput:
-        """Wait for the end and return the sum of all deltas. Cancelling this call aborts the request."""
+        """Wait until the request ends, and return its whole output. Cancelling this call aborts the request."""
         answer = AnswerBuilder()
         try:
             async for delta in self:
@@ -207,7 +207,9 @@ class AsyncLLM:
             raise unavailable
         request_id = request_id or uuid.uuid4().hex
         if (tenant, request_id) in self._ids_in_use:
-            raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+            raise RequestError(
+                f"request id {request_id!r} is in use by an unfinished request: use another one", "request_id"
+            )
         now = self._client.now()
         requests = self.engine.input_processor.make(
             request_id,

@@ -97,8 +97,8 @@ class OutputProcessor:
         """Process the outputs of a step.
 
         Returns:
-            The deltas and errors, each with the leader's request id in the core; and the request ids that a stop string
-            has ended, which the caller must abort in the core.
+            The deltas and errors, each with the leader's request id in the core; and the ids of requests that ended at
+            a stop string, which the caller must abort in the core.
         """
         updates: list[tuple[str, EngineUpdate]] = []
         stopped: list[str] = []
