@@ -206,7 +206,7 @@ def _other_kv_policies(blocked: BlockedRequest) -> list[WhatIf]:
 
 
 def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
-    """The request at the head of the queue."""
+    """What if the request were at the head of the queue?"""
     started = blocked.started
     seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
     limit = blocked.largest_free_piece if started.kv != "paged" else blocked.free_blocks
