@@ -11,8 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, Prologue
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.registry import PORTABLE_KERNELS
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.models.config import ModelConfig

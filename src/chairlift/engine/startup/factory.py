@@ -26,7 +26,7 @@ from chairlift.engine.startup.token_budget import (
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
-from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
+from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
 from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
@@ -42,13 +42,13 @@ class _Listeners:
     """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
 
     event_file: EventFile | None
-    recorder: EngineRecorder | None
+    recorder: TraceRecorder | None
     sink: EventSink | None
 
     @classmethod
     def open(cls, config: EngineConfig, events: EventSink | None) -> _Listeners:
         event_file = open_event_log(config.event_log)
-        recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+        recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
         sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
         return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
 

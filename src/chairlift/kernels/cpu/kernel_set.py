@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import torch
 
 from chairlift.kernels import torch_ops
+from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import common_format
@@ -20,8 +21,7 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, NativePrologueKind, Prologue, RowKernel
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
         return NativeEmbedding(matrix, buffers)
 
     def make_linear(matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
-        if prologue.kind in get_args(NativePrologueKind):
+        if prologue.kind in NATIVE_PROLOGUES:
             return NativeLinear(native, matrix, bias, prologue, buffers)
         product = NativeLinear(native, matrix, bias, NO_PROLOGUE, buffers)
         return TorchThenNative(torch_ops.make_prologue(prologue), product)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chairlift.kernels.backend import StepContext
+from chairlift.kernels.attention import StepContext
 from chairlift.kernels.cpu.attention import NativePlan
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.row_buffers import RowBuffers

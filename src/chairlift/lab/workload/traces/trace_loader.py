@@ -108,7 +108,10 @@ def detect_trace_format(path: Path) -> str:
 
 
 def _collect(read: Iterable[WorkloadRequest | None], limit: int | None) -> tuple[list[WorkloadRequest], int]:
-    """Returns the first `limit` requests whose predecessors are among them, and the number of skipped ones."""
+    """Returns the first `limit` requests, and the number of skipped records.
+
+    If there are more, requests that depend on a later one are left out.
+    """
     requests: list[WorkloadRequest] = []
     num_skipped = 0
     for request in read:

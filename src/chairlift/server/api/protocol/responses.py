@@ -247,7 +247,7 @@ def _append_to_chat(
 
 
 def _last_answer(messages: list[dict[str, Any]], lacking: str) -> dict[str, Any]:
-    """The last message if it is an answer without this part, or a new answer."""
+    """The answer to add the part `lacking` to: the last message if it is an answer without it, otherwise a new one."""
     if not messages or messages[-1]["role"] != "assistant" or lacking in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]
