@@ -95,16 +95,6 @@ class IncrementalDetokenizer:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
 
-class NoDetokenizer:
-    """Replaces the detokenizer of a request with `detokenize=False`: its output has no text."""
-
-    def add(self, token_ids: Iterable[int]) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
 class StopStrings:
     """Searches a stream of text for stop strings, and holds back text that may be the beginning of one."""
 

@@ -70,7 +70,7 @@ class WorkloadOptions:
                 continue
             if self.trace is not None:
                 raise ConfigError(
-                    f"{name}={text} cannot be combined with trace, which has lengths: leave one of them out"
+                    f"{name}={text} cannot be combined with trace, which determines the lengths: leave one of them out"
                 )
             parse_lengths(text)
         check_minimums(self, num_prompts=1, seed=0, max_tokens=1, max_concurrency=1)

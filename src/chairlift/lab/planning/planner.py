@@ -2,7 +2,7 @@
 
     memory  =  weights  +  activations  +  KV pool  =  blocks x block bytes
 
-The number of blocks is exactly that of the engine: both compute it with `plan_kv_cache`. Requests are counted with the
+The number of blocks is exactly that of the engine: both compute it with `plan_pool`. Requests are counted with the
 KV managers of the engine.
 """
 

@@ -123,7 +123,7 @@ def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
-    """Spans of one block each while several requests hold it; `request` is the latest of them."""
+    """The spans in which several requests hold a block, one block each; `request` is the last one to share it."""
     held: dict[int, list[BlockSpan]] = defaultdict(list)
     for span in spans:
         for block in range(span.block, span.block + span.num_blocks):
