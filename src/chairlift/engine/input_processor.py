@@ -175,8 +175,7 @@ class InputProcessor:
         """Render a conversation with the chat template, and tokenize and check it; raises as `encode`.
 
         Args:
-            allow_special_tokens_in_content: text in messages that spells an added token becomes this token; otherwise
-                it remains plain text.
+            allow_special_tokens_in_content, template_options: as for `LLM.chat`.
         """
         text = self.tokenizer.render_chat(messages, **template_options)
         if allow_special_tokens_in_content:

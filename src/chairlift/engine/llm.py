@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor, RequestFailure
+from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
@@ -80,15 +81,11 @@ class LLM:
                 it remains plain text.
             template_options: additional variables of the chat template.
         """
-
-        def encode(conversation: list[Message], params: SamplingParams) -> tuple[str | None, list[int]]:
-            return self.engine.input_processor.encode_chat(
-                conversation,
-                params,
-                allow_special_tokens_in_content=allow_special_tokens_in_content,
-                **template_options,
-            )
-
+        encode = partial(
+            self.engine.input_processor.encode_chat,
+            allow_special_tokens_in_content=allow_special_tokens_in_content,
+            **template_options,
+        )
         single = bool(messages) and isinstance(messages[0], dict)
         conversations = cast("list[list[Message]]", [messages] if single else messages)
         params = sampling_params or SamplingParams(max_tokens=None)
@@ -152,8 +149,8 @@ class LLM:
             self.engine.core.abort(request_id, FinishReason.STOP)
         deltas = []
         for _leader_id, update in updates:
-            if isinstance(update, RequestFailure):
-                raise update.error
+            if not isinstance(update, RequestOutput):
+                raise update
             deltas.append(update)
         return deltas
 

@@ -22,7 +22,7 @@ class Activation:
 
     Attributes:
         definition: elementwise; returns a new tensor of the type of its argument.
-        fast: the same in one call; None: there is none.
+        fast: the same function as one call of torch; None if torch has none.
     """
 
     definition: Callable[[torch.Tensor], torch.Tensor]

@@ -50,7 +50,7 @@ class FileWeights(ABC):
 
     @abstractmethod
     def _file_names(self) -> Iterable[str]:
-        """Return the names of all tensors in the file that a model must read."""
+        """Return the names of the tensors in the file, without those that are computed instead of read."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         file_name = self._find(name)

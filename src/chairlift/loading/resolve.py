@@ -235,7 +235,9 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():
-        raise ModelLoadError(f"{files.path}: a config.json contains no weights; use --load-format dummy")
+        raise ModelLoadError(
+            f"{files.path}: a config.json contains no weights; use --load-format dummy for random ones"
+        )
     return SafetensorsWeights(files.path, config, dtype, device)
 
 

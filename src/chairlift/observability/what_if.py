@@ -154,7 +154,7 @@ def _min_num_blocks(blocked: BlockedRequest) -> int:
 
 
 def _needed_blocks(started: EngineStarted, sizes: Iterable[RequestSize]) -> list[int]:
-    """The number of blocks that each request needs: as in its event, or in an empty pool."""
+    """The number of blocks that each request needs: from its event if that has it, otherwise as in an empty pool."""
     manager = _kv_cache_manager(started, started.kv, started.num_blocks)
 
     def needed(size: RequestSize) -> int:
@@ -206,7 +206,7 @@ def _other_kv_policies(blocked: BlockedRequest) -> list[WhatIf]:
 
 
 def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
-    """The request at the head of the queue."""
+    """What if the request were at the head of the queue?"""
     started = blocked.started
     seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
     limit = blocked.largest_free_piece if started.kv != "paged" else blocked.free_blocks

@@ -98,8 +98,10 @@ class SamplingState:
         self.bad_words: dict[int, BadWords] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Fill a row. The input processor has checked that all token ids are in the vocabulary, and has replaced bad
-        words by token ids."""
+        """Set the sampling parameters of a row to those of a new request.
+
+        The input processor has checked that all token ids are in the vocabulary, and has tokenized bad words.
+        """
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
         self.is_random[row] = not params.is_greedy and params.top_k != 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTE
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
-from chairlift.lab.tables import make_table, number, print_report
+from chairlift.lab.tables import json_line, make_table, number, print_report
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 
@@ -31,7 +30,7 @@ def print_plan(
         only_json: write only the JSON line.
     """
     if only_json:
-        (file or sys.stdout).write(json.dumps(plan.to_dict(), allow_nan=False) + "\n")
+        (file or sys.stdout).write(json_line(plan.to_dict()))
         return
     parts: list[RenderableType] = [*(explain(plan) if explained else []), _memory_table(plan), _fit_table(plan)]
     if plan.speed is not None:

@@ -188,7 +188,7 @@ class _BatchRunner:
         return next(self._lines, None)
 
     async def _write(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        """Write the results that have arrived with one append, on a thread."""
+        """Append results to the output file on a thread. Results that are available together are one append."""
         is_over = False
         while not is_over:
             arrived = [await answers.get()]
