@@ -94,8 +94,10 @@ def build_engine(
     logs_summary = loaded is None
     loaded = loaded or load_model(config)
     assert loaded.matches(config), "the model was loaded for another configuration"
-    plan = _plan_pool(config, loaded)
-    pool = planned_pool(config, loaded.config.max_position_embeddings, plan.num_blocks)
+    context = loaded.config.max_position_embeddings
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
+    plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device))
+    pool = planned_pool(config, context, plan.num_blocks)
     limits = RequestLimits(pool.max_model_len, pool.max_request_slots, config.scheduling_policy != "fcfs")
     loaded.provide_kv_cache(plan)
     times = _step_times(config, loaded, limits.max_model_len, plan)
@@ -146,12 +148,6 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
         grammars=loaded.grammars,
     )
-
-
-def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
-    """Plan the KV pool. Call it after the weights are loaded, because the free memory is measured now."""
-    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
-    return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
 
 
 def _started(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -104,13 +104,9 @@ class LoadedModel:
         if self.engine_config.skip_tokenizer_init or not self.config.eos_token_ids:
             return None
         if self._grammars is None:
-            self._grammars = GrammarCompiler(self._text_tokenizer, self.config.vocab_size, self.config.eos_token_ids)
+            vocab_size, eos_token_ids = self.config.vocab_size, self.config.eos_token_ids
+            self._grammars = GrammarCompiler(lambda: cast(Tokenizer, self.tokenizer), vocab_size, eos_token_ids)
         return self._grammars
-
-    def _text_tokenizer(self) -> Tokenizer:
-        tokenizer = self.tokenizer
-        assert isinstance(tokenizer, Tokenizer), "without a tokenizer there are no grammars"
-        return tokenizer
 
     def matches(self, config: EngineConfig) -> bool:
         """Whether `config` has the same loading options as the configuration that the model was loaded for."""
