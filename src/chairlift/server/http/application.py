@@ -21,11 +21,10 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import engine, health, metrics, models, requests
+from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.body_routes import body_routers, make_endpoints
+from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
 from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.prepared_route import prepared_route_class
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
@@ -95,8 +94,7 @@ def create_app(
         app.add_exception_handler(kind, _respond_to_error)
     endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
     routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
-    routers.append(models.router(llm, name))
-    routers += [module.router(observer) for module in (engine, metrics, requests)]
+    routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
     routers.append(health.router(llm, admission))
     for router in routers:
         app.include_router(router)
