@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -56,6 +57,44 @@ def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
         answer.add(parser.feed(text[start : start + CHARACTERS_PER_FEED]))
     answer.add(parser.finish())
     return answer
+
+
+class PartStreamWriter(StreamWriter):
+    """The base class of streams that send the parts of one answer one after another.
+
+    Attributes:
+        last: the last output of the answer; None before the end.
+    """
+
+    def __init__(self, call: ApiCall[Any, ChatPlan]) -> None:
+        self._parser = call.plan.make_parser()
+        self.last: CompletionOutput | None = None
+
+    @abstractmethod
+    def reasoning(self, text: str) -> bytes:
+        """The events for new reasoning."""
+
+    @abstractmethod
+    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
+        """The events for new content, which may be empty, with the logprobs of its tokens."""
+
+    @abstractmethod
+    def tool_call(self, call: DeltaToolCall) -> bytes:
+        """The events for a new tool call, or for new arguments of the last one."""
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        (answer,) = output.outputs
+        events = self._parts(self._parser.feed(answer.text), answer.logprobs or [])
+        if answer.finish_reason is None:
+            return events
+        self.last = answer
+        return events + self._parts(self._parser.finish(), [])
+
+    def _parts(self, piece: DeltaMessage, positions: list[TokenLogprobs]) -> bytes:
+        events = self.reasoning(piece.reasoning) if piece.reasoning else b""
+        if piece.content or not piece.tool_calls:
+            events += self.content(piece.content, positions)
+        return events + b"".join(map(self.tool_call, piece.tool_calls))
 
 
 def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:

@@ -18,6 +18,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
 from chairlift.server.api.protocol.base import ErrorBody
+from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
@@ -121,7 +122,7 @@ def _require_admin(observer: EngineObserver, request: Request) -> None:
 async def event_stream(observer: EngineObserver, subscription: Subscription) -> AsyncIterator[bytes]:
     """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
     if (started := observer.tracker.started) is not None:
-        yield _sse(started.type, to_json(started))
+        yield to_named_event(started.type, to_json(started).encode())
     num_dropped = 0
     while True:
         try:
@@ -133,26 +134,17 @@ async def event_stream(observer: EngineObserver, subscription: Subscription) -> 
             return
         if subscription.num_dropped > num_dropped:
             num_dropped = subscription.num_dropped
-            yield _sse("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}))
-        yield _sse(event.type, to_json(event))
-
-
-def _sse(kind: str, data: str) -> bytes:
-    return f"event: {kind}\ndata: {data}\n\n".encode()
+            yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
+        yield to_named_event(event.type, to_json(event).encode())
 
 
 def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> EngineView:
     llm, tracker = observer.llm, observer.tracker
-    plan, started = llm.engine.facts.kv_cache_plan, tracker.started
+    started = tracker.started
     return EngineView(
         status=llm.status(),
         configuration={} if started is None else asdict(started),
-        plan=KVCachePlanView(
-            num_blocks=plan.num_blocks,
-            block_size=plan.block_size,
-            num_slots=plan.num_slots,
-            num_bytes=plan.num_bytes,
-        ),
+        plan=KVCachePlanView.model_validate(llm.engine.facts.kv_cache_plan, from_attributes=True),
         pool=_pool_view(observer),
         batch=_batch_view(observer),
         step_cost=tracker.cost.line(),

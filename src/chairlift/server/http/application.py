@@ -25,17 +25,10 @@ from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.body_routes import body_routers, make_endpoints
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.prepared_route import prepared_route_class
-from chairlift.server.api.protocol.base import ErrorInfo
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.http.error_responses import (
-    describe_validation_error,
-    error_body,
-    error_headers,
-    error_response,
-    http_error_message,
-)
+from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
 from chairlift.server.preparation.planners import make_planners
@@ -107,7 +100,8 @@ def create_app(
     if observability is not None:
         has_body = observability.access_log_bodies
         app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, has_body=has_body)
-    _add_error_handlers(app)
+    for kind in (RequestValidationError, ChairliftError, HTTPException):
+        app.add_exception_handler(kind, _respond_to_error)
     endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
     routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
     routers.append(models.router(llm, name))
@@ -128,29 +122,10 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
     """
     app.add_middleware(BodyLimitMiddleware, limits=limits)
     app.add_middleware(KeyMiddleware, keys=keys)
-    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_unexpected_error)
+    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
 
 
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def respond_to_validation_error(_request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = describe_validation_error(error)
-        return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param))
-
-    @app.exception_handler(ChairliftError)
-    async def respond_to_chairlift_error(_request: Request, error: ChairliftError) -> JSONResponse:
-        status, body = error_body(error)
-        return error_response(status, body.error, error_headers(error))
-
-    @app.exception_handler(HTTPException)
-    async def respond_to_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        code = "model_not_found" if isinstance(error, models.UnknownModelError) else None
-        info = ErrorInfo(message=http_error_message(request, error), type="invalid_request_error", code=code)
-        return error_response(error.status_code, info, error.headers)
-
-
-async def _respond_to_unexpected_error(_request: Request, error: Exception) -> JSONResponse:
-    status, body = error_body(error)
-    return error_response(status, body.error)
+async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
+    return error_response(*describe_error(request, error))

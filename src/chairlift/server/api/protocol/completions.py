@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_N, SamplingParams
-from chairlift.server.api.protocol.base import SparseResponse, Timings, UsageInfo
+from chairlift.server.api.protocol.base import Timings, UsageInfo, omitted_if_null
 from chairlift.server.api.protocol.compatibility_fields import CompletionsCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_PROMPTS
 from chairlift.server.api.protocol.sampling import SamplingFields
@@ -76,26 +76,24 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None] = []
 
 
-class CompletionResponseChoice(SparseResponse):
-    omitted_if_null = frozenset({"prompt_logprobs", "prompt_token_ids", "token_ids"})
+class CompletionResponseChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
-    prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = omitted_if_null()
+    prompt_token_ids: list[int] | None = omitted_if_null()
+    token_ids: list[int] | None = omitted_if_null()
 
 
-class CompletionResponse(SparseResponse):
+class CompletionResponse(BaseModel):
     """A completion, or one chunk of a stream."""
 
-    omitted_if_null = frozenset({"timings"})
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionResponseChoice]
     usage: UsageInfo | None = None
-    timings: Timings | None = None
+    timings: Timings | None = omitted_if_null()

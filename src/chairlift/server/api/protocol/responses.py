@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
 from chairlift.server.api.protocol.compatibility_fields import ResponsesCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
@@ -279,15 +279,14 @@ class ResponsesUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseObject(SparseResponse):
+class ResponseObject(BaseModel):
     """A response. A stream sends it at its beginning and at its end. The items of `output` are messages, function calls
     and reasoning."""
 
-    omitted_if_null = frozenset({"timings", "completed_at", "user"})
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    completed_at: int | None = None
+    completed_at: int | None = omitted_if_null()
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: Literal[False] = False
     error: ResponseError | None = None
@@ -309,5 +308,5 @@ class ResponseObject(SparseResponse):
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponsesUsage | None = None
-    user: str | None
-    timings: Timings | None = None
+    user: str | None = omitted_if_null()
+    timings: Timings | None = omitted_if_null()
