@@ -89,7 +89,7 @@ class StreamWriter(ABC):
         """The events before the first token."""
 
     def size(self, index: int, output: RequestOutput) -> int:
-        """The amount of work that `delta` has with this output; see `output_size`."""
+        """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
         return output_size(output)
 
     @abstractmethod

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -78,9 +77,19 @@ def create_app(
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
     conversations = ConversationPlanner(llm.engine, api or ApiOptions())
-    on_start = partial(preparation.start, conversations.log_template_warnings)
-    on_end = [preparation.close, *(listener.close for listener in listeners)]
-    lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        llm.open()
+        if on_ready is not None:
+            on_ready()
+        preparation.start(conversations.log_template_warnings)
+        yield
+        await llm.aclose()
+        preparation.close()
+        for listener in listeners:
+            listener.close()
+
     app = FastAPI(
         title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
     )
@@ -114,22 +123,6 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
-
-
-def _lifespan(
-    llm: AsyncLLM, on_start: Iterable[Callable[[], None]], on_shutdown: Iterable[Callable[[], None]]
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        llm.open()
-        for start in on_start:
-            start()
-        yield
-        await llm.aclose()
-        for close in on_shutdown:
-            close()
-
-    return lifespan
 
 
 async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
