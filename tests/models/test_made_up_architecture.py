@@ -151,13 +151,13 @@ def read_feed_forward(fields: ConfigFields, index: int) -> FeedForwardSpec:
 
 
 MADE_UP = Architecture(name="made-up", hf_readers={"MadeUpForCausalLM": read_made_up})
-SQUARED_RELU = Activation("squared_relu", lambda x: x.clamp(min=0).square())
+SQUARED_RELU = Activation(lambda x: x.clamp(min=0).square())
 
 
 @pytest.fixture(autouse=True)
 def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, MADE_UP.name, MADE_UP)
-    monkeypatch.setitem(ACTIVATIONS, SQUARED_RELU.name, SQUARED_RELU)
+    monkeypatch.setitem(ACTIVATIONS, "squared_relu", SQUARED_RELU)
 
 
 # -- the plain twin --------------------------------------------------------------------------------------------------

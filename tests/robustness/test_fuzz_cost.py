@@ -17,11 +17,12 @@ from operations import count_operations
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.errors import RequestError
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.worker import prepare
-from chairlift.server.preparation.worker_process import PreparedRequest, Rejection
+from chairlift.server.preparation.worker_process import PreparedRequest
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
@@ -54,7 +55,7 @@ def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempP
     llm.close()
 
 
-def outcome_of(planners: Planners, case: Case, size: int) -> PreparedRequest | Rejection:
+def outcome_of(planners: Planners, case: Case, size: int) -> PreparedRequest | RequestError:
     return prepare(planners[PATHS[case.endpoint]], case.body(size), max_depth=64)
 
 
@@ -80,7 +81,9 @@ def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Planne
     assert {case.endpoint for case in CASES} == set(BASES)
     valid = sum(isinstance(outcome, PreparedRequest) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
-        (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
+        (case.field, outcome)
+        for case, outcome in zip(CASES, outcomes, strict=True)
+        if isinstance(outcome, RequestError)
     ]
 
 

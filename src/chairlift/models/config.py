@@ -64,7 +64,7 @@ class ModelConfig:
     @property
     def kv_values_per_token(self) -> int:
         """The number of K and V values of one token in all layers."""
-        return sum(layer.state.values_per_token for layer in self.layers)
+        return sum(2 * layer.attention.key_size for layer in self.layers)
 
     @property
     def ropes(self) -> tuple[tuple[RopeConfig, int], ...]:

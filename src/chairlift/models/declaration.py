@@ -92,25 +92,9 @@ class MatrixSpec:
         return self.out_features * self.in_features
 
     @property
-    def num_bias_values(self) -> int:
-        return self.out_features if self.has_bias else 0
-
-    @property
     def weight_names(self) -> tuple[str, ...]:
         """The names of the parameters, with `.weight`."""
         return tuple(f"{name}.weight" for name, _ in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class KVBlocks:
-    """The state of an attention layer: K and V of every token, stored in blocks."""
-
-    num_kv_heads: int
-    head_dim: int
-
-    @property
-    def values_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +125,7 @@ class AttentionSpec:
 
     @property
     def key_size(self) -> int:
+        """The number of values in the keys of one token. Its values, V, have the same number."""
         return self.num_kv_heads * self.head_dim
 
 
@@ -215,11 +200,6 @@ class LayerSpec:
     residual_multiplier: float = 1.0
 
     @property
-    def state(self) -> KVBlocks:
-        """The state that the layer stores for every token."""
-        return KVBlocks(self.attention.num_kv_heads, self.attention.head_dim)
-
-    @property
     def products(self) -> tuple[ProductSpec, ...]:
         """The products of the layer, in the order of a step."""
         attention, mlp = self.attention, self.feed_forward
@@ -243,7 +223,7 @@ class LayerSpec:
     def num_values_beside_matrices(self) -> int:
         """The number of values in norms and biases."""
         head_norms = 0 if self.attention.head_norm is None else 2 * self.attention.head_dim
-        biases = sum(matrix.num_bias_values for matrix in self.matrices)
+        biases = sum(matrix.out_features for matrix in self.matrices if matrix.has_bias)
         return sum(norm.num_values for norm in self.norms) + biases + head_norms
 
     @property

@@ -41,7 +41,7 @@ class WaitSpan(NamedTuple):
         return next(at_head, next(iter(self.intervals), None))
 
     def with_decisive_interval(self, request_id: str) -> WaitSpan:
-        """The span without its other intervals."""
+        """The span with this interval only."""
         interval = self.decisive_interval(request_id)
         return self._replace(intervals=() if interval is None else (interval,))
 

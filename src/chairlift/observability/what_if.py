@@ -154,7 +154,7 @@ def _min_num_blocks(blocked: BlockedRequest) -> int:
 
 
 def _needed_blocks(started: EngineStarted, sizes: Iterable[RequestSize]) -> list[int]:
-    """The number of blocks that each request needs: as in its event, or in an empty pool."""
+    """The number of blocks that each request needs: from its event if that has it, otherwise as in an empty pool."""
     manager = _kv_cache_manager(started, started.kv, started.num_blocks)
 
     def needed(size: RequestSize) -> int:

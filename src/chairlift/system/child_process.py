@@ -39,6 +39,7 @@ class ChildProcess:
         self._command = [sys.executable, "-m", module, *arguments]
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
         self._lock = threading.Lock()
 
     @property
@@ -49,13 +50,14 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process runs. In a fork of the process that started it, it counts as ended."""
+        """Whether the process runs and has not been killed. In a fork of the parent process it counts as ended."""
         process = self._process
-        return process is not None and process.poll() is None
+        return process is not None and not self._is_killed and process.poll() is None
 
     def start(self) -> None:
         """Start the process, instead of the previous one if there is one."""
         self.close()
+        self._is_killed = False
         self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **self._options)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
@@ -110,6 +112,7 @@ class ChildProcess:
         """Kill the process, and its child processes if it leads a session. A waiting `exchange` raises EOFError."""
         process = self._process
         if process is not None and process.returncode is None:
+            self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if self._options.get("start_new_session"):
                     os.killpg(process.pid, signal.SIGKILL)

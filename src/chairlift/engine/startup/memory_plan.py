@@ -56,7 +56,7 @@ def total(items: Sequence[MemoryItem]) -> int:
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
     """Bytes of K and V of one token in all layers, with scales. The type is a key of KV_DTYPE_BYTES."""
-    num_heads = sum(layer.state.num_kv_heads for layer in config.layers)
+    num_heads = sum(layer.attention.num_kv_heads for layer in config.layers)
     scales = INT8_SCALE_BYTES * num_heads if kv_cache_dtype == "int8" else 0
     return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 

@@ -27,9 +27,9 @@ class LayerCost:
 
     @classmethod
     def from_layer(cls, layer: LayerSpec) -> LayerCost:
-        state = layer.state
+        spec = layer.attention
         num_weights = sum(matrix.num_weights for matrix in layer.matrices)
-        return cls(num_weights, layer.attention.query_size, state.num_kv_heads, state.values_per_token)
+        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ Throughput = dict[str, dict[int, RunMetrics]]
 
 
 def run_throughput(count: int) -> tuple[Throughput, dict[int, tuple[int, int]]]:
-    """Returns the metrics by system and cap, and the iterations by arithmetic, by cap."""
+    """Returns the metrics of each system and cap, and the result of `num_iterations` for each cap."""
     cost_model = Roofline(MODEL, DEVICE)
     metrics: Throughput = {system.name: {} for system in SYSTEMS}
     iterations = {}

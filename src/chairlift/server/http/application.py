@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,22 +20,14 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import engine, health, metrics, models, requests
+from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.body_routes import body_routers, make_endpoints
+from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
 from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.prepared_route import prepared_route_class
-from chairlift.server.api.protocol.base import ErrorInfo
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.http.error_responses import (
-    describe_validation_error,
-    error_body,
-    error_headers,
-    error_response,
-    http_error_message,
-)
+from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
 from chairlift.server.preparation.planners import make_planners
@@ -86,9 +77,19 @@ def create_app(
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
     conversations = ConversationPlanner(llm.engine, api or ApiOptions())
-    on_start = partial(preparation.start, conversations.log_template_warnings)
-    on_end = [preparation.close, *(listener.close for listener in listeners)]
-    lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        llm.open()
+        if on_ready is not None:
+            on_ready()
+        preparation.start(conversations.log_template_warnings)
+        yield
+        await llm.aclose()
+        preparation.close()
+        for listener in listeners:
+            listener.close()
+
     app = FastAPI(
         title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
     )
@@ -98,11 +99,11 @@ def create_app(
     if observability is not None:
         has_body = observability.access_log_bodies
         app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, has_body=has_body)
-    _add_error_handlers(app)
+    for kind in (RequestValidationError, ChairliftError, HTTPException):
+        app.add_exception_handler(kind, _respond_to_error)
     endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
     routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
-    routers.append(models.router(llm, name))
-    routers += [module.router(observer) for module in (engine, metrics, requests)]
+    routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
     routers.append(health.router(llm, admission))
     for router in routers:
         app.include_router(router)
@@ -119,45 +120,10 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
     """
     app.add_middleware(BodyLimitMiddleware, limits=limits)
     app.add_middleware(KeyMiddleware, keys=keys)
-    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_unexpected_error)
+    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
 
 
-def _lifespan(
-    llm: AsyncLLM, on_start: Iterable[Callable[[], None]], on_shutdown: Iterable[Callable[[], None]]
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        llm.open()
-        for start in on_start:
-            start()
-        yield
-        await llm.aclose()
-        for close in on_shutdown:
-            close()
-
-    return lifespan
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def respond_to_validation_error(_request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = describe_validation_error(error)
-        return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param))
-
-    @app.exception_handler(ChairliftError)
-    async def respond_to_chairlift_error(_request: Request, error: ChairliftError) -> JSONResponse:
-        status, body = error_body(error)
-        return error_response(status, body.error, error_headers(error))
-
-    @app.exception_handler(HTTPException)
-    async def respond_to_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        code = "model_not_found" if isinstance(error, models.UnknownModelError) else None
-        info = ErrorInfo(message=http_error_message(request, error), type="invalid_request_error", code=code)
-        return error_response(error.status_code, info, error.headers)
-
-
-async def _respond_to_unexpected_error(_request: Request, error: Exception) -> JSONResponse:
-    status, body = error_body(error)
-    return error_response(status, body.error)
+async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
+    return error_response(*describe_error(request, error))

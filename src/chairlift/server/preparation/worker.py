@@ -29,8 +29,6 @@ from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
-    Rejection,
-    WorkerFailure,
     WorkerReply,
     WorkerSetup,
     tokenizer_fingerprint,
@@ -45,21 +43,21 @@ NICENESS: Final = 5
 """The nice value of a worker. The higher it is, the lower is its priority, so that engine steps run first."""
 
 
-def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | Rejection:
-    """Parse, validate and plan a body. Errors in the body are returned as a rejection."""
+def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | RequestError:
+    """Parse, validate and plan a body. Return the error if the body is invalid."""
     try:
         check_depth(raw, max_depth)
         given = _parse(raw)
         if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
-            return Rejection(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
+            return RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
         return PreparedRequest(body.without_content(), planner.plan(body))
     except ValidationError as error:
-        return Rejection(*describe_validation_errors(error.errors(), given))
+        return RequestError(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
-        return Rejection(str(error), error.param)
+        return error
     except MemoryError:
-        return Rejection(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it", None)
+        return RequestError(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it")
 
 
 def _parse(raw: bytes) -> Any:
@@ -98,18 +96,19 @@ def main() -> None:
 
 
 def _prepare_safely(
-    planners: Planners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
-) -> PreparedRequest | Rejection | WorkerFailure:
-    if isinstance(planners, WorkerFailure):
+    planners: Planners | str, endpoint: str, raw: bytes, max_depth: int
+) -> PreparedRequest | RequestError | str:
+    if isinstance(planners, str):
         return planners
     try:
         return prepare(planners[endpoint], raw, max_depth)
     except Exception as error:
         traceback.print_exc()
-        return WorkerFailure(f"unexpected error: {error!r:.200}")
+        return f"unexpected error: {error!r:.200}"
 
 
-def _load_planners(setup: WorkerSetup) -> Planners | WorkerFailure:
+def _load_planners(setup: WorkerSetup) -> Planners | str:
+    """The planners, or the reason why they cannot be created."""
     try:
         from chairlift.engine.input_processor import NoTokenizer
         from chairlift.engine.served_engine import ServedEngine
@@ -122,7 +121,7 @@ def _load_planners(setup: WorkerSetup) -> Planners | WorkerFailure:
         engine = ServedEngine(setup.facts, lambda: tokenizer)
         return make_planners(engine, ConversationPlanner(engine, setup.api))
     except Exception as error:
-        return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
+        return f"the tokenizer cannot be loaded: {error}"
 
 
 def _resident_memory() -> int:

@@ -10,8 +10,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -69,15 +67,9 @@ class RequestBody(BaseModel):
         return schema
 
 
-class SparseResponse(BaseModel):
-    """A JSON object in a response. The fields in `omitted_if_null` are left out if their value is null."""
-
-    omitted_if_null: ClassVar[frozenset[str]]
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in self.omitted_if_null}
+def omitted_if_null() -> Any:
+    """A field of a response that is null by default, and then left out."""
+    return Field(None, exclude_if=lambda value: value is None)
 
 
 class PromptTokensDetails(BaseModel):
@@ -88,13 +80,12 @@ class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
 
 
-class UsageInfo(SparseResponse):
-    omitted_if_null = frozenset({"completion_tokens_details"})
+class UsageInfo(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = omitted_if_null()
 
 
 class Timings(BaseModel):

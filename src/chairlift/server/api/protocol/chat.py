@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_LOGPROBS
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings, UsageInfo
+from chairlift.server.api.protocol.base import RequestBody, Timings, UsageInfo, omitted_if_null
 from chairlift.server.api.protocol.compatibility_fields import ChatCompatibilityFields
 from chairlift.server.api.protocol.item_limits import (
     MAX_CONTENT_PARTS,
@@ -226,35 +226,32 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class ChatResponseMessage(SparseResponse):
+class ChatResponseMessage(BaseModel):
     """The generated message. `content` is null if the answer consists of tool calls alone."""
 
-    omitted_if_null = frozenset({"tool_calls", "reasoning_content"})
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
-    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = omitted_if_null()
+    reasoning_content: str | None = omitted_if_null()
 
 
-class ChatCompletionResponseChoice(SparseResponse):
-    omitted_if_null = frozenset({"token_ids"})
+class ChatCompletionResponseChoice(BaseModel):
     index: int
     message: ChatResponseMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None = omitted_if_null()
 
 
-class ChatCompletionResponse(SparseResponse):
-    omitted_if_null = frozenset({"prompt_logprobs", "prompt_token_ids", "timings"})
+class ChatCompletionResponse(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatCompletionResponseChoice]
     usage: UsageInfo
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
-    prompt_token_ids: list[int] | None = None
-    timings: Timings | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = omitted_if_null()
+    prompt_token_ids: list[int] | None = omitted_if_null()
+    timings: Timings | None = omitted_if_null()

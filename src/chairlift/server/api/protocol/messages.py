@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
 from chairlift.server.api.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
@@ -206,8 +206,7 @@ class MessagesUsage(BaseModel):
     output_tokens: int
 
 
-class MessagesResponse(SparseResponse):
-    omitted_if_null = frozenset({"timings"})
+class MessagesResponse(BaseModel):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -216,7 +215,7 @@ class MessagesResponse(SparseResponse):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessagesUsage
-    timings: Timings | None = None
+    timings: Timings | None = omitted_if_null()
 
 
 class TokenCount(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
 from chairlift.server.api.protocol.compatibility_fields import ResponsesCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
@@ -43,41 +43,40 @@ def _joined_text(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
 
 
-class InputMessage(RequestBody):
+class ReceivedItem(RequestBody):
+    """An item that may have been received in a response."""
+
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+
+
+class InputMessage(ReceivedItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | InputParts
-    id: ReturnedValue = None
-    status: ReturnedValue = None
     phase: ReturnedValue = None
 
 
-class InputFunctionCall(RequestBody):
+class InputFunctionCall(ReceivedItem):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: ReturnedValue = None
-    status: ReturnedValue = None
     namespace: None = None
     caller: ReturnedValue = None
 
 
-class InputFunctionCallOutput(RequestBody):
+class InputFunctionCallOutput(ReceivedItem):
     type: Literal["function_call_output"]
     call_id: str
     output: str | InputParts
-    id: ReturnedValue = None
-    status: ReturnedValue = None
 
 
-class InputReasoning(RequestBody):
+class InputReasoning(ReceivedItem):
     type: Literal["reasoning"]
     summary: Annotated[InputParts, Field(default_factory=list)]
     content: InputParts | None = None
     encrypted_content: None = None
-    id: ReturnedValue = None
-    status: ReturnedValue = None
 
 
 def _item_type(item: Any) -> str:
@@ -279,15 +278,14 @@ class ResponsesUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseObject(SparseResponse):
+class ResponseObject(BaseModel):
     """A response. A stream sends it at its beginning and at its end. The items of `output` are messages, function calls
     and reasoning."""
 
-    omitted_if_null = frozenset({"timings", "completed_at", "user"})
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    completed_at: int | None = None
+    completed_at: int | None = omitted_if_null()
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: Literal[False] = False
     error: ResponseError | None = None
@@ -309,5 +307,5 @@ class ResponseObject(SparseResponse):
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponsesUsage | None = None
-    user: str | None
-    timings: Timings | None = None
+    user: str | None = omitted_if_null()
+    timings: Timings | None = omitted_if_null()
