@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from chairlift.config import EngineConfig
+from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
@@ -26,7 +27,6 @@ from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts,
 from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
 from chairlift.models.declaration import MatrixSpec, ModelConfig
-from chairlift.server.batch.progress import progress_bar
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""
