@@ -31,10 +31,12 @@ EDITABLE := --config-settings wheel.cmake=false --config-settings editable.mode=
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing torch and Chairlift into $(VENV). The first time takes minutes."
 	@$(PIP_INSTALL) $(BUILD_TOOLS) torch $(EDITABLE) .
 	@touch $@
 
 $(DEVELOPED): $(INSTALLED)
+	@echo "Installing the extras, clients and development tools into $(VENV)."
 	@$(PIP_INSTALL) $(EDITABLE) '.[dev]'
 	@touch $@
 

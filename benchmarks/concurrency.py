@@ -42,13 +42,13 @@ from chairlift.errors import ChairliftError, ConfigError
 from chairlift.events import EventList, Step
 from chairlift.lab.bench.driver import drive
 from chairlift.lab.bench.machine import machine_facts
-from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.run import summarize
 from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.figures.drawing import STYLE, WIDTH, point_style, start_at_zero
 from chairlift.lab.tables import number
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -102,8 +102,8 @@ def run_loads(loaded: LoadedModel, concurrencies: Sequence[int], budget: int) ->
 def _run_load(engine: Engine, log: EventList, concurrency: int, turn: int) -> Load:
     del log.events[1:]
     count = max(FEWEST_REQUESTS, REQUESTS_A_USER * concurrency)
-    vocab_size = engine.model_config.vocab_size
-    drive(engine, make_workload(0, count, PROMPT, OUTPUT, BurstArrivals(), vocab_size, token_round=turn), concurrency)
+    vocab_size = engine.facts.model_config.vocab_size
+    drive(engine, make_workload(0, count, PROMPT, OUTPUT, ArrivalProcess(), vocab_size, token_round=turn), concurrency)
     run = summarize(log.events)
     assert run.ttft is not None
     assert run.itl is not None
@@ -201,7 +201,8 @@ def _integers(name: str, text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"{name} must be integers with commas between them, got {text!r}") from None
-    check_at_least(name, min(numbers), 1)
+    if min(numbers) < 1:
+        raise ConfigError(f"{name} must be at least 1, got {min(numbers)}")
     return numbers
 
 
@@ -294,7 +295,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     users, batch_sizes = _integers("concurrency", args.concurrency), _integers("batch_sizes", args.batch_sizes)
-    check_at_least("steps", args.steps, 1)
+    check_minimums(args, steps=1)
     config = EngineConfig(
         model=args.model,
         kernels=args.kernels,

@@ -30,10 +30,10 @@ from chairlift.events import EventList
 from chairlift.lab.bench.driver import drive_all_at_once
 from chairlift.lab.report.build import DOTS_PER_INCH
 from chairlift.lab.report.compare import waste_shares
-from chairlift.lab.report.figures import Draw, batch, kinds, memory_map, waste
-from chairlift.lab.report.figures.drawing import STYLE, Drawing
+from chairlift.lab.report.figures import batch, kinds, memory_map, waste
+from chairlift.lab.report.figures.drawing import STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -72,7 +72,7 @@ class Plate:
     """A figure of these runs, as NAME.png."""
 
     name: str
-    draw: Draw
+    draw: Callable[[Sequence[RecordedRun]], Drawing | OmittedFigure]
     labels: tuple[str, ...]
 
 
@@ -101,7 +101,7 @@ PLATES: Final = (
 def make_requests(vocab_size: int) -> list[WorkloadRequest]:
     """The requests of every run."""
     prompt, output, declared = map(parse_lengths, (PROMPT_LEN, OUTPUT_LEN, MAX_TOKENS))
-    return make_workload(SEED, NUM_REQUESTS, prompt, output, BurstArrivals(), vocab_size, max_tokens=declared)
+    return make_workload(SEED, NUM_REQUESTS, prompt, output, ArrivalProcess(), vocab_size, max_tokens=declared)
 
 
 def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, list[int]]]:
@@ -109,7 +109,7 @@ def run_policy(label: str, loaded: LoadedModel) -> tuple[RecordedRun, dict[str, 
     log = EventList()
     config = replace(loaded.engine_config, **LIMITS, **POLICIES[label])
     engine = build_engine(config, loaded=loaded, clock=VirtualClock(), events=log)
-    tokens = drive_all_at_once(engine, make_requests(engine.model_config.vocab_size))
+    tokens = drive_all_at_once(engine, make_requests(engine.facts.model_config.vocab_size))
     return recorded_run(log.events, label), tokens
 
 

@@ -24,7 +24,7 @@ from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.metrics.run import RunMetrics, summarize
 from chairlift.lab.sim.fitted_cost_model import FittedCostModel, fit_cost_model, prediction_error
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -41,7 +41,7 @@ class Load:
 
     def requests(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
         prompt, output = parse_lengths(self.prompt), parse_lengths(self.output)
-        return make_workload(seed, count, prompt, output, arrival_process(self.rate), vocab_size, token_round=seed)
+        return make_workload(seed, count, prompt, output, ArrivalProcess(self.rate), vocab_size, token_round=seed)
 
 
 FITTED_ON = Load("fit: a burst, then a trickle", "lognormal:96,0.7,16..512", "exp:64,8..256")
@@ -75,7 +75,9 @@ def measured(engine: Engine, log: EventList, workload: Sequence[WorkloadRequest]
 
 
 def predicted(engine: Engine, model: FittedCostModel, workload: Sequence[WorkloadRequest]) -> RunMetrics:
-    config = SimConfig(engine.scheduler_config, engine.kv_cache_plan.num_blocks, engine.kv_cache_plan.block_size)
+    config = SimConfig(
+        engine.facts.scheduler_config, engine.facts.kv_cache_plan.num_blocks, engine.facts.kv_cache_plan.block_size
+    )
     events = EventList()
     simulate(workload, config, model, events)
     return summarize(events.events)
@@ -83,7 +85,7 @@ def predicted(engine: Engine, model: FittedCostModel, workload: Sequence[Workloa
 
 def fitted(engine: Engine, log: EventList, seed: int, count: int) -> FittedCostModel:
     """Fitted to a burst, where batches are large, and to a trickle, where they are small."""
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = engine.facts.model_config.vocab_size
     measured(engine, log, FITTED_ON.requests(seed, count, vocab_size))
     steps = list(log.events)
     trickle = Load("trickle", FITTED_ON.prompt, "fixed:24", rate=1.5)
@@ -101,13 +103,17 @@ def main() -> None:
     config = EngineConfig(model=options.model, skip_tokenizer_init=True, max_num_seqs=32, enable_prefix_caching=False)
     engine = build_engine(config, events=log)
     machine = machine_facts()
-    print(f"{machine.cpu}, {machine.num_threads} threads; {engine.model_name}; {options.num_prompts} requests a run")
+    print(
+        f"{machine.cpu}, {machine.num_threads} threads; {engine.facts.model_name}; {options.num_prompts} requests a run"
+    )
     errors: dict[str, dict[str, list[float]]] = {load.name: {name: [] for name in FIGURES} for load in HELD_OUT}
     step_errors: list[float] = []
     for number in range(options.rounds):
         model = fitted(engine, log, 10 * number, options.num_prompts)
         for index, load in enumerate(HELD_OUT):
-            workload = load.requests(1000 + 10 * number + index, options.num_prompts, engine.model_config.vocab_size)
+            workload = load.requests(
+                1000 + 10 * number + index, options.num_prompts, engine.facts.model_config.vocab_size
+            )
             run, simulated = measured(engine, log, workload), predicted(engine, model, workload)
             step_errors.append(prediction_error(model, log.events).median)
             for name, value in FIGURES.items():

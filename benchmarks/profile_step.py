@@ -31,13 +31,13 @@ from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.kernels.backend import AttentionBackend, AttentionShape
+from chairlift.kernels.attention import AttentionBackend, AttentionShape
 from chairlift.kernels.interface import Kernels, run_in_order
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import MatrixParts, Weights
 from chairlift.lab.bench.driver import forced_requests
 from chairlift.lab.bench.machine import host_facts, machine_facts
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -219,8 +219,8 @@ def begin_decoding(engine: Engine, batch_size: int, context: int, steps: int) ->
         count=batch_size,
         prompt=UniformLengths(context, context + BLOCK_SIZE - 1),
         output=FixedLength(output_tokens(batch_size, context, steps)),
-        arrivals=BurstArrivals(),
-        vocab_size=engine.model_config.vocab_size,
+        arrivals=ArrivalProcess(),
+        vocab_size=engine.facts.model_config.vocab_size,
     )
     for request in forced_requests(engine, workload):
         engine.core.add(request.to_request())
@@ -283,7 +283,7 @@ def profile_kernel_sets(args: argparse.Namespace) -> tuple[str, dict[str, Profil
     for _ in range(args.rounds):
         for each in sets.values():
             each.run_round(args, batch_sizes)
-    return each.engine.model_name, {name: each.profile() for name, each in sets.items()}
+    return each.engine.facts.model_name, {name: each.profile() for name, each in sets.items()}
 
 
 def table(title: str, profile: Profile) -> Table:

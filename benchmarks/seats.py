@@ -276,7 +276,7 @@ def main() -> int:
         skip_tokenizer_init=True,
     )
     engine = build_engine(config, events=log)
-    requests = make_requests(args.seed, args.long_prompt, engine.model_config.vocab_size)
+    requests = make_requests(args.seed, args.long_prompt, engine.facts.model_config.vocab_size)
     seen = Log(run(engine, log, requests))
     report = seen.report()
     print_report(seen, report)

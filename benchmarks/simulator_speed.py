@@ -24,7 +24,7 @@ from chairlift.lab.sim.devices import find_device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -38,7 +38,7 @@ def workload(hours: float, rate: float, seed: int) -> list[WorkloadRequest]:
     prompt, output = parse_lengths("hist:sharegpt-input"), parse_lengths("hist:sharegpt-output")
     count = max(1, round(hours * 3600 * rate))
     vocab_size = model_shape(MODEL).vocab_size
-    return make_workload(seed, count, prompt, output, PoissonArrivals(rate), vocab_size, max_model_len=MAX_MODEL_LEN)
+    return make_workload(seed, count, prompt, output, ArrivalProcess(rate), vocab_size, max_model_len=MAX_MODEL_LEN)
 
 
 def config(kv: str) -> SimConfig:

@@ -37,7 +37,7 @@ from chairlift.config import EngineConfig
 from chairlift.engine.startup.factory import build_engine
 from chairlift.lab.bench.driver import drive_all_at_once
 from chairlift.lab.bench.machine import machine_facts, peak_rss_bytes
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -72,7 +72,7 @@ class Settings:
             self.num_prompts,
             parse_lengths(self.input_len),
             parse_lengths(self.output_len),
-            BurstArrivals(),
+            ArrivalProcess(),
             load_config(resolve_model(self.model)).vocab_size,
             token_round=token_round,
         )

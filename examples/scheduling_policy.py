@@ -16,7 +16,7 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -35,7 +35,7 @@ def run(priority: Callable[[WorkloadRequest], int]) -> RunMetrics:
         count=200,
         prompt=parse_lengths("lognormal:96,0.7,16..512"),
         output=parse_lengths("exp:96,8..384"),
-        arrivals=arrival_process(8.0, 1.0),
+        arrivals=ArrivalProcess(8.0, 1.0),
         vocab_size=1000,
     )
     shape = model_shape("opt-13b")

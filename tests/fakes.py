@@ -8,7 +8,7 @@ from typing import Any
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.events import EventList
 from chairlift.outputs import EngineCoreOutput, ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -48,7 +48,8 @@ class CheckingExecutor:
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
         assert output.step == len(self.outputs)
         self.outputs.append(output)
-        assert 0 < output.total_num_scheduled_tokens + output.total_num_padding_tokens <= self.max_num_batched_tokens
+        num_tokens = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
+        assert 0 < num_tokens <= self.max_num_batched_tokens
         assert output.num_padding_tokens.keys() <= output.num_scheduled_tokens.keys()
         assert all(count > 0 for count in output.num_padding_tokens.values())
         for request_id in output.removed:
@@ -137,14 +138,7 @@ def make_engine(
         static_batch_size=min(static_batch_size, max_num_seqs),
         static_run_to=static_run_to,
     )
-    manager = make_kv_cache_manager(
-        kv,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        enable_prefix_caching=enable_prefix_caching,
-        arena=arena,
-    )
+    manager = make_kv_cache_manager(KVPool(num_blocks, block_size, max_model_len, kv, arena), enable_prefix_caching)
     executor = CheckingExecutor(block_size, num_blocks, max_num_batched_tokens, max_num_seqs)
     events = EventList()
     core = EngineCore(make_scheduler(config, manager, events), executor, VirtualClock(), steps_ahead)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from benchmarks.peers.records import BURST, SINGLE, Job, Request
 
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -69,5 +69,5 @@ class Load:
 
     def _make(self, count: int, prompt: str, output: str, vocab_size: int, token_round: int) -> list[Request]:
         lengths = (parse_lengths(prompt), parse_lengths(output))
-        made = make_workload(self.seed, count, *lengths, BurstArrivals(), vocab_size, token_round=token_round)
+        made = make_workload(self.seed, count, *lengths, ArrivalProcess(), vocab_size, token_round=token_round)
         return [Request(item.request_id, list(item.prompt_token_ids), item.output_len) for item in made]

@@ -39,40 +39,31 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}")
 
 
-def _parse_weights(text: str | None) -> dict[str, float]:
-    """The weights in a string such as "name=weight,name=weight"."""
+def parse_weights(text: str, rule: str) -> dict[str, float]:
+    """Parse "name=weight,name=weight" to a positive weight for each name.
+
+    Args:
+        rule: beginning of the error message, which states the form of the text.
+
+    Raises:
+        ConfigError: the text has another form, a weight is not positive, or a name occurs twice.
+    """
     weights: dict[str, float] = {}
-    for part in text.split(",") if text else ():
+    for part in text.split(","):
         name, _equals, number = part.partition("=")
         try:
             weight = float(number)
         except ValueError:
             weight = math.nan
         if not name or name in weights or not 0 < weight < math.inf:
-            raise ConfigError(
-                f"tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0, "
-                f"got {part!r} in {text!r}"
-            )
+            raise ConfigError(f"{rule}, got {part!r} in {text!r}")
         weights[name] = weight
     return weights
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The limits and policies of a scheduler.
-
-    Attributes:
-        max_num_seqs: maximum number of running requests (seats).
-        max_num_batched_tokens: maximum number of tokens computed in one step (the token budget).
-        max_model_len: maximum number of prompt and output tokens of one request.
-        scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
-            first).
-        tenant_weights: tenant -> relative share of the service under the fair policy; 1 for all other tenants.
-        batching: "continuous" or "static".
-        static_batch_size: maximum number of requests in a static batch.
-        static_run_to: a static batch is decoded to its own longest output ("batch") or to the longest output of all
-            requests ("global").
-    """
+    """The limits and policies of a scheduler: the fields of `EngineConfig` with these names, without open choices."""
 
     max_model_len: int
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -130,7 +121,8 @@ class EngineConfig:
         max_num_seqs: maximum number of running requests (seats).
         max_num_batched_tokens: the token budget of a step, at least max_num_seqs. None is
             DEFAULT_MAX_NUM_BATCHED_TOKENS, or less if native kernels with continuous batching need too long for it.
-        scheduling_policy: "fcfs", "priority" or "fair".
+        scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
+            first).
         tenant_weights: relative shares of tenants (API keys) under the fair policy, as "name=weight,name=weight"; 1 for
             all other tenants.
         batching: "continuous" chooses the batch again at every step; "static" closes it when it starts, and returns its
@@ -266,6 +258,7 @@ class EngineConfig:
         """
         if self.max_num_batched_tokens is not None or token_budget is None:
             token_budget = self.largest_token_budget
+        rule = "tenant_weights must be name=weight pairs such as a=1,b=2.5 with weights above 0"
         return SchedulerConfig(
             max_model_len=max_model_len,
             max_num_seqs=self.max_num_seqs,
@@ -274,5 +267,5 @@ class EngineConfig:
             batching=self.batching,
             static_batch_size=self.static_batch_size or min(DEFAULT_STATIC_BATCH_SIZE, self.max_num_seqs),
             static_run_to=self.static_run_to or "batch",
-            tenant_weights=_parse_weights(self.tenant_weights),
+            tenant_weights=parse_weights(self.tenant_weights, rule) if self.tenant_weights else {},
         )

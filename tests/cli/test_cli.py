@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 import chairlift
 from chairlift.cli.engine_options import ENGINE_OPTIONS, HELP
 from chairlift.cli.main import app, main
-from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
+from chairlift.cli.option_groups import OptionValues
+from chairlift.cli.workload_options import add_workload_options
 from chairlift.lab.bench.workload_options import WorkloadOptions
 
 COMMAND = [sys.executable, "-m", "chairlift"]
@@ -50,16 +51,16 @@ def test_every_engine_option_is_an_option_of_the_command_line() -> None:
 
 
 def test_every_field_of_a_workload_is_an_option_with_its_default() -> None:
-    assert WorkloadArguments.__annotations__.keys() == {field.name for field in fields(WorkloadOptions)}
-    taken: list[WorkloadArguments] = []
+    taken: list[OptionValues] = []
     command = typer.Typer()
 
     @command.command()
     @add_workload_options()
-    def take(*, load: WorkloadArguments) -> None:
+    def take(*, load: OptionValues) -> None:
         taken.append(load)
 
     command([], standalone_mode=False)
+    assert taken[0].keys() == {field.name for field in fields(WorkloadOptions)}
     assert WorkloadOptions(**taken[0]) == WorkloadOptions()
 
 

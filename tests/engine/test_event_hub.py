@@ -15,7 +15,7 @@ from chairlift.engine.event_hub import EventHub
 from chairlift.events import Event, EventList, RequestRejected, Step
 
 
-def refused(number: int) -> RequestRejected:
+def rejected(number: int) -> RequestRejected:
     return RequestRejected(float(number), str(number), "")
 
 
@@ -36,10 +36,10 @@ def test_events_of_another_thread_arrive_in_order_on_the_loop() -> None:
                 threads.add(threading.current_thread())
                 heard.emit(event)
 
-        hub.emit(refused(0))
+        hub.emit(rejected(0))
         hub.add(Noting())
         hub.open(asyncio.get_running_loop())
-        emitter = threading.Thread(target=lambda: [hub.emit(refused(n)) for n in range(1, 5000)])
+        emitter = threading.Thread(target=lambda: [hub.emit(rejected(n)) for n in range(1, 5000)])
         emitter.start()
         while len(heard.events) < 5000:
             await asyncio.sleep(0)
@@ -54,11 +54,11 @@ def test_a_subscription_keeps_the_latest_events_and_counts_dropped_ones() -> Non
     async def run() -> None:
         hub = EventHub()
         subscription = hub.subscribe(maxsize=3)
-        hub.publish(refused(n) for n in range(10))
+        hub.publish(rejected(n) for n in range(10))
         subscription.close()
         assert numbers([event async for event in subscription]) == [7, 8, 9]
         assert subscription.num_dropped == 7
-        hub.publish([refused(10)])
+        hub.publish([rejected(10)])
         assert [event async for event in subscription] == []
 
     asyncio.run(run())
@@ -71,7 +71,7 @@ def test_a_reader_waits_for_the_next_event() -> None:
         reading = asyncio.ensure_future(anext(subscription))
         await asyncio.sleep(0)
         assert not reading.done()
-        hub.publish([refused(4)])
+        hub.publish([rejected(4)])
         assert (await reading).time == 4
         waiting = asyncio.ensure_future(anext(subscription))
         await asyncio.sleep(0)
@@ -91,7 +91,7 @@ def test_a_blocked_loop_drops_step_events_and_no_request_events(monkeypatch: pyt
         hub.open(asyncio.get_running_loop())
         for number in range(9):
             hub.emit(step(number))
-        hub.emit(refused(9))
+        hub.emit(rejected(9))
         await asyncio.sleep(0)
         hub.emit(step(10))
         await asyncio.sleep(0)
@@ -109,7 +109,7 @@ def test_a_failing_listener_is_removed_and_others_continue() -> None:
     hub, heard = EventHub(), EventList()
     hub.add(Failing())
     hub.add(heard)
-    hub.publish([refused(1), refused(2)])
+    hub.publish([rejected(1), rejected(2)])
     assert numbers(heard.events) == [1, 2]
 
 

@@ -232,7 +232,7 @@ def test_the_default_max_model_len_fits_the_pool_and_is_logged(
     caplog.set_level(logging.INFO, "chairlift")
     options = {"skip_tokenizer_init": True, "num_threads": 1}
     llm = LLM(str(tiny_model_dir("llama")), num_kv_blocks=4, block_size=8, **options)
-    assert llm.engine.scheduler_config.max_model_len == 32
+    assert llm.engine.facts.scheduler_config.max_model_len == 32
     assert "max_model_len=32" in caplog.text
     assert "4 blocks of 8 slots" in caplog.text
     assert len(llm.generate([3] * 20, SamplingParams(max_tokens=None, ignore_eos=True))[0].outputs[0].token_ids) == 12

@@ -55,7 +55,7 @@ def test_only_allowed_tokens_are_sampled_and_eos_only_if_allowed(llm: LLM) -> No
     assert len(ended.token_ids) > 3
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+REJECTED: dict[str, tuple[dict[str, Any], str, str]] = {
     "token": ({"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids", "outside"),
     "word": ({"bad_words": [[5, VOCAB_SIZE]]}, "bad_words", "outside"),
     "nothing left": ({"allowed_token_ids": [50], "bad_words": [[50, 50]]}, "allowed_token_ids", "no token is left"),
@@ -65,9 +65,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_constraints_that_mask_every_token_are_rejected(name: str, llm: LLM) -> None:
-    fields, param, reason = REFUSED[name]
+    fields, param, reason = REJECTED[name]
     with pytest.raises(RequestError, match=reason) as caught:
         answer(llm, **fields)
     assert caught.value.param == param
@@ -93,9 +93,9 @@ def test_a_text_is_truncated_unless_it_is_far_too_long(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, truncate_prompt_tokens=20)
     (output,) = llm.generate("the quick fox " * 300, params, progress=False)
     assert len(output.prompt_token_ids) == 20
-    for refused in ("the quick fox " * 30_000, "the quick fox " * 300):
+    for rejected in ("the quick fox " * 30_000, "the quick fox " * 300):
         with pytest.raises(RequestError, match="Shorten it"):
-            llm.generate(refused, SamplingParams() if len(refused) < 10_000 else params, progress=False)
+            llm.generate(rejected, SamplingParams() if len(rejected) < 10_000 else params, progress=False)
 
 
 def test_an_answer_without_text_has_the_same_tokens(llm: LLM) -> None:

@@ -298,15 +298,14 @@ def test_requests_wait_only_for_their_own_grammar(llm: LLM) -> None:
         Stop(),
     ]
 
-    class Inbox:
-        def take(self, wait: bool) -> Command | None:
-            step = script.pop(0)
-            if callable(step):
-                step()
-                return None
-            return step
+    def take(wait: bool) -> Command | None:
+        step = script.pop(0)
+        if callable(step):
+            step()
+            return None
+        return step
 
-    run_core(core, Inbox(), lambda outputs: None, GrammarGate(compiler))  # type: ignore[arg-type]
+    run_core(core, take, lambda outputs: None, GrammarGate(compiler))  # type: ignore[arg-type]
     assert core.calls == ["free0", "abort slow1", "slow0", "late0", "slower0", "last0"]
 
 

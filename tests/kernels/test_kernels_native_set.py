@@ -20,12 +20,9 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format, matrix_bytes, native_format
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, SILU_AND_MUL, Prologue
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.registry import REFERENCE, get_kernels
-from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, packed_tensor
-from chairlift.layers.embedding import Embedding, LMHead
-from chairlift.layers.linear import Linear
+from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
 from native import needs_native
 
 Q = gguf.GGMLQuantizationType
@@ -44,8 +41,11 @@ class Matrices:
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         return self._matrices[name.removesuffix(".weight")]
 
-    def has(self, name: str) -> bool:
-        return True
+
+def linear(kernels: Kernels, weights: Weights, names: str, sizes: tuple[int, ...], in_features: int) -> LinearKernel:
+    """One product with matrices of these names and sizes."""
+    parts = list(zip(names.split(), sizes, strict=True))
+    return kernels.make_linear(kernels.load_matrix(weights, parts, in_features), None, NO_PROLOGUE)
 
 
 def blocks(kind: gguf.GGMLQuantizationType, rows: int, in_features: int, seed: int = 0) -> PackedRows:
@@ -151,8 +151,8 @@ def test_repacking_is_logged_once_per_model() -> None:
 def test_a_fused_product_is_the_concatenation_of_its_parts(native: Kernels) -> None:
     weights = Matrices(q=blocks(Q.Q4_1, 24, 64), k=blocks(Q.Q4_1, 8, 64, 1), v=blocks(Q.Q4_1, 9, 64, 2))
     x = torch.randn(5, 64)
-    fused = Linear(native, weights, [("q", 24), ("k", 8), ("v", 9)], 64)(x).clone()
-    parts = [Linear(native, weights, [(name, out)], 64)(x).clone() for name, out in (("q", 24), ("k", 8), ("v", 9))]
+    fused = linear(native, weights, "q k v", (24, 8, 9), 64)(x).clone()
+    parts = [linear(native, weights, name, (out,), 64)(x).clone() for name, out in (("q", 24), ("k", 8), ("v", 9))]
     assert torch.equal(fused, torch.cat(parts, dim=1))
     expected = torch.cat([x @ weights.tensor(f"{n}.weight", (out, 64)).t() for n, out in (("q", 24), ("k", 8))], dim=1)
     torch.testing.assert_close(fused[:, :32], expected, rtol=0.05, atol=0.5)
@@ -163,10 +163,9 @@ def test_a_fused_product_is_the_concatenation_of_its_parts(native: Kernels) -> N
 def test_a_tied_head_multiplies_by_the_embedding_table(kind: str) -> None:
     native = get_kernels("native", None if kind == "f32" else kind)
     weights = Matrices(embed=packed_tensor(torch.randn(40, 24)))
-    embedding = Embedding(native, weights, "embed", 40, 24)
-    head = LMHead(native, weights, "lm_head", 40, 24, tied_to=embedding)
-    assert head._apply._matrix is embedding.matrix  # type: ignore[attr-defined]
-    table = torch.from_numpy(embedding.matrix.packed.unpack(0, 40))
+    matrix = native.load_matrix(weights, [("embed", 40)], 24)
+    embedding, head = native.make_embedding(matrix), native.make_linear(matrix, None, NO_PROLOGUE)
+    table = torch.from_numpy(matrix.packed.unpack(0, 40))
     assert torch.equal(embedding(torch.tensor([7, 0, 39, 7])), table[[7, 0, 39, 7]])
     hidden = torch.randn(3, 24)
     torch.testing.assert_close(head(hidden), hidden @ table.t(), rtol=1e-5 if kind == "f32" else 0.05, atol=0.2)
@@ -175,10 +174,10 @@ def test_a_tied_head_multiplies_by_the_embedding_table(kind: str) -> None:
 @needs_native
 def test_a_tied_head_of_the_same_width_does_not_overwrite_its_input(native: Kernels) -> None:
     """Some threads read a row while other threads write its logits."""
-    embedding = Embedding(native, Matrices(embed=packed_tensor(torch.randn(24, 24))), "embed", 24, 24)
-    head = LMHead(native, Matrices(), "lm_head", 24, 24, tied_to=embedding)
+    matrix = native.load_matrix(Matrices(embed=packed_tensor(torch.randn(24, 24))), [("embed", 24)], 24)
+    embedding, head = native.make_embedding(matrix), native.make_linear(matrix, None, NO_PROLOGUE)
     hidden = embedding(torch.tensor([5, 3]))
-    expected = hidden @ torch.from_numpy(embedding.matrix.packed.unpack(0, 24)).t()
+    expected = hidden @ torch.from_numpy(matrix.packed.unpack(0, 24)).t()
     logits = head(hidden)
     assert logits.data_ptr() != hidden.data_ptr()
     torch.testing.assert_close(logits, expected)
@@ -186,7 +185,7 @@ def test_a_tied_head_of_the_same_width_does_not_overwrite_its_input(native: Kern
 
 @needs_native
 def test_a_residual_must_not_share_memory_with_the_input(native: Kernels) -> None:
-    layer = Linear(native, Matrices(up=packed_tensor(torch.randn(8, 8))), [("up", 8)], 8)
+    layer = linear(native, Matrices(up=packed_tensor(torch.randn(8, 8))), "up", (8,), 8)
     x = torch.randn(3, 8)
     with pytest.raises(AssertionError, match="x and the result must not share memory"):
         layer(x, residual=x[:])
@@ -195,7 +194,7 @@ def test_a_residual_must_not_share_memory_with_the_input(native: Kernels) -> Non
 @needs_native
 def test_sums_use_the_memory_of_the_residual_and_other_results_a_shared_buffer(native: Kernels) -> None:
     weights = Matrices(**{"0.up": packed_tensor(torch.randn(8, 8)), "1.up": packed_tensor(torch.randn(8, 8))})
-    first, second = (Linear(native, weights, [(f"{i}.up", 8)], 8) for i in range(2))
+    first, second = (linear(native, weights, f"{i}.up", (8,), 8) for i in range(2))
     x, residual = torch.randn(3, 8), torch.randn(3, 8)
     expected = REFERENCE.make_linear(weights.tensor("0.up.weight", (8, 8)), None, NO_PROLOGUE)(x)
     out = first(x)
@@ -212,8 +211,8 @@ def test_sums_use_the_memory_of_the_residual_and_other_results_a_shared_buffer(n
 def test_rows_may_have_a_stride(native: Kernels) -> None:
     weights = Matrices(down=packed_tensor(torch.randn(6, 10)))
     wide, norm = torch.randn(4, 50), Prologue("rms_norm", torch.rand(10), eps=1e-5)
-    for prologue, x in ((SILU_AND_MUL, wide[:, 5:25]), (norm, wide[:, 20:30])):
-        ours = Linear(native, weights, [("down", 6)], 10, prologue=prologue)(x)
+    for prologue, x in ((Prologue("silu_and_mul"), wide[:, 5:25]), (norm, wide[:, 20:30])):
+        ours = native.make_linear(native.load_matrix(weights, [("down", 6)], 10), None, prologue)(x)
         expected = REFERENCE.make_linear(weights.tensor("down.weight", (6, 10)), None, prologue)
         torch.testing.assert_close(ours, expected(x), rtol=1e-4, atol=1e-4)
 

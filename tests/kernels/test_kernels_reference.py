@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.kernels import reference
-from chairlift.kernels.attention import KVCache
-from chairlift.kernels.backend import AttentionShape, allocate_kv_cache
-from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
-from chairlift.layers.rotary import RotaryEmbedding, rope_frequencies
+from chairlift.kernels.attention import AttentionShape, KVCache
+from chairlift.kernels.interface import NO_PROLOGUE, Prologue
+from chairlift.models.declaration import RopeConfig
+from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def naive_attention(
 def test_paged_attention_equals_plain_attention(window: int | None) -> None:
     torch.manual_seed(0)
     attention, tables = shape(), Tables(num_blocks=16, block_size=4)
-    cache = allocate_kv_cache(attention, 16, 4)
+    cache = reference.ReferenceAttention(attention).allocate(16, 4)
     history = pack(tables, [(0, 0, 9), (1, 0, 5)])
     step = pack(tables, [(0, 6, 9), (1, 4, 5)])
     key, value = torch.randn(14, 2, 8), torch.randn(14, 2, 8)
@@ -61,7 +61,7 @@ def test_paged_attention_equals_plain_attention(window: int | None) -> None:
 
 
 def test_rows_before_the_sequence_are_zero() -> None:
-    cache = allocate_kv_cache(shape(), 8, 4)
+    cache = reference.ReferenceAttention(shape()).allocate(8, 4)
     step = pack(Tables(8, 4), [(0, 0, 2)], num_padding=3)
     cache.value.fill_(1.0)
     out = reference.paged_attention(torch.randn(5, 4, 8), cache, step.metadata, 1.0, None)
@@ -86,13 +86,13 @@ def test_write_kv_touches_its_slots_only(slots: list[int]) -> None:
 
 
 def test_rotary_embedding_rotates_pairs_by_their_angle() -> None:
-    rotary = RotaryEmbedding(rope_frequencies(8, 100.0), 32, CPU)
+    table = rotary_table(RopeConfig(theta=100.0), 8, 32, CPU)
     x, positions = torch.randn(3, 2, 8), torch.tensor([0, 5, 31])
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), dim=-1))
     angles = positions[:, None] * torch.tensor([100.0 ** (-2 * i / 8) for i in range(4)])
     turned = turned * torch.polar(torch.ones_like(angles), angles)[:, None]
     expected = torch.cat((turned.real, turned.imag), dim=-1)
-    torch.testing.assert_close(reference.rotate(x, positions, rotary.cos_sin_cache), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(reference.rotate(x, positions, table), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -100,7 +100,7 @@ def test_memory_of_every_type_returns_the_written_values(dtype: torch.dtype) -> 
     """bfloat16 rounds to 8 bits, int8 to a step of the largest value in a head over 127; a head of zeros stays zero."""
     torch.manual_seed(0)
     attention = replace(shape(num_heads=2), kv_cache_dtype=dtype)
-    tables, cache = Tables(num_blocks=4, block_size=4), allocate_kv_cache(attention, 4, 4)
+    tables, cache = Tables(num_blocks=4, block_size=4), reference.ReferenceAttention(attention).allocate(4, 4)
     step = pack(tables, [(0, 0, 1)])
     key, value = torch.randn(1, 2, 8) * 50, torch.randn(1, 2, 8) * 50
     value[0, 1] = 0.0
@@ -132,8 +132,8 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
     close(reference.activate(x, "silu_and_mul"), F.silu(x[:, :12]) * x[:, 12:])
     prologues = {
         NO_PROLOGUE: x,
-        RELU: F.relu(x),
-        SILU_AND_MUL: F.silu(x[:, :12]) * x[:, 12:],
+        Prologue("relu"): F.relu(x),
+        Prologue("silu_and_mul"): F.silu(x[:, :12]) * x[:, 12:],
         Prologue("rms_norm", weight, eps=1e-5): F.rms_norm(x, (24,), weight, 1e-5),
         Prologue("layer_norm", weight, bias, 1e-5): expected,
     }

@@ -20,8 +20,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration import ModelConfig, RopeConfig
 
 CPU = torch.device("cpu")
 Q = gguf.GGMLQuantizationType
@@ -41,7 +40,8 @@ def test_default_model_equals_transformers(smollm2_gguf: Path, smollm2_oracle: t
     assert {layer.attention.rope for layer in config.layers} == {RopeConfig(theta=100000.0)}
     assert config.eos_token_ids == (2,)
     assert config.tie_word_embeddings
-    assert not weights.has("lm_head.weight")
+    with pytest.raises(ModelLoadError, match=r"tensor lm_head\.weight is missing"):
+        weights.tensor("lm_head.weight", (49152, 576))
     for name, parameter in smollm2_oracle.named_parameters():
         ours = weights.tensor(name, tuple(parameter.shape))
         assert torch.equal(ours, parameter.detach()), name

@@ -14,7 +14,7 @@ from chairlift.config import QUANTIZATIONS
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack
@@ -60,9 +60,6 @@ class Rounded:
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
         tensor = self._weights.tensor(name, shape)
         return packed_tensor(tensor.to(FLOATS.get(self._format, torch.float32)))
-
-    def has(self, name: str) -> bool:
-        return self._weights.has(name)
 
 
 def both(folder: Path, name: str, kv_cache_dtype: torch.dtype) -> tuple[ModelConfig, DecoderModel, DecoderModel]:

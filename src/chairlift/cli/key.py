@@ -6,44 +6,29 @@ from typing import Annotated
 
 import typer
 
+from chairlift.cli.option_groups import OptionValues, add_group
 
+
+@add_group(
+    admin=(bool, "Allow access to the engine and to the requests of all keys.", False),
+    weight=(float | None, "Share of the key under --scheduling-policy fair. Default: 1."),
+    requests_per_minute=(float | None, "Maximum number of calls per minute. Default: no limit."),
+    tokens_per_minute=(float | None, "Maximum number of prompt and output tokens per minute. Default: no limit."),
+    max_concurrent=(int | None, "Maximum number of concurrent calls. Default: no limit."),
+    cpu_seconds_per_minute=(
+        float | None,
+        "Maximum CPU seconds per minute for parsing, templates, tokenizing and grammars. Default: no limit.",
+    ),
+)
 def key(
     name: Annotated[str, typer.Argument(help="Name of the key, and of its tenant for --scheduling-policy fair.")],
-    admin: Annotated[
-        bool, typer.Option("--admin", help="Allow access to the engine and to the requests of all keys.")
-    ] = False,
-    weight: Annotated[
-        float | None, typer.Option(help="Share of the key under --scheduling-policy fair. Default: 1.")
-    ] = None,
-    requests_per_minute: Annotated[
-        float | None, typer.Option(help="Maximum number of calls per minute. Default: no limit.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        float | None, typer.Option(help="Maximum number of prompt and output tokens per minute. Default: no limit.")
-    ] = None,
-    max_concurrent: Annotated[
-        int | None, typer.Option(help="Maximum number of concurrent calls. Default: no limit.")
-    ] = None,
-    cpu_seconds_per_minute: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum CPU seconds per minute for parsing, templates, tokenizing and grammars. Default: no limit."
-        ),
-    ] = None,
+    *,
+    options: OptionValues,
 ) -> None:
     """Create an API key. Its entry for --api-key-file is printed to standard output, the secret to standard error."""
     from chairlift.server.access.keys import key_record, new_secret, to_toml
 
     secret = new_secret()
-    record = key_record(
-        secret,
-        name=name,
-        admin=admin or None,
-        weight=weight,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        max_concurrent=max_concurrent,
-        cpu_seconds_per_minute=cpu_seconds_per_minute,
-    )
-    typer.echo(to_toml(record))
+    options["admin"] = options["admin"] or None
+    typer.echo(to_toml(key_record(secret, name=name, **options)))
     typer.echo(f"{name}: {secret}", err=True)

@@ -12,6 +12,7 @@ from chairlift.cli.batch import batch
 from chairlift.cli.bench import bench
 from chairlift.cli.engine_options import ModelArgument, ModelOption, add_engine_options, log_to_stderr
 from chairlift.cli.key import key
+from chairlift.cli.option_groups import OptionValues, add_group
 from chairlift.cli.plan import plan
 from chairlift.cli.report import report
 from chairlift.cli.serve_options import add_serve_options
@@ -50,22 +51,26 @@ def common(
 
 @app.command()
 @add_engine_options
+@add_group(
+    max_tokens=(int, "Maximum number of output tokens.", 256),
+    temperature=(float, "Sampling temperature; 0 is greedy.", 0.0),
+    top_p=(float, "Probability mass of nucleus sampling.", 1.0),
+    top_k=(int, "Sample from the k most likely tokens; 0 samples from all.", 0),
+    chat=(bool, "Answer the prompt as a chat message, or continue it as text.", True),
+)
 def generate(
     prompt: Annotated[list[str], typer.Argument(help="One or more prompts, which form one batch.")],
     model: ModelOption = None,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of output tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Probability mass of nucleus sampling.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 samples from all.")] = 0,
-    chat: Annotated[bool, typer.Option(help="Answer the prompt as a chat message, or continue it as text.")] = True,
     *,
+    options: OptionValues,
     config: EngineConfig,
 ) -> None:
     """Generate text for prompts, without a server."""
     from chairlift.engine.llm import LLM
     from chairlift.sampling_params import SamplingParams
 
-    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, max_tokens=max_tokens)
+    chat = options.pop("chat")
+    params = SamplingParams(**options)
     llm = LLM.from_config(config)
     if chat and llm.engine.tokenizer.has_chat_template:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompt], params)

@@ -15,6 +15,9 @@ Command = Callable[..., None]
 OptionValues = dict[str, Any]
 """The values of options by name."""
 
+OptionRow = tuple[Any, str] | tuple[Any, str, Any]
+"""Type, help text and default of an option; the default is None if it is left out."""
+
 
 def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.Parameter:
     """Create an option as a parameter of a command. A flag that is off by default has no --no- form.
@@ -24,12 +27,20 @@ def option(name: str, kind: Any, default: Any = None, **about: Any) -> inspect.P
         about: further arguments of `typer.Option`.
     """
     names = [f"--{name.replace('_', '-')}"] if default is False else []
-    return parameter(name, Annotated[kind, typer.Option(*names, **about)], default)
+    annotation = Annotated[kind, typer.Option(*names, **about)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def parameter(name: str, kind: Any, default: Any = None) -> inspect.Parameter:
-    """Create an option from a type that is annotated for typer."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+def option_group(panel: str | None = None, /, **rows: OptionRow) -> list[inspect.Parameter]:
+    """Create a group of options.
+
+    Args:
+        panel: heading of the options in --help.
+        rows: the options by name.
+    """
+    return [
+        option(name, kind, *default, help=text, rich_help_panel=panel) for name, (kind, text, *default) in rows.items()
+    ]
 
 
 def options_from_fields(
@@ -58,10 +69,10 @@ def pop_options(given: OptionValues, options: Iterable[inspect.Parameter]) -> Op
 def with_options(
     command: Command, options: Iterable[inspect.Parameter], make: Callable[[OptionValues], OptionValues], *made: str
 ) -> Command:
-    """Replace the parameters `made` of a command by options.
+    """Return the command with `options` on the command line instead of the parameters named in `made`.
 
     Args:
-        make: removes its options from the given ones and returns the parameters `made`.
+        make: creates these parameters from the given values, and removes the values that it uses.
     """
 
     @functools.wraps(command)
@@ -76,3 +87,16 @@ def with_options(
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
+
+
+def add_group(*parameters: inspect.Parameter, **rows: OptionRow) -> Callable[[Command], Command]:
+    """Add options to a command, which receives their values as one parameter `options`.
+
+    Args:
+        parameters: options of other groups.
+        rows: further options by name.
+    """
+    options = [*parameters, *option_group(**rows)]
+    return lambda command: with_options(
+        command, options, lambda given: {"options": pop_options(given, options)}, "options"
+    )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chairlift.cli.engine_options import add_options
-from chairlift.cli.workload_options import WORKLOAD, InputLen, OutputLen, WorkloadSeed
+from chairlift.cli.option_groups import OptionValues, add_group, option_group
+from chairlift.cli.workload_options import INPUT_LEN, OUTPUT_LEN, SEED, WORKLOAD
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.devices import Device
     from chairlift.loading.resolve import ModelFiles
-    from chairlift.models.config import ModelConfig
+    from chairlift.models.declaration import ModelConfig
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -41,6 +42,23 @@ PLAN_OPTIONS = (
 
 
 @add_options(PLAN_OPTIONS)
+@add_group(
+    *option_group(
+        WORKLOAD,
+        input_len=INPUT_LEN,
+        output_len=OUTPUT_LEN,
+        max_tokens=(
+            str | None,
+            "max_tokens of the requests, a number or a distribution. Default: their true output lengths.",
+        ),
+        request_rate=(float | None, "Poisson arrivals per second. Default: all at once, as with inf."),
+        workload_seed=SEED,
+    ),
+    memory=(str | None, "Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve."),
+    device=(str, "cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.", CPU),
+    explain=(bool, "Also print the arithmetic line by line.", False),
+    json=(bool, "Print only the JSON line.", False),
+)
 def plan(
     model: Annotated[
         str | None,
@@ -49,44 +67,22 @@ def plan(
             "Default: SmolLM2-135M-Instruct."
         ),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Memory for weights, activations, K and V, such as 24GiB. Default: as in chairlift serve."),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, A100-40GB, A100-80GB, H100-SXM, H200, or a file of simulate --calibrate.")
-    ] = CPU,
-    input_len: InputLen = None,
-    output_len: OutputLen = None,
-    max_tokens: Annotated[
-        str | None,
-        typer.Option(
-            help="max_tokens of the requests, a number or a distribution. Default: their true output lengths.",
-            rich_help_panel=WORKLOAD,
-        ),
-    ] = None,
-    request_rate: Annotated[
-        float | None,
-        typer.Option(help="Poisson arrivals per second. Default: all at once, as with inf.", rich_help_panel=WORKLOAD),
-    ] = None,
-    workload_seed: WorkloadSeed = 0,
-    explain: Annotated[bool, typer.Option("--explain", help="Also print the arithmetic line by line.")] = False,
-    only_json: Annotated[bool, typer.Option("--json", help="Print only the JSON line.")] = False,
     *,
+    options: OptionValues,
     config: EngineConfig,
 ) -> None:
     """Plan memory, KV blocks, concurrent requests under every policy and speed, and print the command to serve with."""
     from chairlift.lab.planning.plan_report import print_plan
     from chairlift.lab.planning.planner import make_plan
 
-    kind, hardware = _device(device)
+    kind, hardware = _device(options["device"])
     config = replace(config, device=kind)
-    load = _workload(input_len, output_len, max_tokens, request_rate, workload_seed)
-    memory_bytes, free_share = _memory(memory, config, hardware)
+    load = _workload(options)
+    memory_bytes, free_share = _memory(options["memory"], config, hardware)
     planned = make_plan(
         _model(config), config, load, memory_bytes=memory_bytes, free_share=free_share, hardware=hardware
     )
-    print_plan(planned, explained=explain, only_json=only_json)
+    print_plan(planned, explained=options["explain"], only_json=options["json"])
 
 
 def _device(name: str) -> tuple[str, Device | None]:
@@ -163,19 +159,18 @@ def _file_note(files: ModelFiles, model_config: ModelConfig, config: EngineConfi
     )
 
 
-def _workload(
-    input_len: str | None, output_len: str | None, max_tokens: str | None, request_rate: float | None, seed: int
-) -> PlannedWorkload:
+def _workload(options: OptionValues) -> PlannedWorkload:
     from chairlift.lab.bench.workload_options import DEFAULT_INPUT_LEN, DEFAULT_OUTPUT_LEN
     from chairlift.lab.planning.planned_workload import PlannedWorkload
     from chairlift.lab.workload.lengths import parse_lengths
 
+    max_tokens = options["max_tokens"]
     if max_tokens is not None and max_tokens.isdecimal():
         max_tokens = f"fixed:{max_tokens}"
     return PlannedWorkload(
-        input_len=parse_lengths(input_len or DEFAULT_INPUT_LEN),
-        output_len=parse_lengths(output_len or DEFAULT_OUTPUT_LEN),
+        input_len=parse_lengths(options["input_len"] or DEFAULT_INPUT_LEN),
+        output_len=parse_lengths(options["output_len"] or DEFAULT_OUTPUT_LEN),
         max_tokens=None if max_tokens is None else parse_lengths(max_tokens),
-        request_rate=request_rate,
-        seed=seed,
+        request_rate=options["request_rate"],
+        seed=options["workload_seed"],
     )

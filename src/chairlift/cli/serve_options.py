@@ -8,6 +8,7 @@ from chairlift.cli.option_groups import (
     Command,
     OptionValues,
     option,
+    option_group,
     options_from_fields,
     pop_options,
     with_options,
@@ -18,7 +19,6 @@ from chairlift.server.access.keys import load_keys
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.allowed_hosts import AllowedHosts, parse_hosts
-from chairlift.server.http.cors import HELP as CORS_HELP
 from chairlift.server.http.cors import CorsOptions, parse_list
 from chairlift.server.telemetry.observability_options import HELP as OBSERVABILITY_HELP
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
@@ -35,66 +35,47 @@ ACCESS = [
         envvar="CHAIRLIFT_API_KEY",
         rich_help_panel="Access",
     ),
-    option(
-        "api_key_file",
-        Path | None,
-        help="File of keys with names, limits and weights: TOML or .jsonl.",
-        rich_help_panel="Access",
+    *option_group(
+        "Access",
+        api_key_file=(Path | None, "File of keys with names, limits and weights: TOML or .jsonl."),
+        allow_unauthenticated=(bool, "Listen on other addresses than the loopback without keys.", False),
+        allowed_hosts=(
+            str | None,
+            "Allowed values of the Host header, as a,b,*.c; * allows all. Default on the loopback without keys: its "
+            "own names.",
+        ),
+        ssl_certfile=(Path | None, "Certificate for TLS (PEM)."),
+        ssl_keyfile=(Path | None, "Private key of the certificate (PEM)."),
     ),
-    option(
-        "allow_unauthenticated",
-        bool,
-        False,
-        help="Listen on other addresses than the loopback without keys.",
-        rich_help_panel="Access",
-    ),
-    option(
-        "allowed_hosts",
-        str | None,
-        help="Allowed values of the Host header, as a,b,*.c; * allows all. Default on the loopback without keys: its "
-        "own names.",
-        rich_help_panel="Access",
-    ),
-    option("ssl_certfile", Path | None, help="Certificate for TLS (PEM).", rich_help_panel="Access"),
-    option("ssl_keyfile", Path | None, help="Private key of the certificate (PEM).", rich_help_panel="Access"),
 ]
 
 OBSERVABILITY = options_from_fields(ObservabilityOptions, OBSERVABILITY_HELP, "Observability")
 
 CORS_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
-CORS = [option(name, str | None, help=CORS_HELP[name], rich_help_panel="Browsers") for name in CORS_LISTS]
-CORS.append(option("allow_credentials", bool, False, help=CORS_HELP["allow_credentials"], rich_help_panel="Browsers"))
+CORS = option_group(
+    "Browsers",
+    allowed_origins=(str | None, "Origins of web pages that may call the server, as a JSON list. Default: none."),
+    allowed_methods=(str | None, "HTTP methods that these pages may use, as a JSON list. Default: all."),
+    allowed_headers=(str | None, "Headers that these pages may send, as a JSON list. Default: all."),
+    allow_credentials=(bool, "Allow these pages to send cookies and certificates.", False),
+)
 
-API = [
-    option(
-        "tool_call_parser",
+API = option_group(
+    "API",
+    tool_call_parser=(
         str,
+        f"Format of the model's tool calls: {', '.join(TOOL_CALL_FORMATS)}. auto: from its chat template.",
         "auto",
-        help=f"Format of the model's tool calls: {', '.join(TOOL_CALL_FORMATS)}. auto: from its chat template.",
-        rich_help_panel="API",
     ),
-    option(
-        "reasoning_parser",
-        str,
-        "auto",
-        help=f"Format of the model's reasoning: {', '.join(REASONING_FORMATS)}, none or auto.",
-        rich_help_panel="API",
-    ),
-    option(
-        "chat_template",
-        Path | None,
-        help="Jinja2 file with the chat template. Default: that of the model.",
-        rich_help_panel="API",
-    ),
-    option("trust_request_chat_template", bool, False, help="Allow chat templates in requests.", rich_help_panel="API"),
-    option(
-        "allow_special_tokens_in_content",
+    reasoning_parser=(str, f"Format of the model's reasoning: {', '.join(REASONING_FORMATS)}, none or auto.", "auto"),
+    chat_template=(Path | None, "Jinja2 file with the chat template. Default: that of the model."),
+    trust_request_chat_template=(bool, "Allow chat templates in requests.", False),
+    allow_special_tokens_in_content=(
         bool,
+        "Convert special tokens in message content, so that a message can contain turns of other roles.",
         False,
-        help="Convert special tokens in message content, so that a message can contain turns of other roles.",
-        rich_help_panel="API",
     ),
-]
+)
 
 
 def add_serve_options(command: Command) -> Command:

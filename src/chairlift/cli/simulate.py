@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from chairlift.cli.engine_options import add_options
-from chairlift.cli.workload_options import WorkloadArguments, add_workload_options
+from chairlift.cli.option_groups import OptionValues, add_group
+from chairlift.cli.workload_options import add_workload_options
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
 
@@ -59,6 +60,11 @@ def _check_options(ctx: typer.Context) -> None:
 
 @add_options(SIMULATION_OPTIONS)
 @add_workload_options()
+@add_group(
+    tensor_parallel_size=(int, "Number of devices that share the model.", 1),
+    fitted_to=(Path | None, "Event log of a run: step times are a fit to its steps instead of a roofline."),
+    tenants=(str | None, "Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
+)
 def simulate(
     ctx: typer.Context,
     list_presets: Annotated[bool, typer.Option("--list", help="List the presets of published results.")] = False,
@@ -79,16 +85,9 @@ def simulate(
         str | None,
         typer.Option(help="A100-40GB, A100-80GB, H100-SXM, H200, or a file of --calibrate. Default: A100-40GB."),
     ] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(help="Number of devices that share the model.")] = 1,
-    fitted_to: Annotated[
-        Path | None, typer.Option(help="Event log of a run: step times are a fit to its steps instead of a roofline.")
-    ] = None,
-    tenants: Annotated[
-        str | None,
-        typer.Option(help="Tenants of the requests by shares, as heavy=20,light=1 (see --scheduling-policy fair)."),
-    ] = None,
     *,
-    load: WorkloadArguments,
+    options: OptionValues,
+    load: OptionValues,
     config: EngineConfig,
 ) -> None:
     """Run the scheduler of the engine in virtual time. Prints constants, tables and one JSON line."""
@@ -103,31 +102,29 @@ def simulate(
         from chairlift.lab.bench.simulation import DEFAULT_DEVICE, SimulationOptions, print_simulation, run_simulation
         from chairlift.lab.bench.workload_options import WorkloadOptions
 
-        options = SimulationOptions(device or DEFAULT_DEVICE, tensor_parallel_size, fitted_to, tenants)
-        print_simulation(run_simulation(config, WorkloadOptions(**load), options))
+        source = SimulationOptions(device or DEFAULT_DEVICE, **options)
+        print_simulation(run_simulation(config, WorkloadOptions(**load), source))
 
 
 def _list_presets() -> None:
-    from chairlift.lab.presets import PRESET_NAMES, load_preset
-    from chairlift.lab.presets.printing import print_presets
+    from chairlift.lab.presets import PRESETS, print_presets
 
-    print_presets([load_preset(name) for name in PRESET_NAMES])
+    print_presets(PRESETS.values())
 
 
 def _run_preset(name: str, workload_seed: int | None, num_prompts: int | None) -> None:
-    from chairlift.lab.presets import PresetOptions, load_preset, run_preset
-    from chairlift.lab.presets.printing import print_preset
+    from chairlift.lab.presets import PresetOptions, find_preset, print_preset
 
-    preset = load_preset(name)
-    print_preset(preset, run_preset(preset, PresetOptions(workload_seed, num_prompts)))
+    preset = find_preset(name)
+    print_preset(preset, preset.run(PresetOptions(workload_seed, num_prompts)))
 
 
 def _calibrate(path: Path, num_threads: int | None) -> None:
     from chairlift.lab.bench.calibrate import calibrate
-    from chairlift.lab.presets.printing import print_constants
+    from chairlift.lab.tables import constants_table, print_parts
 
     calibration = calibrate(num_threads)
-    print_constants([("device", calibration.device.name), *calibration.measured])
+    print_parts([constants_table([("device", calibration.device.name), *calibration.measured])])
     try:
         calibration.save(path)
     except OSError as error:

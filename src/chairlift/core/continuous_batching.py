@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Protocol
 
 from chairlift.core.running_batch import RunningBatch, StepPlan
 from chairlift.outputs import EngineCoreOutput
 from chairlift.request import Request, WaitReason
 
 
-class BatchingPolicy(Protocol):
-    """Decides which requests a step computes, and when requests leave the batch.
+class BatchingPolicy(ABC):
+    """Decides which requests a step computes, and when requests leave the batch. By default they leave it as soon as
+    they finish.
 
     Attributes:
         name: the value of `SchedulerConfig.batching` that selects this policy.
@@ -19,25 +20,31 @@ class BatchingPolicy(Protocol):
     """
 
     name: str
-    retains_finished: bool
+    retains_finished = False
 
-    def check(self, request: Request) -> None:
+    def __init__(self, batch: RunningBatch) -> None:
+        self._batch = batch
+
+    def check(self, request: Request) -> None:  # noqa: B027
         """Raise RequestError if this policy cannot serve the request. Called once for each arriving request."""
 
+    @abstractmethod
     def fill(self, plan: StepPlan) -> None:
         """Schedule running requests and admit waiting ones, within the limits of the configuration."""
 
     def buffer(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
         """Take the outputs of a step, and return those that leave the engine now."""
+        return outputs
 
     def take_completed(self, now: float) -> Iterable[tuple[Request, EngineCoreOutput | None]]:
         """Return the finished requests that leave the batch now, with their buffered outputs; None: it gets no output.
 
         Called only when no step is in flight.
         """
+        return ()
 
 
-class ContinuousBatching:
+class ContinuousBatching(BatchingPolicy):
     """Iteration-level scheduling (Orca; Yu et al., OSDI'22, section 3.1): running requests first, then waiting ones,
     within the token budget and `max_num_seqs`. Prompts are computed in chunks (Sarathi-Serve; Agrawal et al., OSDI'24,
     section 4). When memory is short, the running request with the largest key is preempted (Kwon et al., SOSP'23,
@@ -45,21 +52,6 @@ class ContinuousBatching:
     """
 
     name = "continuous"
-    retains_finished = False
-
-    def __init__(self, batch: RunningBatch) -> None:
-        self._batch = batch
-
-    def check(self, request: Request) -> None:
-        """Accept every request."""
-
-    def buffer(self, outputs: list[EngineCoreOutput]) -> list[EngineCoreOutput]:
-        """Return every output at once."""
-        return outputs
-
-    def take_completed(self, now: float) -> Iterable[tuple[Request, EngineCoreOutput | None]]:
-        """Return nothing: requests leave the batch when they finish."""
-        return ()
 
     def fill(self, plan: StepPlan) -> None:
         budget, has_preempted = self._schedule_running(plan)

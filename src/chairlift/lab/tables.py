@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 
 FILE_WIDTH: Final = 200
@@ -40,19 +40,37 @@ def make_table(
     return table
 
 
-def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None) -> None:
-    """Write tables and lines of text, then the record as one JSON line.
+def make_text_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, justify: JustifyMethod = "right"
+) -> Table:
+    """Create a table of text whose cells are wrapped if they are too long. `justify` applies to all columns but the
+    first."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify=justify if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
-    Args:
-        file: the destination; standard output if None.
-    """
-    out = file or sys.stdout
-    console = Console(file=out, markup=False, highlight=False)
+
+def constants_table(constants: Iterable[tuple[str, str]]) -> Table:
+    """Create the table of the constants of a simulation or calibration."""
+    return make_text_table("Constants", ["name", "value"], constants, justify="left")
+
+
+def print_parts(parts: Iterable[RenderableType], file: TextIO | None = None) -> None:
+    """Write tables and lines of text to `file` (standard output if None)."""
+    console = Console(file=file or sys.stdout, markup=False, highlight=False)
     if not console.is_terminal:
         console.width = FILE_WIDTH
     for part in parts:
         console.print(part, soft_wrap=not isinstance(part, Table))
-    out.write(json_line(record))
+
+
+def print_report(parts: Iterable[RenderableType], record: Mapping[str, Any], file: TextIO | None = None) -> None:
+    """Write tables and lines of text, then the record as one JSON line, to `file` (standard output if None)."""
+    print_parts(parts, file)
+    (file or sys.stdout).write(json_line(record))
 
 
 def json_line(record: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
 if TYPE_CHECKING:
@@ -235,7 +235,9 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():
-        raise ModelLoadError(f"{files.path}: a config.json contains no weights; use --load-format dummy")
+        raise ModelLoadError(
+            f"{files.path}: a config.json contains no weights; use --load-format dummy for random ones"
+        )
     return SafetensorsWeights(files.path, config, dtype, device)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from chairlift.events import RequestWaiting, Step
+from chairlift.events import RequestArrived, RequestWaiting, Step
 
 
 class BlockHolder(NamedTuple):
@@ -28,12 +28,8 @@ class BlockHolder(NamedTuple):
         num_left: maximum number of tokens that it samples after the step.
     """
 
-    request_id: str
-    tenant: str
+    arrived: RequestArrived
     num_blocks: int
-    num_prompt_tokens: int
-    max_tokens: int
-    output_len: int | None
     num_computed: int
     num_left: int
 

@@ -77,7 +77,7 @@ def run(
     client.wait_until_ready()
     llm = AsyncLLM(client=client)
     url = f"{access.scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    log_ready = partial(_log_ready, url, served_model_name or llm.engine.model_name, started)
+    log_ready = partial(_log_ready, url, served_model_name or llm.engine.facts.model_name, started)
     facts, depth = client.engine.facts, limits.max_json_depth
     worker_setup = WorkerSetup(config.model, config.skip_tokenizer_init, facts, api, depth, fingerprint)
     app = create_app(

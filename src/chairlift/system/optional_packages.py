@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib.util import find_spec
 
 from chairlift.errors import ConfigError
@@ -19,4 +21,5 @@ def check_installed(package: str, extra: str, feature: str) -> None:
         ConfigError: the package is missing; the message has the install command.
     """
     if find_spec(package) is None:
-        raise ConfigError(f"{feature} needs {package}, which is not installed: run pip install 'chairlift[{extra}]'")
+        pip = f"{shlex.quote(sys.executable)} -m pip"
+        raise ConfigError(f"{feature} needs {package}, which is not installed: run {pip} install 'chairlift[{extra}]'")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.baselines.reservations import RESERVATIONS
-from chairlift.core.baselines.selection import make_kv_cache_manager, max_request_slots
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import RequestWaiting, Step
 from fakes import expected_tokens, make_engine, make_request, run_to_end
@@ -40,10 +42,11 @@ def test_an_error_names_the_largest_piece() -> None:
 
 
 def test_max_raises_where_one_request_would_not_fit() -> None:
-    assert max_request_slots("max", num_blocks=12, block_size=4) == 32
-    assert max_request_slots("max", num_blocks=12, block_size=4, arena="first-fit") == 48
+    pool = KVPool(num_blocks=12, block_size=4, max_model_len=40, kv="max")
+    assert pool.max_request_slots == 32
+    assert replace(pool, kv_arena="first-fit").max_request_slots == 48
     with pytest.raises(ConfigError, match="kv=max reserves max_model_len=40 slots = 10 consecutive blocks of 4"):
-        make_kv_cache_manager("max", num_blocks=12, block_size=4, max_model_len=40)
+        make_kv_cache_manager(pool)
 
 
 def test_a_wait_for_memory_counts_blocks_with_rounding() -> None:

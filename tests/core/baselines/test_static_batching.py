@@ -1,4 +1,4 @@
-"""Static batches: their members, the columns that they compute, and when their outputs are returned."""
+"""Static batches: their members, the columns that they compute, and when and how their outputs are returned."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from chairlift.config import KV_POLICIES, EngineConfig, SchedulerConfig
+from chairlift.core.baselines.static_batching import BufferedOutputs
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EventList, RequestFinished, RequestWaiting, Step
+from chairlift.outputs import EngineCoreOutput, Logprob, TokenLogprobs
 from chairlift.request import FinishReason
 from fakes import CheckingExecutor, collect, expected_tokens, make_engine, make_request, run_to_end
 
@@ -109,7 +111,7 @@ def test_global_decodes_every_batch_to_the_longest_output_of_all() -> None:
     answers = run_to_end(core)
     assert {name: len(tokens) for name, tokens in answers.items()} == {str(i): n for i, n in enumerate(lengths)}
     assert len(executor.outputs) == 3 * 7, "iterations = batches times the longest output"
-    padding = sum(out.total_num_padding_tokens for out in executor.outputs)
+    padding = sum(sum(out.num_padding_tokens.values()) for out in executor.outputs)
     assert padding == 5 * 7 - sum(lengths)
     assert sum(sum(step.num_padding) for step in steps(events)) == padding
 
@@ -229,3 +231,26 @@ def test_the_default_batch_size_is_at_most_max_num_seqs() -> None:
 def test_the_scheduler_config_of_an_engine_config() -> None:
     config = EngineConfig(batching="static", static_run_to="global").scheduler_config(100)
     assert asdict(config) == asdict(SchedulerConfig(100, batching="static", static_run_to="global"))
+
+
+def logprobs(*token_ids: int) -> list[TokenLogprobs]:
+    return [TokenLogprobs(Logprob(token_id, -1.0, 1), []) for token_id in token_ids]
+
+
+def test_parts_are_joined_in_order_and_by_request() -> None:
+    buffer = BufferedOutputs()
+    buffer.add([EngineCoreOutput("a", [1], num_cached_tokens=4), EngineCoreOutput("b", [7])])
+    buffer.add([EngineCoreOutput("a", [2, 3])])
+    assert buffer.take("a") == EngineCoreOutput("a", [1, 2, 3], num_cached_tokens=4)
+    assert buffer.take("b") == EngineCoreOutput("b", [7])
+    assert buffer.take("a") == EngineCoreOutput("a", []), "the outputs have been taken"
+
+
+def test_a_chunk_without_a_token_loses_no_logprobs_of_later_tokens() -> None:
+    buffer = BufferedOutputs()
+    buffer.add([EngineCoreOutput("a", [], prompt_logprobs=(1, logprobs(11, 12)))])
+    buffer.add([EngineCoreOutput("a", [5], logprobs=logprobs(5), prompt_logprobs=(3, logprobs(13)))])
+    buffer.add([EngineCoreOutput("a", [6], logprobs=logprobs(6))])
+    assert buffer.take("a") == EngineCoreOutput(
+        "a", [5, 6], logprobs=logprobs(5, 6), prompt_logprobs=(1, logprobs(11, 12, 13))
+    )

@@ -21,7 +21,7 @@ from chairlift.events import RequestArrived, read_events
 from chairlift.lab.bench import compare
 from chairlift.lab.bench.compare import PROBE_ROUNDS, CompareOptions, CompareResult, published_lengths, run_compare
 from chairlift.lab.bench.compare_tables import print_compare
-from chairlift.lab.bench.comparison_result import COMPARED, TokenCheck, TokenDifference, ratio_spread
+from chairlift.lab.bench.comparison_result import COMPARED, WITH_RATIO, TokenCheck, TokenDifference, ratio_range
 from chairlift.lab.bench.policies import ComparedPolicy, parse_policies, parse_policy
 from chairlift.lab.report.run_log import load_runs
 from chairlift.lab.workload.request import WorkloadRequest
@@ -203,21 +203,21 @@ def test_ratios_are_medians_of_the_ratios_of_rounds(result: CompareResult) -> No
         assert record[name]["results"]["output_tokens_per_s"]["median"] == pytest.approx(median(mine))
         expected = {"median": median(ratios), "min": min(ratios), "max": max(ratios)}
         assert record[name]["ratios"]["output_tokens_per_s"] == pytest.approx(expected)
-    assert set(record[NAMES[0]]["ratios"]) == {figure.key for figure in COMPARED if figure.has_ratio}
+    assert set(record[NAMES[0]]["ratios"]) == set(WITH_RATIO)
 
 
 def test_ratios_do_not_depend_on_the_speed_of_a_round(result: CompareResult) -> None:
     """A machine that becomes slower between rounds changes no ratio."""
-    speed = next(figure for figure in COMPARED if figure.key == "output_tokens_per_s")
+    speed = next(metric for metric in COMPARED if metric.key == "output_tokens_per_s")
     run = result.runs["paged"][0]
 
     def runs(*values: float) -> list[Any]:
         return [replace(run, metrics=replace(run.metrics, output_tokens_per_s=value)) for value in values]
 
-    spread = ratio_spread(speed, runs(300.0, 30.0, 9.0), runs(100.0, 10.0, 1.0))
+    spread = ratio_range(speed, runs(300.0, 30.0, 9.0), runs(100.0, 10.0, 1.0))
     assert spread is not None
     assert (spread.median, spread.min, spread.max) == (3.0, 3.0, 9.0)
-    assert ratio_spread(speed, runs(3.0), runs(0.0)) is None
+    assert ratio_range(speed, runs(3.0), runs(0.0)) is None
 
 
 def test_same_tokens_under_every_policy_even_when_preempted(tiny_config: Path, result: CompareResult) -> None:
@@ -363,7 +363,7 @@ def test_different_tokens_fail_the_command(tiny_config: Path, monkeypatch: pytes
 
     def forging(target: Engine, workload: Sequence[WorkloadRequest], limit: int | None) -> dict[str, list[int]]:
         tokens = drive(target, workload, limit)
-        if target.scheduler_config.batching == "static" and "r1-3" in tokens:
+        if target.facts.scheduler_config.batching == "static" and "r1-3" in tokens:
             tokens["r1-3"][0] += 1
         return tokens
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -21,15 +22,14 @@ from chairlift.kernels.cpu.formats import matrix_bytes
 from chairlift.kernels.cpu.tape import MAX_ROWS
 from chairlift.kernels.registry import get_kernels
 from chairlift.lab.bench.kernels.benchmark import KernelOptions, KernelResult, _Measurement, run_kernels
-from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, median_ceilings
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.instructions import instruction_counts
 from chairlift.lab.bench.kernels.passes import LAYERS, AttentionPass, LinearPass, _metadata
 from chairlift.lab.bench.kernels.tables import print_kernels
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models import decoder
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LM_HEAD
+from chairlift.models.declaration import LM_HEAD, ModelConfig
 from chairlift.models.decoder import build_model
 from native import needs_native
 
@@ -54,14 +54,15 @@ def test_the_slower_of_compute_and_memory_is_the_ceiling() -> None:
 
 def test_the_best_of_two_measurements_has_the_higher_values() -> None:
     other = Ceilings("avx2", 2, dot_u8s8=90.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=39.0)
-    best = CEILINGS.best_of(other)
+    best = combine_ceilings([CEILINGS, other], max)
     assert best == Ceilings("avx2", 2, dot_u8s8=100.0, dot_u4s8=210.0, fma=50.0, read=11.0, onednn_fp32=40.0)
-    assert best.best_of(replace(other, onednn_fp32=None)) == best.best_of(other)
+    assert combine_ceilings([best, replace(other, onednn_fp32=None)], max) == best
 
 
 def test_the_median_is_taken_of_each_field() -> None:
-    samples = [replace(CEILINGS, read=read, fma=fma) for read, fma in ((9.0, 70.0), (30.0, 60.0), (8.0, 80.0))]
-    assert median_ceilings(samples) == replace(CEILINGS, read=9.0, fma=70.0, onednn_fp32=None)
+    sample = replace(CEILINGS, onednn_fp32=None)
+    samples = [replace(sample, read=read, fma=fma) for read, fma in ((9.0, 70.0), (30.0, 60.0), (8.0, 80.0))]
+    assert combine_ceilings(samples, median) == replace(sample, read=9.0, fma=70.0)
 
 
 def test_each_pass_is_compared_with_the_ceilings_before_it() -> None:

@@ -1,4 +1,4 @@
-"""What a plan says is what an engine does: blocks, requests at once, bytes."""
+"""Engines have the KV blocks, the concurrent requests and the bytes that were planned."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.config import QUANTIZATIONS
+from chairlift.config import QUANTIZATIONS, SchedulerConfig
+from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import StepLimits, plan_weights, total
+from chairlift.engine.startup.memory_plan import plan_weights, total
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import native_read_bytes
-from chairlift.engine.startup.pool_capacity import KVPool, PoolCapacity, RequestLengths, compute_pool_capacity
+from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
 from chairlift.engine.startup.startup_plan import planned_activations
 from chairlift.errors import RequestError
 from chairlift.events import EngineStarted, EventList, RequestWaiting, Step
@@ -45,15 +46,19 @@ LENGTHS = st.tuples(st.integers(1, 20), st.integers(1, 12), st.integers(0, 8)).m
 )
 
 
-def fit_of(pool: KVPool, lengths: Iterator[RequestLengths]) -> PoolCapacity:
+def compute_capacity(pool: KVPool, lengths: Iterator[RequestLengths]) -> PoolCapacity:
     core, _, _, _ = make_engine(max_num_seqs=1000, max_num_batched_tokens=1000)
     return compute_pool_capacity(pool, core.scheduler._config, lengths)
 
 
-def crowd(
+def make_loaded_engine(
     pool: KVPool, lengths: Iterator[RequestLengths], count: int, budget: int, caching: bool = True
 ) -> tuple[EngineCore, EventList, int]:
-    """An engine with seats for `count` requests, all of which have just arrived; and how many others were refused."""
+    """Create an engine with `count` seats and queue `count` requests.
+
+    Returns:
+        The engine core, its events, and the number of requests that were rejected.
+    """
     core, _, _, events = make_engine(
         kv=pool.kv,
         arena=pool.kv_arena,
@@ -77,7 +82,7 @@ def crowd(
     return core, events, num_rejected
 
 
-def steps_of(events: EventList) -> list[Step]:
+def step_events(events: EventList) -> list[Step]:
     return [event for event in events.events if isinstance(event, Step)]
 
 
@@ -86,7 +91,7 @@ def memory_waits(events: EventList) -> list[RequestWaiting]:
     return [wait for wait in waits if wait.reason in ("memory", "preemption")]
 
 
-# -- requests, on the scheduler --------------------------------------------------------------------------------------
+# -- requests, in the scheduler --------------------------------------------------------------------------------------
 
 
 @given(
@@ -97,17 +102,17 @@ def memory_waits(events: EventList) -> list[RequestWaiting]:
     budget=st.integers(1, 200),
 )
 @settings(max_examples=200, deadline=None)
-def test_under_a_reservation_m_run_at_once_and_one_more_waits(
+def test_reservations_run_the_planned_requests_and_one_more_waits(
     lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, block_size: int, budget: int
 ) -> None:
     pool = KVPool(num_blocks, block_size, min(MAX_MODEL_LEN, num_blocks * block_size), *policy)
-    fit = fit_of(pool, cycle(lengths))
+    fit = compute_capacity(pool, cycle(lengths))
     if not fit.num_fit:
         assert fit.error is not None
         return
-    core, events, num_rejected = crowd(pool, cycle(lengths), fit.num_fit + 1, budget)
+    core, events, num_rejected = make_loaded_engine(pool, cycle(lengths), fit.num_fit + 1, budget)
     core.step()
-    first = steps_of(events)[0]
+    first = step_events(events)[0]
     assert len(first.admitted) == fit.num_fit
     (wait,) = memory_waits(events)
     assert (wait.reason, wait.num_running) == ("memory", fit.num_fit)
@@ -115,7 +120,7 @@ def test_under_a_reservation_m_run_at_once_and_one_more_waits(
     held = (num_blocks - first.free_blocks) * block_size
     assert held == fit.num_slots_held
     run_to_end(core)
-    assert not any(step.preempted for step in steps_of(events))
+    assert not any(step.preempted for step in step_events(events))
 
 
 @given(
@@ -126,19 +131,19 @@ def test_under_a_reservation_m_run_at_once_and_one_more_waits(
     caching=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_paged_m_finish_without_a_wait_or_a_preemption(
+def test_paging_finishes_the_planned_requests_without_waits_or_preemptions(
     lengths: list[RequestLengths], num_blocks: int, block_size: int, budget: int, caching: bool
 ) -> None:
     pool = KVPool(num_blocks, block_size, MAX_MODEL_LEN)
-    fit = fit_of(pool, cycle(lengths))
+    fit = compute_capacity(pool, cycle(lengths))
     if not fit.num_fit:
         assert fit.error is not None
         return
-    core, events, _ = crowd(pool, cycle(lengths), fit.num_fit, budget, caching)
+    core, events, _ = make_loaded_engine(pool, cycle(lengths), fit.num_fit, budget, caching)
     assert len(run_to_end(core)) == fit.num_fit
     assert memory_waits(events) == []
-    assert not any(step.preempted for step in steps_of(events))
-    assert len(steps_of(events)[0].admitted) == fit.num_fit
+    assert not any(step.preempted for step in step_events(events))
+    assert len(step_events(events)[0].admitted) == fit.num_fit
 
 
 @given(
@@ -148,19 +153,19 @@ def test_paged_m_finish_without_a_wait_or_a_preemption(
     caching=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_paged_one_more_of_equal_length_waits_or_preempts(
+def test_paging_makes_one_more_than_planned_wait_or_preempt(
     length: RequestLengths, num_blocks: int, block_size: int, caching: bool
 ) -> None:
     """All prompts fit the budget of one step, so all reach their full length in the same step."""
     pool = KVPool(num_blocks, block_size, MAX_MODEL_LEN)
-    fit = fit_of(pool, repeat(length))
+    fit = compute_capacity(pool, repeat(length))
     if not fit.num_fit:
         assert fit.error is not None
         return
     count = fit.num_fit + 1
-    core, events, _ = crowd(pool, repeat(length), count, count * length.prompt, caching)
+    core, events, _ = make_loaded_engine(pool, repeat(length), count, count * length.prompt, caching)
     assert len(run_to_end(core)) == count
-    assert memory_waits(events) or any(step.preempted for step in steps_of(events))
+    assert memory_waits(events) or any(step.preempted for step in step_events(events))
 
 
 @given(
@@ -170,11 +175,11 @@ def test_paged_one_more_of_equal_length_waits_or_preempts(
     static_batch_size=st.integers(1, 6),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_static_batch_has_the_planned_members(
+def test_a_static_batch_has_the_planned_requests(
     lengths: list[RequestLengths], policy: tuple[str, str], num_blocks: int, static_batch_size: int
 ) -> None:
     pool = KVPool(num_blocks, 4, min(MAX_MODEL_LEN, num_blocks * 4), *policy)
-    assume(policy[0] != "max" or fit_of(pool, repeat(RequestLengths(1, 1, 1))).num_fit)
+    assume(policy[0] != "max" or compute_capacity(pool, repeat(RequestLengths(1, 1, 1))).num_fit)
     core, _, _, events = make_engine(
         kv=pool.kv,
         arena=pool.kv_arena,
@@ -195,13 +200,13 @@ def test_a_static_batch_has_the_planned_members(
     core.step()
     assert bool(num_added) == bool(fit.num_fit)
     if num_added > static_batch_size:
-        assert len(steps_of(events)[0].admitted) == fit.num_running
+        assert len(step_events(events)[0].admitted) == fit.num_running
 
 
 # -- requests and blocks, in the real engine -------------------------------------------------------------------------
 
 
-def planned(
+def plan_deployment(
     folder: Path, config: EngineConfig, prompt: int, output: int, memory_bytes: int | None = None
 ) -> DeploymentPlan:
     files = resolve_model(str(folder))
@@ -211,7 +216,7 @@ def planned(
     return make_plan(model, config, load, memory_bytes=memory_bytes)
 
 
-def config_of(folder: Path, kv: str, arena: str, **options: Any) -> EngineConfig:
+def make_config(folder: Path, kv: str, arena: str, **options: Any) -> EngineConfig:
     return EngineConfig(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -231,26 +236,26 @@ def test_the_engine_has_the_planned_blocks_and_requests(
     kv: str, arena: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
     folder = tiny_model_dir("qwen2")
-    sizes = planned(folder, config_of(folder, kv, arena, num_kv_blocks=99), 17, 12).memory
+    sizes = plan_deployment(folder, make_config(folder, kv, arena, num_kv_blocks=99), 17, 12).memory
     memory_bytes = total(sizes.weights) + total(sizes.activations) + 104 * sizes.pool.block_bytes + 77
-    plan = planned(folder, config_of(folder, kv, arena), 17, 12, memory_bytes)
+    plan = plan_deployment(folder, make_config(folder, kv, arena), 17, 12, memory_bytes)
     pool, count = plan.memory.pool, plan.fit.num_fit
     assert pool.num_blocks == 103
     assert 6 <= count <= 14
-    by_memory = build_engine(config_of(folder, kv, arena, kv_cache_memory_bytes=plan.memory.kv_bytes))
-    assert by_memory.kv_cache_plan == pool
-    assert by_memory.scheduler_config.max_model_len == plan.memory.max_model_len
+    by_memory = build_engine(make_config(folder, kv, arena, kv_cache_memory_bytes=plan.memory.kv_bytes))
+    assert by_memory.facts.kv_cache_plan == pool
+    assert by_memory.facts.scheduler_config.max_model_len == plan.memory.max_model_len
     for num_requests in (count, count + 1):
         events = EventList()
-        config = config_of(folder, kv, arena, num_kv_blocks=pool.num_blocks)
+        config = make_config(folder, kv, arena, num_kv_blocks=pool.num_blocks)
         llm = LLM(engine=build_engine(config, events=events))
-        assert llm.engine.kv_cache_plan.num_blocks == pool.num_blocks
+        assert llm.engine.facts.kv_cache_plan.num_blocks == pool.num_blocks
         rng = random.Random(num_requests)
         prompts = [[rng.randrange(3, 256) for _ in range(17)] for _ in range(num_requests)]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         outputs = llm.generate(prompts, params, progress=False)
         assert all(len(output.outputs[0].token_ids) == 12 for output in outputs)
-        has_preempted = any(step.preempted for step in steps_of(events))
+        has_preempted = any(step.preempted for step in step_events(events))
         if num_requests == count:
             assert (memory_waits(events), has_preempted) == ([], False)
         else:
@@ -294,7 +299,7 @@ def test_native_weights_are_planned_to_the_byte(
     assert started.weight_bytes == native_read_bytes(loaded.config, formats, quantization)
 
 
-def test_a_tied_embedding_is_there_twice_and_kv_memory_is_not_counted(tiny_model_dir: Callable[..., Path]) -> None:
+def test_planned_weights_count_a_tied_embedding_twice_and_no_kv_memory(tiny_model_dir: Callable[..., Path]) -> None:
     folder = tiny_model_dir("llama", tie_word_embeddings=True)
     config = EngineConfig(model=str(folder), skip_tokenizer_init=True, num_threads=1, num_kv_blocks=9, dtype="bfloat16")
     loaded = load_model(config)
@@ -302,19 +307,17 @@ def test_a_tied_embedding_is_there_twice_and_kv_memory_is_not_counted(tiny_model
     assert parameter_bytes(loaded.model) == total(plan_weights(loaded.config, "bfloat16", "cpu"))
 
 
-def test_an_engine_says_what_was_planned_and_what_it_holds(
+def test_the_startup_log_has_planned_and_used_memory(
     tiny_model_dir: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, events = tiny_model_dir("opt"), EventList()
-    config = config_of(folder, "exact", "buddy", num_kv_blocks=64, kernels="torch")
+    config = make_config(folder, "exact", "buddy", num_kv_blocks=64, kernels="torch")
     with caplog.at_level(logging.INFO, logger="chairlift"):
         build_engine(config, events=events)
-    said = "\n".join(caplog.messages)
+    log = "\n".join(caplog.messages)
     assert len(caplog.messages) <= 5
-    assert "weights: 422.2 KiB (planned: 422.2 KiB)" in said
-    assert (
-        "kv=exact, buddy: the pool holds 4 concurrent requests of max_model_len tokens, or 4 of 32 prompt and" in said
-    )
+    assert "weights: 422.2 KiB (planned: 422.2 KiB)" in log
+    assert "kv=exact, buddy: the pool holds 4 concurrent requests of max_model_len tokens, or 4 of 32 prompt and" in log
     started = events.events[0]
     assert isinstance(started, EngineStarted)
     model_config = load_config(resolve_model(str(folder)))
@@ -322,7 +325,7 @@ def test_an_engine_says_what_was_planned_and_what_it_holds(
 
 
 def peak_bytes(core: EngineCore) -> int:
-    """The most that a step's tensors held at any moment, over all steps."""
+    """Run all steps, and return the maximum number of bytes in tensors at any moment."""
     peak = 0
     while core.has_work:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -345,8 +348,8 @@ OF_PROMPT = SamplingParams(temperature=0, prompt_logprobs=3, max_tokens=1, ignor
 def test_a_step_stays_below_the_planned_activations(
     arch: str, params: SamplingParams, kernels: str, tiny_model_dir: Callable[..., Path]
 ) -> None:
-    """The bound without its smallest tile, which would hide everything else of so small a model. What native kernels
-    take besides tensors does not show."""
+    """The bound leaves out gathered tiles: their minimum size exceeds all other activations of so small a model. Memory
+    that native kernels allocate outside of tensors is not measured."""
     config = EngineConfig(
         model=str(tiny_model_dir(arch)),
         skip_tokenizer_init=True,
@@ -358,8 +361,8 @@ def test_a_step_stays_below_the_planned_activations(
         kernels=kernels,
     )
     engine = build_engine(config)
-    limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.model_config.dtype)
-    items = planned_activations(engine.model_config, choice, "cpu", limits)
+    limits, choice = SchedulerConfig(200, 16, 240), choose_kernels(config, engine.facts.model_config.dtype)
+    items = planned_activations(engine.facts.model_config, choice, "cpu", limits, 16)
     bound = total([item for item in items if not item.name.startswith("gathered")])
     rng = random.Random(0)
     for index, length in enumerate([15] * 12 + [198] * 3):

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.lab.presets import PresetOptions, load_preset, run_preset
+from chairlift.lab.presets import PresetOptions, find_preset, print_preset
 from chairlift.lab.presets.anyscale import (
     DEVICE,
     EXACT_CAP,
@@ -28,7 +28,6 @@ from chairlift.lab.presets.anyscale import (
     run_throughput,
 )
 from chairlift.lab.presets.capacity import measure
-from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.anyscale import CAPS, STATIC_BATCH_SIZES, throughput_workload
 
@@ -96,9 +95,9 @@ def test_latency_grows_with_the_rate_and_with_reservation() -> None:
 
 
 def test_output_has_published_and_simulated_numbers() -> None:
-    preset = load_preset("anyscale")
+    preset = find_preset("anyscale")
     out = io.StringIO()
-    print_preset(preset, run_preset(preset, PresetOptions(num_prompts=8)), out)
+    print_preset(preset, preset.run(PresetOptions(num_prompts=8)), out)
     record = json.loads(out.getvalue().splitlines()[-1])
     assert record["published"]["total_tokens_per_s"][PAGED.name] == {"32": 6121, "128": 3592, "512": 2029, "1536": 1898}
     ours = record["ours"]
@@ -109,4 +108,4 @@ def test_output_has_published_and_simulated_numbers() -> None:
 
 def test_workload_seed_is_rejected() -> None:
     with pytest.raises(ConfigError, match="workload_seed=1 does not apply; its options are: num_prompts"):
-        run_preset(load_preset("anyscale"), PresetOptions(workload_seed=1))
+        find_preset("anyscale").run(PresetOptions(workload_seed=1))

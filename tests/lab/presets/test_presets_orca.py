@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.lab.presets import PresetOptions, load_preset, run_preset
+from chairlift.lab.presets import PresetOptions, find_preset, print_preset
 from chairlift.lab.presets.orca import (
     LATENCY,
     ORCA,
@@ -19,13 +19,13 @@ from chairlift.lab.presets.orca import (
     STATIC,
     SYSTEMS,
     TOKEN_BY_TOKEN,
-    RateSweep,
+    rate_sweep,
     run_system,
     single_request_latency,
+    throughput_at,
     token_by_token,
     workload,
 )
-from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.workload.request import WorkloadRequest
 
 
@@ -66,17 +66,17 @@ def test_latency_is_per_original_output_token() -> None:
 
 
 def test_more_latency_allows_more_throughput() -> None:
-    sweep = RateSweep(ORCA, workload(0, 24))
-    low, high = sweep.throughput_at(2 * single_request_latency()), sweep.throughput_at(8 * single_request_latency())
+    sweep = rate_sweep(ORCA, workload(0, 24))
+    low, high = (throughput_at(factor * single_request_latency(), sweep) for factor in (2, 8))
     assert 0 < low <= high
-    assert sweep.point(1.0) is sweep.point(1.0)
-    assert RateSweep(ORCA, workload(0, 2)).throughput_at(1e-6) == 0.0
+    assert sweep(1.0) is sweep(1.0)
+    assert throughput_at(1e-6, rate_sweep(ORCA, workload(0, 2))) == 0.0
 
 
 def test_output_has_published_and_simulated_numbers() -> None:
-    preset = load_preset("orca")
+    preset = find_preset("orca")
     out = io.StringIO()
-    print_preset(preset, run_preset(preset, PresetOptions(workload_seed=1, num_prompts=12)), out)
+    print_preset(preset, preset.run(PresetOptions(workload_seed=1, num_prompts=12)), out)
     assert "seed 1" in out.getvalue()
     record = json.loads(out.getvalue().splitlines()[-1])
     assert record["published"]["multiple"] == pytest.approx(6.81 / 0.185, rel=0.01)

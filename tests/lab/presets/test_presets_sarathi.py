@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from chairlift.lab.metrics.requests import RequestMetrics
-from chairlift.lab.presets import PresetOptions, load_preset, run_preset
+from chairlift.lab.presets import PresetOptions, find_preset, print_preset
 from chairlift.lab.presets.capacity import at_rate
-from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.presets.sarathi import (
     CHAT,
     DATASETS,
@@ -86,9 +85,9 @@ def test_capacities_of_one_deployment() -> None:
 
 
 def test_output_has_published_and_simulated_numbers() -> None:
-    preset = load_preset("sarathi")
+    preset = find_preset("sarathi")
     out = io.StringIO()
-    print_preset(preset, run_preset(preset, PresetOptions(workload_seed=2, num_prompts=4)), out)
+    print_preset(preset, preset.run(PresetOptions(workload_seed=2, num_prompts=4)), out)
     assert "seed 2" in out.getvalue()
     record = json.loads(out.getvalue().splitlines()[-1])
     assert record["published"]["gain_over_vllm"] == {"mistral-7b": 2.6, "yi-34b": 3.7, "falcon-180b": 5.6}

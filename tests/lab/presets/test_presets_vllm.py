@@ -10,14 +10,13 @@ import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.events import EventList, Step
-from chairlift.lab.presets import PresetOptions, PresetResult, load_preset, run_preset
+from chairlift.lab.presets import PresetOptions, PresetResult, find_preset, print_preset
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.presets import vllm_fig2 as fig2
 from chairlift.lab.presets import vllm_fig12 as fig12
 from chairlift.lab.presets import vllm_fig13 as fig13
 from chairlift.lab.presets import vllm_fig15 as fig15
 from chairlift.lab.presets import vllm_fig18b as fig18b
-from chairlift.lab.presets.printing import print_preset
 from chairlift.lab.presets.vllm_experiments import DATASETS, NUM_SLOTS, POLICIES, draw_requests, steady_state
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -29,8 +28,8 @@ def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_small(name: str, num_prompts: int) -> PresetResult:
     """Runs a preset, and checks the printed output that all of them have in common."""
-    preset = load_preset(name)
-    result = run_preset(preset, PresetOptions(workload_seed=3, num_prompts=num_prompts))
+    preset = find_preset(name)
+    result = preset.run(PresetOptions(workload_seed=3, num_prompts=num_prompts))
     out = io.StringIO()
     print_preset(preset, result, out)
     last = json.loads(out.getvalue().splitlines()[-1])

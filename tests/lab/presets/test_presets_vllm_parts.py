@@ -13,7 +13,6 @@ from chairlift.events import EventBroadcaster, EventList, Step
 from chairlift.lab.presets.capacity import at_rate
 from chairlift.lab.presets.vllm_experiments import (
     MAX_MODEL_LEN,
-    SLOT_KINDS,
     WARM_UP_SHARE,
     SeedStatistics,
     SteadyStateTally,
@@ -23,8 +22,10 @@ from chairlift.lab.presets.vllm_experiments import (
 )
 from chairlift.lab.presets.vllm_fig12 import STEPS_PER_OCTAVE, THRESHOLDS, RatePoint, latency_curve, sustained_rate
 from chairlift.lab.report.memory import true_kinds
+from chairlift.lab.report.trace import trace_events
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.tracker import SLOT_KINDS
 
 
 def test_requests_are_the_same_at_every_rate() -> None:
@@ -50,7 +51,7 @@ def test_steady_state_equals_the_report_with_true_lengths(kv: str) -> None:
         if WARM_UP_SHARE * 150 <= len(seen) < 150:
             counted.append(index)
             assert step.num_waiting > 0, "the queue is not empty"
-    kinds = true_kinds(events.events)
+    kinds = true_kinds(trace_events(events.events))
     num_slots = sum(sum(kinds[index]) for index in counted)
     steady = tally.result()
     for kind in SLOT_KINDS:

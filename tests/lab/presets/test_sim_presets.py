@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from chairlift.errors import ConfigError
 from chairlift.lab.presets import (
-    PRESET_NAMES,
+    PRESETS,
     Preset,
     PresetOptions,
     PresetResult,
     Table,
-    load_preset,
-    run_preset,
+    find_preset,
+    print_preset,
+    print_presets,
 )
-from chairlift.lab.presets.printing import print_preset, print_presets
 
 
 def test_every_preset_is_listed_with_its_source() -> None:
-    presets = [load_preset(name) for name in PRESET_NAMES]
-    assert all(preset.title and preset.source for preset in presets)
+    assert all(preset.title and preset.source for preset in PRESETS.values())
     out = io.StringIO()
-    print_presets(presets, out)
-    assert all(name in out.getvalue() for name in PRESET_NAMES)
+    print_presets(PRESETS.values(), out)
+    assert all(name in out.getvalue() for name in PRESETS)
 
 
 def test_vllm_fig3_equals_the_published_numbers() -> None:
     """Kwon et al., SOSP'23, Figure 3: 2038 and 507 slots are never used."""
-    result = run_preset(load_preset("vllm-fig3"), PresetOptions())
+    result = find_preset("vllm-fig3").run(PresetOptions())
     assert {name: ours["never_used"] for name, ours in result.ours.items()} == {"A": 2038, "B": 507}
     assert all(result.ours[name][key] == value for name, row in result.published.items() for key, value in row.items())
 
@@ -46,12 +47,13 @@ def run_demo(options: PresetOptions) -> PresetResult:
     )
 
 
-DEMO = Preset("demo", "A title", "A source", run_demo, options=("num_prompts",))
+DEMO = Preset("demo", "A title", "A source", options=("num_prompts",))
 
 
-def test_output_has_constants_tables_notes_and_json() -> None:
+def test_output_has_constants_tables_notes_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "chairlift.lab.presets.demo", SimpleNamespace(run=run_demo))
     out = io.StringIO()
-    print_preset(DEMO, run_preset(DEMO, PresetOptions(num_prompts=3)), out)
+    print_preset(DEMO, DEMO.run(PresetOptions(num_prompts=3)), out)
     text = out.getvalue()
     places = [text.index(part) for part in ("A title", "efficiency", "published", "speed [x]", "because of [this]")]
     assert places == sorted(places)
@@ -60,14 +62,14 @@ def test_output_has_constants_tables_notes_and_json() -> None:
 
 def test_unsupported_option_is_rejected() -> None:
     with pytest.raises(ConfigError, match="workload_seed=5 does not apply; its options are: num_prompts"):
-        run_preset(DEMO, PresetOptions(workload_seed=5))
+        DEMO.run(PresetOptions(workload_seed=5))
     with pytest.raises(ConfigError, match="num_prompts must be at least 1"):
         PresetOptions(num_prompts=0)
 
 
 def test_unknown_preset_is_rejected() -> None:
     with pytest.raises(ConfigError, match="is unknown; use one of "):
-        load_preset("fig4")
+        find_preset("fig4")
 
 
 def test_rows_must_have_all_columns() -> None:

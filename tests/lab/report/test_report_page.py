@@ -20,15 +20,14 @@ from matplotlib.text import Text
 
 from chairlift.config import SchedulerConfig
 from chairlift.events import Event, EventList, Step
-from chairlift.lab.report.build import default_title, draw_all, write_report
+from chairlift.lab.report.build import default_title, draw_all, render, svg_of, write_report
 from chairlift.lab.report.figures.drawing import KIND_FILLS, ROW_FILLS, STYLE, Drawing, OmittedFigure
 from chairlift.lab.report.figures.memory_map import FREE, ROUNDING, SHARED, paint
 from chairlift.lab.report.lanes import lane_cells
-from chairlift.lab.report.page import render, svg_of
 from chairlift.lab.report.run_log import RecordedRun, recorded_run
 from chairlift.lab.report.trace import RowKind
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -59,7 +58,7 @@ def simulated(
     """Events of a simulated run."""
     declared = None if max_tokens is None else parse_lengths(max_tokens)
     workload = make_workload(
-        0, num_requests, parse_lengths("uniform:4..20"), parse_lengths(output), arrival_process(rate), 100,
+        0, num_requests, parse_lengths("uniform:4..20"), parse_lengths(output), ArrivalProcess(rate), 100,
         max_tokens=declared,
     )  # fmt: skip
     scheduler = SchedulerConfig(64, **{"max_num_seqs": 8, "max_num_batched_tokens": 32, **limits})

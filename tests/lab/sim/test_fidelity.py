@@ -20,7 +20,7 @@ from sim_workloads import ConstantCost
 
 from chairlift.clock import VirtualClock
 from chairlift.config import BATCHINGS, KV_POLICIES, EngineConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.core.scheduler import Scheduler
 from chairlift.engine.startup.factory import build_engine
@@ -150,7 +150,7 @@ def test_simulator_schedules_like_the_engine(batching: str, kv: str, tiny_model_
     engine = build_engine(config, events=events)
     real = run(engine.core.scheduler, engine.core._executor)
 
-    manager = make_kv_cache_manager(kv, num_blocks=NUM_BLOCKS[kv], block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN)
+    manager = make_kv_cache_manager(KVPool(NUM_BLOCKS[kv], BLOCK_SIZE, MAX_MODEL_LEN, kv), enable_prefix_caching=True)
     scheduler = make_scheduler(config.scheduler_config(MAX_MODEL_LEN), manager)
     executor = SimExecutor(ConstantCost(), VirtualClock(), lambda request_id, index: real.tokens[request_id][index])
     simulated = run(scheduler, executor)

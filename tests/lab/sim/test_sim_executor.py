@@ -10,7 +10,7 @@ from sim_workloads import MAX_MODEL_LEN, ConstantCost, configs, workloads
 
 from chairlift.clock import VirtualClock
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.events import EventList, Step
 from chairlift.lab.sim.cost_model import StepShape, num_causal_pairs, num_padding_pairs, recorded_shape
@@ -49,7 +49,7 @@ def run_by_steps(
     workload: list[WorkloadRequest], config: SchedulerConfig, executor: Executor, num_blocks: int
 ) -> tuple[list[str], dict[str, list[int]]]:
     """Returns scheduler outputs and output tokens; arrivals are in steps, and step 5 aborts the last request."""
-    manager = make_kv_cache_manager("paged", num_blocks=num_blocks, block_size=4, max_model_len=MAX_MODEL_LEN)
+    manager = make_kv_cache_manager(KVPool(num_blocks, 4, MAX_MODEL_LEN), enable_prefix_caching=True)
     recorder = Recorder(executor)
     core = EngineCore(make_scheduler(config, manager), recorder, VirtualClock())
     answers: dict[str, list[int]] = {}

@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import (
-    ArrivalProcess,
-    BurstArrivals,
-    ConstantArrivals,
-    GammaArrivals,
-    PoissonArrivals,
-    arrival_process,
-    with_arrivals,
-)
+from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.request import WorkloadRequest
 
 MANY = 20_000
@@ -34,11 +26,10 @@ def gaps(process: ArrivalProcess) -> np.ndarray[tuple[int], np.dtype[np.float64]
 @pytest.mark.parametrize(
     ("process", "variation"),
     [
-        (PoissonArrivals(4.0), 1.0),
-        (GammaArrivals(4.0, 1.0), 1.0),
-        (GammaArrivals(4.0, 0.25), 2.0),
-        (GammaArrivals(4.0, 16.0), 0.25),
-        (ConstantArrivals(4.0), 0),
+        (ArrivalProcess(4.0), 1.0),
+        (ArrivalProcess(4.0, 0.25), 2.0),
+        (ArrivalProcess(4.0, 16.0), 0.25),
+        (ArrivalProcess(4.0, math.inf), 0),
     ],
 )
 def test_rate_and_variation(process: ArrivalProcess, variation: float) -> None:
@@ -47,26 +38,19 @@ def test_rate_and_variation(process: ArrivalProcess, variation: float) -> None:
     assert between.std() / between.mean() == pytest.approx(variation, rel=0.05, abs=1e-9)
 
 
-def test_burst_arrivals() -> None:
-    assert BurstArrivals().times(np.random.default_rng(0), 3) == [0.0, 0.0, 0.0]
+@pytest.mark.parametrize("rate", [None, math.inf])
+def test_all_requests_arrive_at_once_without_a_finite_rate(rate: float | None) -> None:
+    assert ArrivalProcess(rate).times(np.random.default_rng(0), 3) == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    "process", [BurstArrivals(), PoissonArrivals(2.0), GammaArrivals(2.0, 3.0), ConstantArrivals(2.0)]
+    "process", [ArrivalProcess(), ArrivalProcess(2.0), ArrivalProcess(2.0, 3.0), ArrivalProcess(2.0, math.inf)]
 )
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_times_depend_on_the_seed_only(process: ArrivalProcess, count: int) -> None:
     times = process.times(np.random.default_rng(3), count)
     assert len(times) == count
     assert times == process.times(np.random.default_rng(3), count)
-
-
-def test_options_select_the_process() -> None:
-    assert arrival_process() == BurstArrivals()
-    assert arrival_process(math.inf) == BurstArrivals()
-    assert arrival_process(2.0) == PoissonArrivals(2.0)
-    assert arrival_process(2.0, 0.5) == GammaArrivals(2.0, 0.5)
-    assert arrival_process(2.0, math.inf) == ConstantArrivals(2.0)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +64,12 @@ def test_options_select_the_process() -> None:
 )
 def test_invalid_options_are_rejected(rate: float | None, burstiness: float, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        arrival_process(rate, burstiness)
+        ArrivalProcess(rate, burstiness)
 
 
 def test_with_arrivals_replaces_the_times_of_independent_requests_only() -> None:
     first, last = (WorkloadRequest(name, 9.0, [1], 2) for name in "ab")
     turn = WorkloadRequest("t", 0.5, [1], 2, after="a")
-    moved = with_arrivals([first, turn, last], ConstantArrivals(4.0), np.random.default_rng(0))
+    moved = with_arrivals([first, turn, last], ArrivalProcess(4.0, math.inf), np.random.default_rng(0))
     assert [r.arrival for r in moved] == [0.0, 0.5, 0.25]
     assert moved[1] is turn

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import BurstArrivals, PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import ExponentialLengths, FixedLength, UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -19,7 +19,7 @@ def make(**changes: Any) -> list[WorkloadRequest]:
         "count": 40,
         "prompt": UniformLengths(4, 30),
         "output": ExponentialLengths(20),
-        "arrivals": PoissonArrivals(8.0),
+        "arrivals": ArrivalProcess(8.0),
         "vocab_size": 100,
     }
     return make_workload(**{**arguments, **changes})
@@ -43,7 +43,7 @@ def test_requests_depend_on_the_seed_only() -> None:
 
 
 def test_changing_one_distribution_keeps_the_other_draws() -> None:
-    assert prompts(make(output=FixedLength(3), arrivals=BurstArrivals())) == prompts(make())
+    assert prompts(make(output=FixedLength(3), arrivals=ArrivalProcess())) == prompts(make())
     shorter = make(prompt=FixedLength(2))
     assert [(r.arrival, r.output_len) for r in shorter] == [(r.arrival, r.output_len) for r in make()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
-from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces import FORMATS, RecordedTrace, TraceOptions, load_trace, read_trace
+from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import FORMATS, detect_trace_format, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
@@ -63,13 +63,22 @@ SHAREGPT = [
 ]
 
 
-def load(folder: Path, text: str, format: str = "auto", **options: Any) -> RecordedTrace:  # noqa: A002
+class LoadedTrace(NamedTuple):
+    format: str
+    requests: list[WorkloadRequest]
+    num_skipped: int
+
+
+def load(folder: Path, text: str, **options: Any) -> LoadedTrace:
     path = folder / "trace"
     path.write_text(text, newline="")
-    return load_trace(path, format, TraceOptions(**options))
+    requests = read_trace(path, TraceOptions(**options))
+    name = detect_trace_format(path)
+    num_skipped = sum(request is None for request in FORMATS[name](path, TraceOptions(**options)))
+    return LoadedTrace(name, requests, num_skipped)
 
 
-def lens(trace: RecordedTrace) -> list[tuple[float, int, int]]:
+def lens(trace: LoadedTrace) -> list[tuple[float, int, int]]:
     return [(r.arrival, len(r.prompt_token_ids), r.output_len) for r in trace.requests]
 
 
@@ -107,9 +116,8 @@ def test_mooncake_prompts_share_blocks_with_equal_ids(tmp_path: Path) -> None:
     assert d[512:528] != a[512:528]
 
 
-def test_mooncake_accepts_another_block_size(tmp_path: Path) -> None:
+def test_mooncake_rejects_another_number_of_blocks(tmp_path: Path) -> None:
     line = json.dumps({"timestamp": 0, "input_length": 40, "output_length": 5, "hash_ids": [1, 2, 3]})
-    assert lens(load(tmp_path, line, hash_block_size=16)) == [(0.0, 40, 5)]
     with pytest.raises(ConfigError, match=r"line 1: hash_ids has 3 blocks of 512 tokens for an input_length of 40"):
         load(tmp_path, line)
 
@@ -122,33 +130,14 @@ def test_sharegpt_first_turns(tmp_path: Path) -> None:
     assert trace.requests[0].prompt_token_ids == [4] * 10
 
 
-def test_sharegpt_all_turns(tmp_path: Path) -> None:
-    conversations = [*SHAREGPT[:3], conversation(("human", 2), ("gpt", 2), ("human", 0), ("gpt", 5))]
-    trace = load(tmp_path, json.dumps(conversations), tokenize=words, multi_turn=True)
-    assert [r.request_id for r in trace.requests] == [
-        "sharegpt-0-t0",
-        "sharegpt-0-t1",
-        "sharegpt-2-t0",
-        "sharegpt-3-t0",
-    ]
-    assert lens(trace) == [(0.0, 10, 20), (0.0, 5, 6), (0.0, 3, 20), (0.0, 2, 2)]
-    assert trace.num_skipped == 1
-    feed = RequestFeed(trace.requests)
-    feed.pop_due(0.0)
-    feed.finish("sharegpt-0-t0", [9] * 20, 2.0)
-    (second,) = feed.pop_due(2.0)
-    assert second.prompt_token_ids == [4] * 10 + [9] * 20 + [4] * 5
-
-
 def test_custom(tmp_path: Path) -> None:
-    lines = [{"prompt": text_of(3), "output_tokens": 7}, {"prompt": text_of(2)}, {"prompt": "", "output_tokens": 3}]
-    text = "\n".join(map(json.dumps, lines))
-    trace = load(tmp_path, text, tokenize=words, output_len=5)
+    lines = [{"prompt": text_of(3), "output_tokens": 7}, {"prompt": "", "output_tokens": 3}]
+    trace = load(tmp_path, "\n".join(map(json.dumps, lines)), tokenize=words)
     assert trace.format == "custom"
-    assert lens(trace) == [(0.0, 3, 7), (0.0, 2, 5)]
+    assert lens(trace) == [(0.0, 3, 7)]
     assert trace.num_skipped == 1
-    with pytest.raises(ConfigError, match="line 2: output_tokens is missing: add it, or set output_len"):
-        load(tmp_path, text, tokenize=words)
+    with pytest.raises(ConfigError, match="line 1: output_tokens is missing"):
+        load(tmp_path, json.dumps({"prompt": text_of(2)}), tokenize=words)
 
 
 def rows(*lines: dict[str, Any]) -> str:
@@ -200,7 +189,6 @@ LINES = {
 def test_every_format_is_detected_limited_and_within_the_vocabulary(tmp_path: Path, name: str) -> None:
     trace = load(tmp_path, "\ufeff" + LINES[name], tokenize=words, vocab_size=10)
     assert trace.format == name
-    assert load(tmp_path, LINES[name], name, tokenize=words, vocab_size=10) == trace
     assert len(load(tmp_path, LINES[name], tokenize=words, limit=1).requests) == 1
     assert max(max(r.prompt_token_ids) for r in trace.requests) < 10
 
@@ -307,11 +295,6 @@ def test_invalid_files_are_rejected_with_their_place(tmp_path: Path, text: str, 
         load(tmp_path, text, tokenize=words)
 
 
-def test_missing_columns_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="line 1: column 'TIMESTAMP' is missing; the columns are Timestamp, Model"):
-        load(tmp_path, BURSTGPT, "azure")
-
-
 def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: cannot be read \(No such file"):
         read_trace(tmp_path / "nowhere")
@@ -320,11 +303,7 @@ def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
         read_trace(tmp_path / "binary")
 
 
-def test_options_that_do_not_apply_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="multi_turn applies to sharegpt traces only, and this one is read as azure"):
-        load(tmp_path, AZURE, multi_turn=True)
-    with pytest.raises(ConfigError, match="format 'csv' is unknown; use one of auto, azure"):
-        load(tmp_path, AZURE, "csv")
+def test_invalid_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="limit must be at least 1, got 0"):
         TraceOptions(limit=0)
     with pytest.raises(ConfigError, match="this trace contains text, so a tokenizer is required"):

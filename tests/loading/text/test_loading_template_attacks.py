@@ -202,7 +202,7 @@ def test_process_cannot_open_files_or_start_processes() -> None:
     for name in ("Max open files", "Max processes", "Max file size", "Max core file size"):
         assert re.search(rf"{name} +0 +0", limits), name
     assert re.search(r"Max cpu time +\d", limits)
-    process._kill(process._process)
+    process.close()
 
 
 def test_template_cannot_mark_content_as_template_text() -> None:

@@ -59,7 +59,7 @@ def test_unresponsive_worker_is_killed_and_restarted() -> None:
         process.run({"operation": "render", "template": "{{ 7 ** (5 * 10 ** 7) > 1 }}", "variables": {}})
     assert first.poll() is not None
     assert process.run({"operation": "render", "template": "b", "variables": {}})["text"] == "b"
-    process._kill(process._process)  # type: ignore[arg-type]
+    process.close()
 
 
 def test_constants_are_not_evaluated_to_find_variables() -> None:
@@ -77,7 +77,7 @@ def test_worker_does_not_inherit_secrets_of_the_environment(monkeypatch: pytest.
     assert process._process is not None
     with open(f"/proc/{process._process.pid}/environ", "rb") as environ:
         assert b"CHAIRLIFT_API_KEY" not in environ.read()
-    process._kill(process._process)
+    process.close()
 
 
 def test_worker_starts_in_a_process_with_many_open_descriptors() -> None:
@@ -91,7 +91,7 @@ def test_worker_starts_in_a_process_with_many_open_descriptors() -> None:
         while opened.enter_context(Path(os.devnull).open()).fileno() < 1100:
             pass
         assert process.run({"operation": "render", "template": "a", "variables": {}})["text"] == "a"
-    process._kill(process._process)  # type: ignore[arg-type]
+    process.close()
 
 
 def test_requests_of_several_threads_run_one_at_a_time() -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 
 class BlockRange(NamedTuple):
@@ -14,29 +16,37 @@ class BlockRange(NamedTuple):
     size: int
 
 
-class Arena(Protocol):
-    """Allocates pieces of consecutive blocks."""
+class Arena(ABC):
+    """Allocates pieces of consecutive blocks.
 
-    num_blocks: int
+    Attributes:
+        num_free: number of blocks that are in no piece.
+    """
 
-    @property
-    def num_free(self) -> int:
-        """Number of blocks that are in no piece."""
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
 
     @property
     def largest_piece(self) -> int:
         """Size of the largest piece that an empty arena can allocate."""
+        return self.num_blocks
 
     @property
+    @abstractmethod
     def largest_free(self) -> int:
         """Size of the largest piece that can be allocated now."""
 
     def rounded_size(self, count: int) -> int:
         """Size of the piece that an allocation of `count` blocks takes."""
+        return count
 
+    @abstractmethod
     def allocate(self, count: int) -> BlockRange | None:
         """Allocate a piece of `rounded_size(count)` blocks; None, with nothing changed, if there is no such piece."""
 
+    @abstractmethod
     def release(self, piece: BlockRange) -> None:
         """Free an allocated piece."""
 
@@ -46,7 +56,7 @@ def power_of_two_above(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-class BuddyArena:
+class BuddyArena(Arena):
     """The buddy allocator (Knowlton, 1965): the size of a piece is a power of two. Pieces are split in halves, and are
     merged with their buddy when both are free.
 
@@ -59,19 +69,13 @@ class BuddyArena:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        assert num_blocks > 0
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self._free: dict[int, list[int]] = {1 << order: [] for order in range(num_blocks.bit_length())}
-        self._num_free = num_blocks
         start = 0
         for size in reversed(self._free):
             if num_blocks & size:
                 self._free[size].append(start)
                 start += size
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
 
     @property
     def largest_piece(self) -> int:
@@ -93,12 +97,12 @@ class BuddyArena:
         while size > wanted:
             size //= 2
             insort(self._free[size], start + size)
-        self._num_free -= wanted
+        self.num_free -= wanted
         return BlockRange(start, wanted)
 
     def release(self, piece: BlockRange) -> None:
         start, size = piece
-        self._num_free += size
+        self.num_free += size
         while self._take_free(size, start ^ size):
             start &= ~size
             size *= 2
@@ -114,29 +118,16 @@ class BuddyArena:
         return True
 
 
-class FirstFitArena:
+class FirstFitArena(Arena):
     """First fit: an allocation takes exactly `count` blocks from the lowest gap that is large enough."""
 
     def __init__(self, num_blocks: int) -> None:
-        assert num_blocks > 0
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self._gaps = [BlockRange(0, num_blocks)]
-        self._num_free = num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
-
-    @property
-    def largest_piece(self) -> int:
-        return self.num_blocks
 
     @property
     def largest_free(self) -> int:
         return max((gap.size for gap in self._gaps), default=0)
-
-    def rounded_size(self, count: int) -> int:
-        return count
 
     def allocate(self, count: int) -> BlockRange | None:
         index = next((i for i, gap in enumerate(self._gaps) if gap.size >= count), None)
@@ -144,11 +135,11 @@ class FirstFitArena:
             return None
         start, size = self._gaps[index]
         self._gaps[index : index + 1] = [BlockRange(start + count, size - count)] if size > count else []
-        self._num_free -= count
+        self.num_free -= count
         return BlockRange(start, count)
 
     def release(self, piece: BlockRange) -> None:
-        self._num_free += piece.size
+        self.num_free += piece.size
         index = bisect_left(self._gaps, piece)
         start, end = piece.start, piece.start + piece.size
         low = high = index
@@ -159,4 +150,4 @@ class FirstFitArena:
         self._gaps[low:high] = [BlockRange(start, end - start)]
 
 
-ARENAS: dict[str, type[BuddyArena] | type[FirstFitArena]] = {"buddy": BuddyArena, "first-fit": FirstFitArena}
+ARENAS: dict[str, Callable[[int], Arena]] = {"buddy": BuddyArena, "first-fit": FirstFitArena}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from chairlift.core.baselines.arena import Arena, BlockRange, power_of_two_above
-from chairlift.core.kv.kv_cache_manager import MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.errors import RequestError
 from chairlift.request import Request
 
@@ -64,16 +64,15 @@ class _ReservedTable:
     block_ids: list[int]
 
 
-class ReservationKVCacheManager:
-    """A KVCacheManager whose block tables are consecutive, and complete from admission on.
+class ReservationKVCacheManager(KVCacheManager):
+    """Block tables that are consecutive, and complete from admission on.
 
     The table holds the blocks that the reservation asks for. Further blocks in its piece are lost to rounding until the
     request finishes.
     """
 
     def __init__(self, arena: Arena, block_size: int, max_model_len: int, reservation: Reservation) -> None:
-        self.num_blocks = arena.num_blocks
-        self.block_size = block_size
+        super().__init__(arena.num_blocks, block_size)
         self._arena = arena
         self._max_model_len = max_model_len
         self._reservation = reservation
@@ -86,16 +85,8 @@ class ReservationKVCacheManager:
         return self._arena.num_free
 
     @property
-    def num_evictable_blocks(self) -> int:
-        return 0
-
-    @property
     def num_rounding_blocks(self) -> int:
         return self._num_rounding
-
-    @property
-    def num_shared_blocks(self) -> int:
-        return 0
 
     @property
     def version(self) -> int:
@@ -137,9 +128,6 @@ class ReservationKVCacheManager:
     def grow(self, request: Request, num_slots: int) -> NoReturn:
         raise AssertionError("a reservation holds all slots that its request can need")
 
-    def commit(self, request: Request) -> None:
-        """Do nothing: blocks are not shared."""
-
     def free(self, request: Request) -> None:
         table = self._tables.pop(request.request_id)
         self._num_rounding -= table.piece.size - len(table.block_ids)
@@ -147,8 +135,5 @@ class ReservationKVCacheManager:
         self._version += 1
         request.num_slots = 0
 
-    def forget(self, request: Request) -> None:
-        """Do nothing: only requests with memory have an entry here."""
-
     def _num_reserved_blocks(self, request: Request) -> int:
-        return -(-self._reservation(request, self._max_model_len) // self.block_size)
+        return self._num_blocks_for(self._reservation(request, self._max_model_len))

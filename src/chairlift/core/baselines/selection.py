@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from chairlift.config import SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.reservations import RESERVATIONS, ReservationKVCacheManager
@@ -22,35 +24,42 @@ def make_scheduler(
     return Scheduler(config, kv_cache_manager, events, batching)
 
 
-def max_request_slots(kv: str, *, num_blocks: int, block_size: int, arena: str = "buddy") -> int:
-    """The maximum number of slots that one request can hold: the pool, or the largest piece of the arena."""
-    if kv == "paged":
-        return num_blocks * block_size
-    return ARENAS[arena](num_blocks).largest_piece * block_size
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """A KV pool and its policy; the fields are those of `EngineConfig`."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    kv: str = "paged"
+    kv_arena: str = "buddy"
+
+    @property
+    def name(self) -> str:
+        return self.kv if self.kv == "paged" else f"{self.kv}, {self.kv_arena}"
+
+    @property
+    def max_request_slots(self) -> int:
+        """The maximum number of slots that one request can hold: the pool, or the largest piece of the arena."""
+        if self.kv == "paged":
+            return self.num_blocks * self.block_size
+        return ARENAS[self.kv_arena](self.num_blocks).largest_piece * self.block_size
 
 
-def make_kv_cache_manager(
-    kv: str,
-    *,
-    num_blocks: int,
-    block_size: int,
-    max_model_len: int,
-    enable_prefix_caching: bool = True,
-    arena: str = "buddy",
-) -> KVCacheManager:
-    """Create the manager of a KV policy (see `config.KV_POLICIES`) and an arena (see `config.KV_ARENAS`).
+def make_kv_cache_manager(pool: KVPool, enable_prefix_caching: bool = False) -> KVCacheManager:
+    """Create the manager of a pool, in which all blocks are free.
 
     Raises:
         ConfigError: the arena cannot reserve `max_model_len` slots for even one request under kv=max.
     """
-    if kv == "paged":
-        return PagedKVCacheManager(num_blocks, block_size, enable_prefix_caching)
-    blocks = ARENAS[arena](num_blocks)
-    needed = -(-max_model_len // block_size)
-    if kv == "max" and needed > blocks.largest_piece:
+    if pool.kv == "paged":
+        return PagedKVCacheManager(pool.num_blocks, pool.block_size, enable_prefix_caching)
+    arena = ARENAS[pool.kv_arena](pool.num_blocks)
+    needed = -(-pool.max_model_len // pool.block_size)
+    if pool.kv == "max" and needed > arena.largest_piece:
         raise ConfigError(
-            f"kv=max reserves max_model_len={max_model_len} slots = {needed} consecutive blocks of {block_size} for "
-            f"each request, and the largest piece of the {arena} arena of {num_blocks} blocks has "
-            f"{blocks.largest_piece}: lower max_model_len, or enlarge the pool"
+            f"kv=max reserves max_model_len={pool.max_model_len} slots = {needed} consecutive blocks of "
+            f"{pool.block_size} for each request, and the largest piece of the {pool.kv_arena} arena of "
+            f"{pool.num_blocks} blocks has {arena.largest_piece}: lower max_model_len, or enlarge the pool"
         )
-    return ReservationKVCacheManager(blocks, block_size, max_model_len, RESERVATIONS[kv])
+    return ReservationKVCacheManager(arena, pool.block_size, pool.max_model_len, RESERVATIONS[pool.kv])

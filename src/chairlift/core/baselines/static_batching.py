@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chairlift.core.baselines.buffered_outputs import BufferedOutputs
+from chairlift.core.continuous_batching import BatchingPolicy
 from chairlift.core.kv.kv_cache_manager import MemoryDemand
 from chairlift.core.running_batch import RunningBatch, StepPlan
 from chairlift.errors import RequestError
@@ -21,7 +22,35 @@ class _BlockedHead:
     demand: MemoryDemand
 
 
-class StaticBatching:
+class BufferedOutputs:
+    """Outputs by request, in the order of their steps; they are joined once, when they are taken."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[EngineCoreOutput]] = {}
+
+    def add(self, outputs: Iterable[EngineCoreOutput]) -> None:
+        for output in outputs:
+            self._parts.setdefault(output.request_id, []).append(output)
+
+    def take(self, request_id: str) -> EngineCoreOutput:
+        """Remove and return the joined outputs of the request; an empty output if there are none.
+
+        The chunks of its prompt logprobs follow one another, because no member of a static batch is preempted. A chunk
+        that does not reach the end of the prompt has neither a token nor the logprobs of one.
+        """
+        parts = self._parts.pop(request_id, [])
+        logprobs = [entry for part in parts for entry in part.logprobs or ()]
+        chunks = [part.prompt_logprobs for part in parts if part.prompt_logprobs is not None]
+        return EngineCoreOutput(
+            request_id,
+            [token for part in parts for token in part.new_token_ids],
+            logprobs=logprobs or None,
+            prompt_logprobs=(chunks[0][0], [entry for _, chunk in chunks for entry in chunk]) if chunks else None,
+            num_cached_tokens=max((part.num_cached_tokens for part in parts), default=0),
+        )
+
+
+class StaticBatching(BatchingPolicy):
     """Request-level batching, as serving systems did it before continuous batching.
 
         columns  0                         prompt ends               the batch ends
@@ -42,7 +71,7 @@ class StaticBatching:
     retains_finished = True
 
     def __init__(self, batch: RunningBatch) -> None:
-        self._batch = batch
+        super().__init__(batch)
         self._outputs = BufferedOutputs()
         self._runs_to_global = batch.config.static_run_to == "global"
         self._longest_output = 0

@@ -6,7 +6,8 @@ another. Every method computes its need first, and on failure it returns with no
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from chairlift.request import Request
 
@@ -26,53 +27,72 @@ class MemoryDemand(NamedTuple):
     largest: int
 
 
-class KVCacheManager(Protocol):
-    """Owns all block tables. The scheduler holds request objects, the worker holds copies of the block ids."""
+class KVCacheManager(ABC):
+    """Owns all block tables. The scheduler holds request objects, the worker holds copies of the block ids.
 
-    block_size: int
-    num_blocks: int
+    The methods that are not abstract describe memory without sharing, caching and rounding.
+    """
 
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+
+    @abstractmethod
     def check_fits(self, request: Request) -> None:
         """Raise RequestError, with the arithmetic, if the request could not run even alone."""
 
+    @abstractmethod
     def demand(self, request: Request) -> MemoryDemand:
         """What the admission of the request would take now."""
 
+    @abstractmethod
     def allocate(self, request: Request) -> bool:
         """Give a request its block table, and set `num_computed_tokens` to what the table already holds."""
 
+    @abstractmethod
     def grow(self, request: Request, num_slots: int) -> list[int] | None:
         """Extend the table to `num_slots` slots. Returns the new blocks; None if memory is short."""
 
-    def commit(self, request: Request) -> None:
+    def commit(self, request: Request) -> None:  # noqa: B027
         """Allow other requests to share the full blocks below `num_computed_tokens`."""
 
+    @abstractmethod
     def free(self, request: Request) -> None:
         """Release the request's blocks. The caller resets its progress."""
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: Request) -> None:  # noqa: B027
         """Drop all that is kept for a request that has finished."""
 
+    @abstractmethod
     def block_ids(self, request: Request) -> list[int]:
         """The request's block table; read-only."""
 
+    @abstractmethod
     def worst_case_blocks(self, request: Request) -> int:
         """The maximum number of blocks that the request takes from an empty pool before it finishes."""
 
     @property
+    @abstractmethod
     def num_free_blocks(self) -> int: ...
 
     @property
-    def num_evictable_blocks(self) -> int: ...
+    @abstractmethod
+    def version(self) -> int:
+        """Changes whenever an allocation that failed might succeed now."""
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        return 0
 
     @property
     def num_rounding_blocks(self) -> int:
         """Blocks that are neither free nor in a table: lost to the allocator's rounding."""
+        return 0
 
     @property
     def num_shared_blocks(self) -> int:
         """Blocks that are in several tables."""
+        return 0
 
-    @property
-    def version(self) -> int:
-        """Changes whenever an allocation that failed might succeed now."""
+    def _num_blocks_for(self, num_slots: int) -> int:
+        return -(-num_slots // self.block_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from chairlift.core.kv.block_pool import BlockPool
-from chairlift.core.kv.kv_cache_manager import MemoryDemand
+from chairlift.core.kv.kv_cache_manager import KVCacheManager, MemoryDemand
 from chairlift.core.kv.prefix_cache import PrefixCache
 from chairlift.errors import RequestError
 from chairlift.request import Request
@@ -20,15 +20,14 @@ class _BlockTable:
     num_committed: int = 0
 
 
-class PagedKVCacheManager:
+class PagedKVCacheManager(KVCacheManager):
     """Allocates blocks on demand (PagedAttention; Kwon et al., SOSP'23, section 4).
 
     Admission takes the blocks of all tokens known by then; decoding takes one more block at each block boundary.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        super().__init__(num_blocks, block_size)
         self.pool = BlockPool(num_blocks)
         self._prefix_cache = PrefixCache(self.pool, block_size) if enable_prefix_caching else None
         self._tables: dict[str, _BlockTable] = {}
@@ -40,10 +39,6 @@ class PagedKVCacheManager:
     @property
     def num_evictable_blocks(self) -> int:
         return self.pool.num_evictable
-
-    @property
-    def num_rounding_blocks(self) -> int:
-        return 0
 
     @property
     def num_shared_blocks(self) -> int:
@@ -116,9 +111,6 @@ class PagedKVCacheManager:
     def forget(self, request: Request) -> None:
         if self._prefix_cache is not None:
             self._prefix_cache.forget(request)
-
-    def _num_blocks_for(self, num_slots: int) -> int:
-        return -(-num_slots // self.block_size)
 
     def _demand(self, request: Request, prefix: list[int]) -> MemoryDemand:
         num_free_in_prefix = sum(map(self.pool.is_free, prefix))

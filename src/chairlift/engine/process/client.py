@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from chairlift.config import SchedulerConfig
 from chairlift.engine.event_hub import EventHub
-from chairlift.engine.input_processor import InputProcessor, NoTokenizer
 from chairlift.engine.process.commands import Command
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import EngineDeadError, EngineUnavailableError
-from chairlift.events import EngineStarted
-from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
 from chairlift.outputs import EngineCoreOutput
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 EngineState = Literal["starting", "running", "restarting", "cannot_restart", "dead"]
+OnOutputs = Callable[[list[EngineCoreOutput]], None]
+OnFailure = Callable[[list[str] | None, EngineDeadError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +43,37 @@ class EngineStatus:
     last_failure: str | None = None
 
 
-class ServedEngine(Protocol):
-    """The properties of an engine that a front end reads."""
+class EngineClient(ABC):
+    """Sends commands to an engine, and receives its outputs and events.
 
-    @property
-    def tokenizer(self) -> Tokenizer | NoTokenizer: ...
-    @property
-    def input_processor(self) -> InputProcessor: ...
-    @property
-    def model_config(self) -> ModelConfig: ...
-    @property
-    def scheduler_config(self) -> SchedulerConfig: ...
-    @property
-    def kv_cache_plan(self) -> KVCachePlan: ...
-    @property
-    def model_name(self) -> str: ...
-    @property
-    def started(self) -> EngineStarted: ...
+    Attributes:
+        engine: the engine, once it is ready.
+        state, restarts, last_failure: see `EngineStatus`.
+    """
 
+    engine: ServedEngine
+    _loop: asyncio.AbstractEventLoop
 
-OnOutputs = Callable[[list[EngineCoreOutput]], None]
-OnFailure = Callable[[list[str] | None, EngineDeadError], None]
+    def __init__(self) -> None:
+        self.events = EventHub()
+        self.state: EngineState = "starting"
+        self.restarts = 0
+        self.last_failure: str | None = None
+        self._last_step = self.now()
+        self._is_open = False
 
-
-class EngineClient(Protocol):
-    """Sends commands to an engine, and receives its outputs and events."""
-
-    events: EventHub
-
-    @property
-    def engine(self) -> ServedEngine: ...
-    @property
-    def state(self) -> EngineState: ...
-    @property
-    def restarts(self) -> int: ...
     @property
     def unavailable(self) -> EngineUnavailableError | None:
         """The error that new requests end with in state "cannot_restart"; None in other states."""
+        return None
 
     @property
-    def seconds_since_step(self) -> float: ...
-    @property
-    def last_failure(self) -> str | None: ...
+    def seconds_since_step(self) -> float:
+        return self.now() - self._last_step
 
     def now(self) -> float:
-        """The time of the engine's clock, in seconds."""
+        """The time of the machine's monotonic clock in seconds, which all processes share."""
+        return time.monotonic()
 
     def open(self, on_outputs: OnOutputs, on_failure: OnFailure) -> None:
         """Deliver outputs, failures and events on the running event loop from now on.
@@ -97,12 +83,25 @@ class EngineClient(Protocol):
             on_failure: called with the ids of the requests that a failure of the engine has ended. None in place of
                 the ids: all requests have ended, and the engine will not run again.
         """
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        self._on_outputs = on_outputs
+        self._on_failure = on_failure
+        self.events.open(self._loop)
+        self._start()
 
+    @abstractmethod
+    def _start(self) -> None:
+        """Start to deliver outputs on the event loop."""
+
+    @abstractmethod
     def send(self, command: Command) -> None: ...
 
+    @abstractmethod
     def stop(self) -> None:
         """Stop the engine after its current step, without waiting. `on_failure` is not called any more."""
 
+    @abstractmethod
     def close(self, seconds: float | None = None) -> None:
         """Stop the engine, wait until it has stopped, and release its resources. Any thread may call it after `stop`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.grammar_gate import GrammarGate
@@ -21,22 +21,16 @@ TOKENS_PER_REQUEST: Final = 128
 """The cost of reading a request without its prompt, in prompt tokens."""
 
 
-class Inbox(Protocol):
-    """A queue of commands."""
-
-    def take(self, wait: bool) -> Command | None:
-        """Remove and return the next command. If there is none, wait for one, or return None unless `wait` is set."""
-
-
 def run_core(
     core: EngineCore,
-    inbox: Inbox,
+    take: Callable[[bool], Command | None],
     deliver: Callable[[list[EngineCoreOutput]], None],
     gate: GrammarGate | None = None,
 ) -> None:
     """Take commands between two steps, and run steps while there is work, until a Stop arrives.
 
     Args:
+        take: removes and returns the next command. If there is none, it returns None, or waits if the argument is true.
         deliver: called with the outputs of each step, even if there are none, and with rejections; must not block.
         gate: holds requests until their grammar is compiled.
     """
@@ -44,7 +38,7 @@ def run_core(
     while True:
         num_new_tokens = 0
         while num_new_tokens < MAX_NEW_TOKENS or not core.has_work:
-            command = inbox.take(wait=not core.has_work and not gate.is_holding)
+            command = take(not core.has_work and not gate.is_holding)
             if command is None:
                 break
             if isinstance(command, Stop):

@@ -25,7 +25,6 @@ from chairlift.engine.process.in_flight import InFlightRequests
 from chairlift.engine.process.watchdog import Watchdog, main_frame, write_state_dump
 from chairlift.engine.process.wire import (
     Address,
-    EngineFacts,
     EngineReady,
     Link,
     LogLine,
@@ -33,6 +32,7 @@ from chairlift.engine.process.wire import (
     ToFront,
     open_front_link,
 )
+from chairlift.engine.served_engine import EngineFacts
 from chairlift.errors import ConfigError, EngineDeadError
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.memory_limits import limit_hint

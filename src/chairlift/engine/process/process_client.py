@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from chairlift.config import EngineConfig
-from chairlift.engine.event_hub import EventHub
 from chairlift.engine.input_processor import NoTokenizer
-from chairlift.engine.process.client import EngineState, OnFailure, OnOutputs
+from chairlift.engine.process.client import EngineClient
 from chairlift.engine.process.commands import Abort, Add, Command, Stop
 from chairlift.engine.process.engine_child import (
     ENGINE_COMMAND,
@@ -24,7 +23,6 @@ from chairlift.engine.process.engine_child import (
     write_log_line,
 )
 from chairlift.engine.process.in_flight import InFlightRequests
-from chairlift.engine.process.remote_engine import RemoteEngine, restart_config
 from chairlift.engine.process.restart_policy import LONGEST_BACKOFF, RestartPolicy
 from chairlift.engine.process.watchdog import Watchdog, write_state_dump
 from chairlift.engine.process.wire import (
@@ -38,6 +36,7 @@ from chairlift.engine.process.wire import (
     ToFront,
     unpack_events,
 )
+from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.errors import ConfigError, EngineDeadError, EngineUnavailableError
 from chairlift.events import Event
 from chairlift.loading.resolve import load_tokenizer, resolve_model
@@ -58,8 +57,8 @@ EVENTS_PER_CREDIT: Final = 256
 LAST_EVENTS: Final = 256
 
 
-class ProcessClient:
-    """An EngineClient that starts an engine process at once. Call `wait_until_ready` before any other method.
+class ProcessClient(EngineClient):
+    """Starts an engine process at once, and restarts it when it dies. Call `wait_until_ready` before any other method.
 
     When the process dies, the requests that it had started are lost, and a RestartPolicy decides when it is restarted
     with the same limits. Other requests, and those that arrive in the meantime, run after the restart. When the policy
@@ -83,14 +82,10 @@ class ProcessClient:
         watchdog_timeout: float = DEFAULT_WATCHDOG_TIMEOUT,
         command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
-        self.events = EventHub()
-        self.state: EngineState = "starting"
-        self.restarts = 0
-        self.last_failure: str | None = None
+        super().__init__()
         self._config = config
         self._command = command
         self._files = resolve_model(config.model)
-        self._engine: RemoteEngine | None = None
         self._in_flight = InFlightRequests()
         self._last_events: deque[Event] = deque(maxlen=LAST_EVENTS)
         self._num_uncredited = 0
@@ -100,15 +95,9 @@ class ProcessClient:
         self._failure = ""
         self._policy = RestartPolicy()
         self._next_start = 0.0
-        self._created = self._ready_time = self._last_step = self.now()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._created = self._ready_time = self.now()
         self._is_closed = False
         self._child = EngineChild(config, command, logger.getEffectiveLevel())
-
-    @property
-    def engine(self) -> RemoteEngine:
-        assert self._engine is not None, "wait_until_ready was not called"
-        return self._engine
 
     @property
     def engine_pid(self) -> int:
@@ -125,14 +114,6 @@ class ProcessClient:
             seconds,
         )
 
-    @property
-    def seconds_since_step(self) -> float:
-        return self.now() - self._last_step
-
-    def now(self) -> float:
-        """The time of the machine's monotonic clock, which all processes share."""
-        return time.monotonic()
-
     def wait_until_ready(self) -> None:
         """Wait until the engine accepts requests, and load the tokenizer in the meantime.
 
@@ -147,17 +128,13 @@ class ProcessClient:
         except BaseException:
             self.close()
             raise
-        self._engine = RemoteEngine.create(facts, tokenizer, self._config.seed)
+        self.engine = ServedEngine(facts, lambda: tokenizer, self._config.seed)
         if timeout := self._watchdog.timeout:
             limit = max(timeout, START_FACTOR * (self._ready_time - self._created))
             self._start_watchdog = Watchdog(limit, self._watchdog.interval)
 
-    def open(self, on_outputs: OnOutputs, on_failure: OnFailure) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._on_outputs = on_outputs
-        self._on_failure = on_failure
-        self.events.open(self._loop)
-        self._attach_child(self._loop)
+    def _start(self) -> None:
+        self._attach_child()
         if self._watchdog.timeout:
             self._loop.call_later(self._watchdog.interval, self._check_watchdogs)
 
@@ -179,15 +156,15 @@ class ProcessClient:
             self._child.link.send(Stop())
 
     def close(self, seconds: float | None = None) -> None:
+        is_starting = self.state == "starting"
         self.stop()
-        seconds = STOP_SECONDS if seconds is None else seconds
-        self._child.close(seconds if self._engine is not None else 0.0)
+        self._child.close(0.0 if is_starting else STOP_SECONDS if seconds is None else seconds)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _attach_child(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _attach_child(self) -> None:
         """Handle the messages and the exit of the child on the event loop."""
-        child = self._child
+        child, loop = self._child, self._loop
 
         def on_exit() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -199,19 +176,18 @@ class ProcessClient:
         child.notify_on_exit(on_exit)
 
     def _detach(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
+        if self._is_open and not self._loop.is_closed():
             self._loop.remove_reader(self._child.link.fileno)
+
+    def _is_running(self, child: EngineChild) -> bool:
+        return not self._is_closed and child is self._child and not child.is_closed
 
     def _read(self, child: EngineChild) -> None:
         """Handle a limited number of messages, and the rest in another callback, so that others run in between."""
         for _ in range(MESSAGES_PER_CALL):
-            if self._is_closed or child is not self._child or child.is_closed:
-                return
-            message = child.link.receive()
-            if message is None:
+            if not self._is_running(child) or (message := child.link.receive()) is None:
                 return
             self._handle(message)
-        assert self._loop is not None
         self._loop.call_soon(self._read, child)
 
     def _handle(self, message: ToFront) -> None:
@@ -228,7 +204,7 @@ class ProcessClient:
                 self._in_flight.mark_started(request_ids)
             case LogLine():
                 write_log_line(message)
-            case EngineReady(facts) if facts.model_config != self.engine.model_config:
+            case EngineReady(facts) if facts.model_config != self.engine.facts.model_config:
                 self._failure = (
                     f"model {self._config.model!r} has changed since the server was started: restore it, or restart "
                     "the server to serve the new one"
@@ -238,7 +214,6 @@ class ProcessClient:
                 self._resume(self._child)
             case EngineFailed(text) | StartFailed(_, text):
                 self._failure = text
-                assert self._loop is not None
                 self._loop.call_later(STOP_SECONDS, self._child.kill)  # in case it does not exit
 
     def _handle_result(self, result: StepResult) -> None:
@@ -261,17 +236,17 @@ class ProcessClient:
 
     def _handle_exit(self, child: EngineChild) -> None:
         """Handle the last messages of a process that has exited, and restart it."""
-        while not (self._is_closed or child.is_closed) and (message := child.link.receive()) is not None:
+        while self._is_running(child) and (message := child.link.receive()) is not None:
             self._handle(message)
-        if self._is_closed or child is not self._child or self._loop is None:
+        if not self._is_running(child):
             return
         reason = self._failure or child.exit_description()
         self._failure = ""
         self._detach()
         child.close(0.0)
-        self._handle_failure(self._loop, reason)
+        self._handle_failure(reason)
 
-    def _handle_failure(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+    def _handle_failure(self, reason: str) -> None:
         """End the requests that are lost, and waiting ones if the policy does not let them wait; schedule a restart."""
         was_unavailable = self.unavailable is not None
         restart = self._policy.record_failure(self.now())
@@ -280,20 +255,17 @@ class ProcessClient:
         self.state = "restarting" if restart.can_wait else "cannot_restart"
         lost = self._in_flight.remove_lost()
         logger.error(
-            "the engine died (%s): %d requests are lost, %d requests wait; restarting it in %.1f s",
-            reason,
-            len(lost),
-            len(self._in_flight),
-            restart.delay,
+            f"the engine died ({reason}): {len(lost)} requests are lost, {len(self._in_flight)} requests wait; "
+            f"restarting it in {restart.delay:.1f} s"
         )
         message = f"the engine died ({reason}) and is being restarted: send the request again"
         self._on_failure(lost, EngineDeadError(message))
         if (error := self.unavailable) is not None and not was_unavailable:
             logger.error("%d waiting requests end with an error: %s", len(self._in_flight), error)
             self._on_failure(self._in_flight.clear(), error)
-        loop.call_later(restart.delay, self._restart, loop)
+        self._loop.call_later(restart.delay, self._restart)
 
-    def _restart(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _restart(self) -> None:
         if self._is_closed:
             return
         self.restarts += 1
@@ -304,9 +276,9 @@ class ProcessClient:
             # Its startup summary is in the log already.
             self._child = EngineChild(config, self._command, max(logging.WARNING, logger.getEffectiveLevel()))
         except (OSError, ConfigError) as error:
-            self._handle_failure(loop, f"the engine process cannot be started: {error}")
-            return
-        self._attach_child(loop)
+            self._handle_failure(f"the engine process cannot be started: {error}")
+        else:
+            self._attach_child()
 
     def _set_ready(self) -> None:
         self.state = "running"
@@ -315,10 +287,9 @@ class ProcessClient:
 
     def _resume(self, child: EngineChild) -> None:
         """Send the waiting requests to a restarted engine, once it receives messages."""
-        if self._is_closed or child is not self._child or child.is_closed:
+        if not self._is_running(child):
             return
         if not child.link.has_receiver():
-            assert self._loop is not None
             self._loop.call_later(CONNECT_POLL_SECONDS, self._resume, child)
             return
         self._set_ready()
@@ -329,18 +300,18 @@ class ProcessClient:
 
     def _check_watchdogs(self) -> None:
         """Check every interval whether the engine or its start is stuck."""
-        if self._is_closed or self._loop is None or self.state == "dead":
+        if self._is_closed:
             return
         is_ending = bool(self._failure)
         if self._watchdog.check(self.state == "running" and not is_ending and len(self._in_flight) > 0):
             silence = f"no step for {self._watchdog.timeout:g} s with {len(self._in_flight)} unfinished requests"
-            self._kill_stuck(self._loop, silence)
+            self._kill_stuck(silence)
         is_starting = self.state in ("restarting", "cannot_restart") and not self._child.is_closed
         if self._start_watchdog.check(is_starting and not is_ending):
-            self._kill_stuck(self._loop, f"not ready {round(self._start_watchdog.timeout, 1):g} s after its start")
+            self._kill_stuck(f"not ready {round(self._start_watchdog.timeout, 1):g} s after its start")
         self._loop.call_later(self._watchdog.interval, self._check_watchdogs)
 
-    def _kill_stuck(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
+    def _kill_stuck(self, reason: str) -> None:
         """Write the state of a stuck engine to a file, and kill it, which leads to its restart."""
         self._failure = f"it was stuck: {reason}"
         child = self._child
@@ -349,11 +320,29 @@ class ProcessClient:
         def dump_and_kill() -> None:
             try:
                 where = write_state_dump(
-                    reason, self.engine.started, self._in_flight, list(self._last_events), child.stacks()
+                    reason, self.engine.facts.started, self._in_flight, list(self._last_events), child.stacks()
                 )
                 logger.error("the engine is stuck: %s; its state is in %s", reason, where)
             except OSError as error:
                 logger.error("the engine is stuck: %s; its state cannot be written: %s", reason, error)
             child.kill()
 
-        loop.call_later(STACK_DUMP_SECONDS, dump_and_kill)
+        self._loop.call_later(STACK_DUMP_SECONDS, dump_and_kill)
+
+
+def restart_config(config: EngineConfig, facts: EngineFacts, run: int) -> EngineConfig:
+    """The configuration of the restart number `run`: the limits of the first engine, because requests were checked
+    against them, and log files of its own."""
+    return replace(
+        config,
+        num_kv_blocks=facts.kv_cache_plan.num_blocks,
+        kv_cache_memory_bytes=None,
+        max_model_len=facts.scheduler_config.max_model_len,
+        max_num_batched_tokens=facts.scheduler_config.max_num_batched_tokens,
+        event_log=_numbered(config.event_log, run),
+        record_trace=_numbered(config.record_trace, run),
+    )
+
+
+def _numbered(path: Path | None, run: int) -> Path | None:
+    return None if path is None else path.with_name(f"{path.stem}.{run}{path.suffix}")

@@ -15,28 +15,13 @@ from typing import Any, Final, Generic, TypeVar, cast
 import msgspec
 import zmq
 
-from chairlift.config import SchedulerConfig
-from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.process.commands import Abort, Add, Stop
-from chairlift.events import EVENT_TYPES, EngineStarted, Event
-from chairlift.models.config import ModelConfig
+from chairlift.engine.served_engine import EngineFacts
+from chairlift.events import EVENT_TYPES, Event
 from chairlift.outputs import EngineCoreOutput
-from chairlift.worker.kv_cache_plan import KVCachePlan
 
 MAX_IPC_PATH: Final = 100
 """Maximum length of a socket path in bytes; the limit of Unix domain sockets is slightly higher."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """The properties of an engine that are fixed once it is ready."""
-
-    model_name: str
-    model_config: ModelConfig
-    scheduler_config: SchedulerConfig
-    kv_cache_plan: KVCachePlan
-    limits: RequestLimits
-    started: EngineStarted
 
 
 class EventCredit(msgspec.Struct, frozen=True, array_like=True, tag="event_credit"):
@@ -187,7 +172,7 @@ def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
 
 
 def open_engine_link(address: Address) -> Link[ToEngine]:
-    """Open the engine's end."""
+    """Open the engine's end of the sockets between the front end and the engine."""
     decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
     outgoing, incoming = _sockets()
     for socket, endpoint in ((outgoing, address.to_front), (incoming, address.to_engine)):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from chairlift.clock import Clock, MonotonicClock
 from chairlift.config import EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler, max_request_slots
+from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore, Executor
-from chairlift.core.kv.kv_cache_manager import KVCacheManager
-from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.engine.input_processor import RequestLimits
+from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
+from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, resolve_max_model_len, startup_summary
+from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, startup_summary
 from chairlift.engine.startup.token_budget import (
     TARGET_STEP_SECONDS,
     ChunkTimer,
@@ -25,13 +25,9 @@ from chairlift.engine.startup.token_budget import (
 )
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
-from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
-from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
-from chairlift.request import Request
+from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
-from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 
 logger = logging.getLogger("chairlift")
@@ -40,48 +36,38 @@ STEPS_AHEAD = {"cpu": 0, "cuda": 1}
 """Steps that are submitted in advance: a CUDA device runs one step ahead of the host; on the CPU `submit` computes."""
 
 
-@dataclass(slots=True)
-class Engine:
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
+
+    event_file: EventFile | None
+    recorder: TraceRecorder | None
+    sink: EventSink | None
+
+    @classmethod
+    def open(cls, config: EngineConfig, events: EventSink | None) -> _Listeners:
+        event_file = open_event_log(config.event_log)
+        recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
+        sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
+        return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
+
+
+class Engine(ServedEngine):
     """A loaded model with its scheduler, limits and event log."""
 
-    core: EngineCore
-    loaded: LoadedModel
-    scheduler_config: SchedulerConfig
-    kv_cache_plan: KVCachePlan
-    limits: RequestLimits
-    started: EngineStarted
-    seed: int | None = None
-    event_file: EventFile | None = None
-    recorder: EngineRecorder | None = None
-    _input_processor: InputProcessor | None = None
-
-    @property
-    def model_name(self) -> str:
-        return self.loaded.name
-
-    @property
-    def model_config(self) -> ModelConfig:
-        return self.loaded.config
-
-    @property
-    def tokenizer(self) -> Tokenizer | NoTokenizer:
-        """The tokenizer, which is loaded at first use."""
-        return self.loaded.tokenizer
-
-    @property
-    def input_processor(self) -> InputProcessor:
-        if self._input_processor is None:
-            self._input_processor = InputProcessor(
-                self.model_config, self.tokenizer, self.limits, self.seed, self.loaded.grammars
-            )
-        return self._input_processor
+    def __init__(
+        self, facts: EngineFacts, core: EngineCore, loaded: LoadedModel, seed: int | None, listeners: _Listeners
+    ) -> None:
+        super().__init__(facts, lambda: loaded.tokenizer, seed, loaded.grammars)
+        self.core = core
+        self.loaded = loaded
+        self._listeners = listeners
 
     def close(self) -> None:
         """Close the event log and the trace file."""
-        if self.event_file is not None:
-            self.event_file.close()
-        if self.recorder is not None:
-            self.recorder.close()
+        for listener in (self._listeners.event_file, self._listeners.recorder):
+            if listener is not None:
+                listener.close()
 
 
 def build_engine(
@@ -108,17 +94,20 @@ def build_engine(
     logs_summary = loaded is None
     loaded = loaded or load_model(config)
     assert loaded.matches(config), "the model was loaded for another configuration"
-    plan = _plan_pool(config, loaded)
-    limits = _request_limits(config, loaded, plan)
+    context = loaded.config.max_position_embeddings
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
+    plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device))
+    pool = planned_pool(config, context, plan.num_blocks)
+    limits = RequestLimits(pool.max_model_len, pool.max_request_slots, config.scheduling_policy != "fcfs")
     loaded.provide_kv_cache(plan)
     times = _step_times(config, loaded, limits.max_model_len, plan)
     budget = None if times is None else largest_budget(times, config.max_num_seqs)
     scheduler_config = config.scheduler_config(limits.max_model_len, budget)
-    manager = _manager(config, plan, scheduler_config)
+    manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     runner = _runner(loaded, scheduler_config.max_num_seqs, limits.max_model_len, plan)
     executor = runner if around_executor is None else around_executor(runner)
     clock = clock or MonotonicClock()
-    listeners = _open_listeners(config, events)
+    listeners = _Listeners.open(config, events)
     started = _started(config, loaded, scheduler_config, plan, clock.now())
     if listeners.sink is not None:
         listeners.sink.emit(started)
@@ -127,58 +116,10 @@ def build_engine(
         if times is not None:
             _log_token_budget(scheduler_config.max_num_batched_tokens, times)
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
-    return Engine(
-        core=EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], listeners.on_add),
-        loaded=loaded,
-        scheduler_config=scheduler_config,
-        kv_cache_plan=plan,
-        limits=limits,
-        started=started,
-        seed=config.seed,
-        event_file=listeners.event_file,
-        recorder=listeners.recorder,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Listeners:
-    """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
-
-    event_file: EventFile | None
-    recorder: EngineRecorder | None
-    sink: EventSink | None
-
-    @property
-    def on_add(self) -> Callable[[Request], None] | None:
-        return None if self.recorder is None else self.recorder.on_add
-
-
-def _open_listeners(config: EngineConfig, events: EventSink | None) -> _Listeners:
-    event_file = open_event_log(config.event_log)
-    recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
-    sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
-    return _Listeners(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
-
-
-def _request_limits(config: EngineConfig, loaded: LoadedModel, plan: KVCachePlan) -> RequestLimits:
-    """The limits of a request that is alone in the pool."""
-    max_slots = max_request_slots(
-        config.kv, num_blocks=plan.num_blocks, block_size=plan.block_size, arena=config.kv_arena
-    )
-    context = loaded.config.max_position_embeddings
-    max_model_len = resolve_max_model_len(config, context, plan.num_blocks, max_slots)
-    return RequestLimits(max_model_len, max_slots, supports_priority=config.scheduling_policy != "fcfs")
-
-
-def _manager(config: EngineConfig, plan: KVCachePlan, scheduler_config: SchedulerConfig) -> KVCacheManager:
-    return make_kv_cache_manager(
-        config.kv,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        max_model_len=scheduler_config.max_model_len,
-        enable_prefix_caching=config.has_prefix_cache,
-        arena=config.kv_arena,
-    )
+    on_add = None if listeners.recorder is None else listeners.recorder.on_add
+    core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
+    facts = EngineFacts(loaded.name, loaded.config, scheduler_config, plan, limits, started)
+    return Engine(facts, core, loaded, config.seed, listeners)
 
 
 def _step_times(config: EngineConfig, loaded: LoadedModel, max_model_len: int, plan: KVCachePlan) -> StepTimes | None:
@@ -207,12 +148,6 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
         sampling=NativeSampling() if loaded.choice.kernels == "native" else None,
         grammars=loaded.grammars,
     )
-
-
-def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
-    """Plan the KV pool. Call it after the weights are loaded, because the free memory is measured now."""
-    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
-    return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
 
 
 def _started(
@@ -252,43 +187,20 @@ def _read_bytes(loaded: LoadedModel) -> int:
 def _log_startup_summary(
     config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan
 ) -> None:
-    logger.info(
-        "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len=%d, max_num_seqs=%d, "
-        "max_num_batched_tokens=%d",
-        plan.num_blocks,
-        plan.block_size,
-        plan.num_slots,
-        format_memory(plan.num_bytes),
-        scheduler_config.max_model_len,
-        scheduler_config.max_num_seqs,
-        scheduler_config.max_num_batched_tokens,
-    )
     if not logger.isEnabledFor(logging.INFO):
         return
-    step = StepLimits(
-        scheduler_config.max_num_batched_tokens,
-        scheduler_config.max_num_seqs,
-        scheduler_config.max_model_len,
-        plan.block_size,
+    activations = planned_activations(
+        loaded.config, loaded.choice, loaded.device.type, scheduler_config, plan.block_size
     )
     for line in startup_summary(
-        config,
-        scheduler_config,
-        plan,
-        weights=loaded.planned_weights,
-        activations=planned_activations(loaded.config, loaded.choice, loaded.device.type, step),
-        held_bytes=parameter_bytes(loaded.model),
+        config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)
     ):
-        logger.info("%s", line)
+        logger.info(line)
 
 
 def _log_token_budget(budget: int, times: StepTimes) -> None:
     logger.info(
-        "max_num_batched_tokens=%d: about %.0f ms per step on this machine "
-        "(%d tokens: %.0f ms; target: at most %.0f ms)",
-        budget,
-        times.estimate(budget) * 1e3,
-        2 * budget,
-        times.estimate(2 * budget) * 1e3,
-        TARGET_STEP_SECONDS * 1e3,
+        f"max_num_batched_tokens={budget}: about {times.estimate(budget) * 1e3:.0f} ms per step on this machine "
+        f"({2 * budget} tokens: {times.estimate(2 * budget) * 1e3:.0f} ms; target: at most "
+        f"{TARGET_STEP_SECONDS * 1e3:.0f} ms)"
     )

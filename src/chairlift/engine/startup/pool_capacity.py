@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from chairlift.config import SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError, RequestError
 from chairlift.request import Request
@@ -26,21 +26,6 @@ class RequestLengths(NamedTuple):
     prompt: int
     output: int
     max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class KVPool:
-    """A KV pool and its policy; the fields are those of `EngineConfig`."""
-
-    num_blocks: int
-    block_size: int
-    max_model_len: int
-    kv: str = "paged"
-    kv_arena: str = "buddy"
-
-    @property
-    def name(self) -> str:
-        return self.kv if self.kv == "paged" else f"{self.kv}, {self.kv_arena}"
 
 
 @dataclass(slots=True)
@@ -79,7 +64,7 @@ def compute_pool_capacity(pool: KVPool, limits: SchedulerConfig, lengths: Iterab
     A static batch reserves the maximum length of its requests under paging as well.
     """
     try:
-        manager = make_empty_manager(pool)
+        manager = make_kv_cache_manager(pool)
     except ConfigError as error:
         return PoolCapacity(pool, error=str(error))
     capacity = PoolCapacity(pool)
@@ -122,18 +107,6 @@ def _admit_requests(
         capacity.num_slots_written += num_slots
         capacity.num_slots_held += request.num_slots
     capacity.num_slots_held += manager.num_rounding_blocks * pool.block_size
-
-
-def make_empty_manager(pool: KVPool) -> KVCacheManager:
-    """Create a KV cache manager for the pool, in which all blocks are free and prefix caching is disabled."""
-    return make_kv_cache_manager(
-        pool.kv,
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
-        max_model_len=pool.max_model_len,
-        enable_prefix_caching=False,
-        arena=pool.kv_arena,
-    )
 
 
 def rejection_message(request: Request, pool: KVPool, manager: KVCacheManager) -> str | None:

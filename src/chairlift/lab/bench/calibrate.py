@@ -6,7 +6,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +26,9 @@ SHAPES = ((2048, 2048), (5632, 2048), (2048, 5632))
 
 WEIGHT_BYTES = 256 << 20
 """Size of the matrix that is read from memory: larger than the caches."""
+
+READ_INPUTS = 2048
+"""Number of inputs of that matrix."""
 
 DEPTHS = (2, 12)
 """Numbers of layers of the two tiny models whose steps are compared."""
@@ -68,8 +70,13 @@ def calibrate(
         repeats: repetitions of each product; the median counts.
     """
     step_overhead, layer_overhead = _overheads(num_threads, depths, num_steps)
-    flops = {shape: _gemm_flops(rows, *shape, repeats) for shape in shapes}
-    bandwidth = _bandwidth(weight_bytes, repeats)
+    flops = {
+        (outputs, inputs): 2 * rows * outputs * inputs / _linear_seconds(rows, outputs, inputs, repeats)
+        for outputs, inputs in shapes
+    }
+    # A decode step reads all weights for one row.
+    outputs = weight_bytes // 4 // READ_INPUTS
+    bandwidth = outputs * READ_INPUTS * 4 / _linear_seconds(1, outputs, READ_INPUTS, repeats)
     facts = machine_facts()
     device = Device(
         name=facts.cpu,
@@ -92,30 +99,15 @@ def calibrate(
     return Calibration(device, measured)
 
 
-def _gemm_flops(rows: int, outputs: int, inputs: int, repeats: int) -> float:
-    """Measure the FLOP/s of a linear layer over many rows."""
+def _linear_seconds(rows: int, outputs: int, inputs: int, repeats: int) -> float:
+    """Measure the median time of a linear layer in single precision, after an unmeasured repetition."""
     values, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
-    seconds = _median_seconds(lambda: torch.nn.functional.linear(values, weight), repeats)
-    return 2 * rows * outputs * inputs / seconds
-
-
-def _bandwidth(weight_bytes: int, repeats: int) -> float:
-    """Measure the bytes of weights per second that a linear layer reads for one row, as a decode step does."""
-    inputs = 2048
-    weight = torch.randn(weight_bytes // 4 // inputs, inputs)
-    values = torch.randn(1, inputs)
-    seconds = _median_seconds(lambda: torch.nn.functional.linear(values, weight), repeats)
-    return weight.numel() * 4 / seconds
-
-
-def _median_seconds(call: Callable[[], object], repeats: int) -> float:
-    call()
     samples = []
-    for _ in range(repeats):
+    for _ in range(repeats + 1):
         start = time.perf_counter()
-        call()
+        torch.nn.functional.linear(values, weight)
         samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+    return statistics.median(samples[1:])
 
 
 def _overheads(num_threads: int | None, depths: tuple[int, int], num_steps: int) -> tuple[float, float]:

@@ -16,19 +16,20 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, EventList, to_json
 from chairlift.lab.bench.comparison_result import (
     COMPARED,
+    WITH_RATIO,
     PolicyRun,
     SpeedCheck,
     TokenCheck,
-    figure_spread,
-    ratio_spread,
+    metric_range,
+    ratio_range,
 )
 from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.policies import ComparedPolicy
 from chairlift.lab.bench.throughput import WARM_UP_ROUND
-from chairlift.lab.bench.workload_options import WorkloadOptions, check_at_least, first_requests, text_tokenizer
+from chairlift.lab.bench.workload_options import WorkloadOptions, check_minimums, first_requests, text_tokenizer
 from chairlift.lab.workload.anyscale import PROMPT_LEN, AnyscaleLengths
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest, full_prompt_lens
 from chairlift.lab.workload.synthetic import make_workload
@@ -57,13 +58,7 @@ class CompareOptions(WorkloadOptions):
     `max_tokens` determines the reservations of kv=exact. If neither this option nor the trace has it, it is the largest
     value that fits max_model_len beside the prompt, which is the default of the API too.
 
-    Attributes:
-        policies: the compared policies; the first one is the baseline.
-        static_batch_size: maximum size of a static batch; None is the default of `EngineConfig`.
-        kv_arena: the allocator of reservations; None is the default of `EngineConfig`.
-        repeats: number of rounds. In each round every policy serves the same requests once; tokens differ by round.
-        num_warmups: number of requests in an unmeasured run of every policy before the rounds.
-        save_events: folder for one event log of each policy, from the first round.
+    `chairlift bench compare --help` describes each field. The first policy is the baseline. Tokens differ by round.
     """
 
     policies: tuple[ComparedPolicy, ...]
@@ -75,8 +70,7 @@ class CompareOptions(WorkloadOptions):
 
     def __post_init__(self) -> None:
         WorkloadOptions.__post_init__(self)
-        check_at_least("repeats", self.repeats, 1)
-        check_at_least("num_warmups", self.num_warmups, 0)
+        check_minimums(self, repeats=1, num_warmups=0)
         names = ", ".join(policy.name for policy in self.policies)
         if self.static_batch_size is not None and not any(policy.is_static for policy in self.policies):
             raise ConfigError(f"static_batch_size={self.static_batch_size}: none of {names} is static; leave it out")
@@ -157,12 +151,12 @@ class CompareResult:
 
     def _policy(self, name: str) -> dict[str, Any]:
         runs, baseline = self.runs[name], self.runs[self.baseline]
-        spreads = {figure.key: figure_spread(figure, runs) for figure in COMPARED}
-        ratios = {figure.key: ratio_spread(figure, runs, baseline) for figure in COMPARED if figure.has_ratio}
+        ranges = {metric.key: metric_range(metric, runs) for metric in COMPARED}
+        ratios = {metric.key: ratio_range(metric, runs, baseline) for metric in COMPARED if metric.key in WITH_RATIO}
         return {
             "engine": asdict(self.engines[name]),
-            "results": {key: spread and asdict(spread) for key, spread in spreads.items()},
-            "ratios": {key: spread and asdict(spread) for key, spread in ratios.items()},
+            "results": {key: found and asdict(found) for key, found in ranges.items()},
+            "ratios": {key: found and asdict(found) for key, found in ratios.items()},
             "runs": [run.to_dict() for run in runs],
         }
 
@@ -215,13 +209,13 @@ def run_compare(config: EngineConfig, options: CompareOptions) -> CompareResult:
 
 def _equalize_limits(loaded: LoadedModel, configs: Configs) -> dict[str, EngineConfig]:
     """Give all engines the same pool and the same max_model_len: the smallest of the policies unless it is given."""
-    plan = build_engine(next(iter(configs.values())), loaded=loaded).kv_cache_plan
+    plan = build_engine(next(iter(configs.values())), loaded=loaded).facts.kv_cache_plan
     pooled = {
         name: replace(config, num_kv_blocks=plan.num_blocks, kv_cache_memory_bytes=None)
         for name, config in configs.items()
     }
     engines = [build_engine(config, loaded=loaded) for config in pooled.values()]
-    max_model_len = min(engine.scheduler_config.max_model_len for engine in engines)
+    max_model_len = min(engine.facts.scheduler_config.max_model_len for engine in engines)
     return {name: replace(config, max_model_len=max_model_len) for name, config in pooled.items()}
 
 
@@ -259,7 +253,7 @@ def _check_decode_speed(loaded: LoadedModel, configs: Configs, options: CompareO
         count = min(num_rows, PROBE_ROWS)
         vocab_size = loaded.config.vocab_size
         workload = make_workload(
-            options.seed, count, length, length, BurstArrivals(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
+            options.seed, count, length, length, ArrivalProcess(), vocab_size, token_round=PROBE_TOKEN_ROUND + number
         )
         rounds.run(workload)
     return SpeedCheck.from_steps({name: [run.step_speeds for run in runs] for name, runs in rounds.runs.items()})
@@ -294,17 +288,13 @@ class _Rounds:
         for item in workload:
             assert len(tokens[item.request_id]) == item.output_len, "a request has not the forced number of tokens"
         run = PolicyRun.from_events(log.events)
-        self.engines.setdefault(name, engine.started)
-        self._record(name, log, run)
-        return tokens
-
-    def _record(self, name: str, log: EventList, run: PolicyRun) -> None:
+        self.engines.setdefault(name, engine.facts.started)
         self.runs[name].append(run)
-        number, repeats = len(self.order), self._options.repeats
-        speed = run.metrics.output_tokens_per_s
+        number, repeats, speed = len(self.order), self._options.repeats, run.metrics.output_tokens_per_s
         logger.info("%s %d of %d, %s: %.1f output tokens/s", self._label, number, repeats, name, speed)
         if number == 1 and self._options.save_events is not None:
             _save_events(log, self._options.save_events / f"{name.replace('/', '-')}.jsonl")
+        return tokens
 
 
 def _create_folder(folder: Path | None) -> None:

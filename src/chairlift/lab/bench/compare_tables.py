@@ -11,9 +11,10 @@ from chairlift.lab.bench.comparison_result import (
     COMPARED,
     MIN_STEPS,
     TOLERANCE,
+    WITH_RATIO,
     SpeedCheck,
-    figure_spread,
-    ratio_spread,
+    metric_range,
+    ratio_range,
 )
 from chairlift.lab.bench.machine import machine_caption
 from chairlift.lab.bench.workload_options import format_arrivals, format_lengths
@@ -38,16 +39,16 @@ def compare_table(result: CompareResult) -> Table:
     """
     table = make_table(_title(result), ["", *result.runs], _caption(result))
     baseline = result.runs[result.baseline]
-    for figure in COMPARED:
-        spreads = [figure_spread(figure, runs) for runs in result.runs.values()]
-        rows = {"median": row_label(figure.label, figure.unit)}
-        if figure.has_ratio and len(result.order) > 1:
+    for metric in COMPARED:
+        ranges = [metric_range(metric, runs) for runs in result.runs.values()]
+        rows = {"median": row_label(metric.label, metric.unit)}
+        if metric.key in WITH_RATIO and len(result.order) > 1:
             rows |= {"min": "  minimum", "max": "  maximum"}
         for statistic, label in rows.items():
-            values = ("" if spread is None else number(getattr(spread, statistic) * figure.scale) for spread in spreads)
+            values = ("" if found is None else number(getattr(found, statistic) * metric.scale) for found in ranges)
             table.add_row(label, *values)
-        if figure.has_ratio:
-            ratios = [ratio_spread(figure, runs, baseline) for runs in result.runs.values()]
+        if metric.key in WITH_RATIO:
+            ratios = [ratio_range(metric, runs, baseline) for runs in result.runs.values()]
             cells = ("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios)
             table.add_row(f"  ratio to {result.baseline}", *cells, end_section=True)
     return table

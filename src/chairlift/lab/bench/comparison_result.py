@@ -7,14 +7,14 @@ with the same number of rows, one policy runs them early and another one late, w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
 from chairlift.events import Event
 from chairlift.lab.bench.distribution import MeasuredRange
-from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
+from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS, ReportedMetric
 from chairlift.lab.metrics.run import RunMetrics
 from chairlift.lab.report.compare import WasteShares, waste_shares
 from chairlift.lab.report.memory import KINDS
@@ -52,73 +52,52 @@ class PolicyRun:
         run = recorded_run(events)
         return cls(run.metrics, waste_shares(run), step_speeds(run.trace))
 
+    def value(self, metric: ReportedMetric) -> float | None:
+        """The unscaled metric. Shares of KV slots are those by the true lengths."""
+        return self.memory.shares[metric.key] if metric.key in KINDS else metric.value(self.metrics)
+
     def to_dict(self) -> dict[str, Any]:
         """The run for JSON, without the single steps."""
         true_lengths = {**self.memory.shares, "while_requests_wait": self.memory.is_saturated}
         return {**self.metrics.to_dict(), "memory_true_lengths": true_lengths}
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedFigure:
-    """A figure of a comparison.
-
-    Attributes:
-        key: name in the JSON line.
-        label: name in the table.
-        unit: unit after multiplication with `scale`.
-        value: reads the figure from a run.
-        has_ratio: the comparison also shows the ratio to the baseline.
-    """
-
-    key: str
-    label: str
-    unit: str
-    value: Callable[[PolicyRun], float | None]
-    scale: float = 1.0
-    has_ratio: bool = False
-
-
-def _metric(key: str, has_ratio: bool = False) -> ComparedFigure:
-    figure = next(figure for figure in REPORTED_METRICS if figure.key == key)
-    return ComparedFigure(
-        key, figure.label, figure.unit, lambda run: figure.value(run.metrics), figure.scale, has_ratio
-    )
-
-
-def _share(kind: str) -> ComparedFigure:
-    figure = _metric(kind)
-    return ComparedFigure(kind, figure.label, figure.unit, lambda run: run.memory.shares[kind], figure.scale)
-
-
-COMPARED: Final = (
-    _metric("output_tokens_per_s", has_ratio=True),
-    _metric("total_tokens_per_s", has_ratio=True),
-    _metric("e2e_latency_p50", has_ratio=True),
-    _metric("e2e_latency_p99", has_ratio=True),
-    _metric("ttft_p50", has_ratio=True),
-    _metric("ttft_p99", has_ratio=True),
-    _metric("mean_batch_size"),
-    _metric("mean_batch_tokens"),
-    *(_share(kind) for kind in KINDS),
-    _metric("padding_tokens"),
-    _metric("recomputed_tokens"),
-    _metric("preemptions"),
+WITH_RATIO: Final = (
+    "output_tokens_per_s",
+    "total_tokens_per_s",
+    "e2e_latency_p50",
+    "e2e_latency_p99",
+    "ttft_p50",
+    "ttft_p99",
 )
+"""The metrics whose ratio to the baseline is also shown."""
+
+_KEYS: Final = (
+    *WITH_RATIO,
+    "mean_batch_size",
+    "mean_batch_tokens",
+    *KINDS,
+    "padding_tokens",
+    "recomputed_tokens",
+    "preemptions",
+)
+COMPARED: Final = tuple(metric for key in _KEYS for metric in REPORTED_METRICS if metric.key == key)
+"""The metrics of a comparison, in the order of the table."""
 
 
-def figure_spread(figure: ComparedFigure, runs: Sequence[PolicyRun]) -> MeasuredRange | None:
-    """The unscaled figure over the rounds of a policy."""
-    return MeasuredRange.from_values([figure.value(run) for run in runs])
+def metric_range(metric: ReportedMetric, runs: Sequence[PolicyRun]) -> MeasuredRange | None:
+    """The unscaled metric over the rounds of a policy."""
+    return MeasuredRange.from_values([run.value(metric) for run in runs])
 
 
-def ratio_spread(
-    figure: ComparedFigure, runs: Sequence[PolicyRun], baseline: Sequence[PolicyRun]
+def ratio_range(
+    metric: ReportedMetric, runs: Sequence[PolicyRun], baseline: Sequence[PolicyRun]
 ) -> MeasuredRange | None:
-    """The ratio of the figure to that of the baseline, computed in each round: a machine that becomes slower between
+    """The ratio of the metric to that of the baseline, computed in each round: a machine that becomes slower between
     rounds does not change it."""
     ratios: list[float | None] = []
     for run, base in zip(runs, baseline, strict=True):
-        value, base_value = figure.value(run), figure.value(base)
+        value, base_value = run.value(metric), base.value(metric)
         ratios.append(None if value is None or not base_value else value / base_value)
     return MeasuredRange.from_values(ratios)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from chairlift.config import EngineConfig
+from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventList, RequestArrived, RequestWaiting, Step
@@ -14,14 +15,13 @@ from chairlift.lab.bench.distribution import Distribution
 from chairlift.lab.bench.driver import drive, forced_requests
 from chairlift.lab.bench.machine import MachineFacts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.throughput import engine_caption
-from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.tables import make_table, number, print_report
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.request import WaitReason
-from chairlift.server.batch.progress import progress_bar
 
 CAPACITY_WAIT_REASONS = {
     WaitReason.SEATS.value: "max_num_seqs seats",
@@ -35,15 +35,9 @@ long prefill takes several steps."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyOptions:
-    """The size of the batch and the number of iterations. The requests are greedy.
+    """The size of the batch and the number of iterations. `chairlift bench latency --help` describes each field.
 
-    Attributes:
-        input_len: tokens of each prompt, which are random.
-        output_len: output tokens of each request, forced.
-        batch_size: number of requests.
-        num_iters: number of measured iterations. Their tokens differ.
-        num_iters_warmup: number of unmeasured iterations before the measured ones.
-        seed: seed of the tokens.
+    The requests are greedy. Their prompts are random, and differ between iterations.
 
     Raises:
         ConfigError: a value is out of range. The message names the option, the value and the limit.
@@ -57,16 +51,13 @@ class LatencyOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("input_len", "output_len", "batch_size", "num_iters"):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("num_iters_warmup", "seed"):
-            check_at_least(name, getattr(self, name), 0)
+        check_minimums(self, input_len=1, output_len=1, batch_size=1, num_iters=1, num_iters_warmup=0, seed=0)
 
     def workload(self, vocab_size: int, token_round: int) -> list[WorkloadRequest]:
         """Create the requests of one iteration."""
         prompt, output = FixedLength(self.input_len), FixedLength(self.output_len)
         return make_workload(
-            self.seed, self.batch_size, prompt, output, BurstArrivals(), vocab_size, token_round=token_round
+            self.seed, self.batch_size, prompt, output, ArrivalProcess(), vocab_size, token_round=token_round
         )
 
 
@@ -133,13 +124,13 @@ def run_latency(config: EngineConfig, options: LatencyOptions) -> LatencyResult:
         iterations = _iterations(engine, log, options)
     finally:
         engine.close()
-    return LatencyResult(machine_facts(), engine.started, options, iterations, peak_rss_bytes())
+    return LatencyResult(machine_facts(), engine.facts.started, options, iterations, peak_rss_bytes())
 
 
 def _iterations(engine: Engine, log: EventList, options: LatencyOptions) -> list[Iteration]:
     total = options.num_iters_warmup + options.num_iters
     iterations: list[Iteration] = []
-    vocab_size = engine.model_config.vocab_size
+    vocab_size = engine.facts.model_config.vocab_size
     forced_requests(engine, options.workload(vocab_size, 0))
     with progress_bar("iterations", total) as advance:
         for token_round in range(total):

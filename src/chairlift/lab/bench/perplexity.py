@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -16,17 +16,17 @@ import torch
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
+from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError, RequestError
 from chairlift.events import EngineStarted
 from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.lab.tables import make_table, print_report
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.batch.progress import progress_bar
 
 FLOAT32: Final = "float32"
 """Value of `against` that selects the same model in float32."""
@@ -55,8 +55,7 @@ class PerplexityOptions:
     against: str | None = None
 
     def __post_init__(self) -> None:
-        check_at_least("window", self.window, 2)
-        check_at_least("num_windows", self.num_windows, 1)
+        check_minimums(self, window=2, num_windows=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,20 +246,16 @@ def run_perplexity(config: EngineConfig, options: PerplexityOptions) -> Perplexi
         ModelLoadError: a model cannot be loaded.
     """
     text = read_text(options.text)
-    scorer = Scorer(config, options.window)
-    reference: Scorer | None = None
-    try:
+    with ExitStack() as engines:
+        scorer = engines.enter_context(closing(Scorer(config, options.window)))
         windows = split_windows(scorer.tokenizer, text, options)
+        reference: Scorer | None = None
         if options.against is not None:
-            reference = _reference(config, options, scorer.vocab_size)
+            reference = engines.enter_context(closing(_reference(config, options, scorer.vocab_size)))
         tally = score(scorer, reference, windows)
-    finally:
-        for engine in (scorer, reference):
-            if engine is not None:
-                engine.close()
     return PerplexityResult(
         machine=machine_facts(),
-        engine=scorer.engine.started,
+        engine=scorer.engine.facts.started,
         options=options,
         num_windows=len(windows),
         num_tokens=tally.num_tokens,

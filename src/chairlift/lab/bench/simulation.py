@@ -9,9 +9,8 @@ from typing import Any, TextIO
 from rich.console import RenderableType
 
 from chairlift.config import EngineConfig
-from chairlift.core.baselines.selection import max_request_slots
 from chairlift.engine.startup.model_shape import ModelShape
-from chairlift.engine.startup.startup_plan import plan_pool, resolve_max_model_len
+from chairlift.engine.startup.startup_plan import plan_pool, planned_pool
 from chairlift.errors import ConfigError, ModelLoadError
 from chairlift.events import EngineStarted, Event, EventBroadcaster, EventSink, open_event_log, read_events
 from chairlift.lab.bench.tenants import TenantFigures, TenantTally, parse_shares, tenant_table, with_tenants
@@ -19,14 +18,13 @@ from chairlift.lab.bench.workload_options import WorkloadOptions, format_arrival
 from chairlift.lab.metrics.reported_metrics import REPORTED_METRICS
 from chairlift.lab.metrics.run import RunMetrics, RunTally
 from chairlift.lab.planning.planner import PlannedModel, plan_memory
-from chairlift.lab.presets.printing import print_constants
 from chairlift.lab.sim.cost_model import CostModel
 from chairlift.lab.sim.devices import DEVICES, Device, find_device
 from chairlift.lab.sim.fitted_cost_model import fit_cost_model
 from chairlift.lab.sim.published_models import MODEL_SHAPES
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, SimResult, simulate
-from chairlift.lab.tables import make_table, number, print_report, row_label
+from chairlift.lab.tables import constants_table, make_table, number, print_report, row_label
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.loading.resolve import matrix_formats
 from chairlift.worker.kv_cache_plan import FREE_MEMORY_SHARE
@@ -193,9 +191,8 @@ def sim_config_from_recording(config: EngineConfig, recorded: EngineStarted) -> 
     if config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         pool = plan_pool(config, recorded.kv_bytes_per_slot, recorded.max_model_len, 0)
         num_blocks, block_size = pool.num_blocks, pool.block_size
-    slots = max_request_slots(config.kv, num_blocks=num_blocks, block_size=block_size, arena=config.kv_arena)
     context = config.max_model_len or recorded.max_model_len
-    max_model_len = resolve_max_model_len(replace(config, block_size=block_size), context, num_blocks, slots)
+    max_model_len = planned_pool(replace(config, block_size=block_size), context, num_blocks).max_model_len
     token_budget = max(recorded.max_num_batched_tokens, config.max_num_seqs)
     return SimConfig(
         scheduler=config.scheduler_config(max_model_len, token_budget),
@@ -227,7 +224,6 @@ def _read_log(path: Path) -> list[Event]:
 
 def print_simulation(result: SimulationResult, file: TextIO | None = None) -> None:
     """Write the constants, the tables and the JSON line to `file` (standard output if None)."""
-    print_constants([*result.constants, *_limits(result.engine)], file)
     run, sim = result.run, result.result
     table = make_table(
         f"{result.engine.model}, simulated: {run.num_requests} requests {format_arrivals(result.load)}",
@@ -238,7 +234,7 @@ def print_simulation(result: SimulationResult, file: TextIO | None = None) -> No
     for metric in REPORTED_METRICS:
         if (value := metric.value(run)) is not None:
             table.add_row(row_label(metric.label, metric.unit), number(value * metric.scale))
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [constants_table([*result.constants, *_limits(result.engine)]), table]
     if result.tenants:
         parts.append(tenant_table(result.tenants))
     if sim.rejected:

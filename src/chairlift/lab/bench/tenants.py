@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from rich.table import Table
 
-from chairlift.errors import ConfigError
+from chairlift.config import parse_weights
 from chairlift.events import Event, RequestArrived, RequestFinished
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.tables import make_table
@@ -20,21 +19,9 @@ def parse_shares(text: str) -> dict[str, float]:
     """Parse "name=share,name=share" to a share of the requests for each tenant.
 
     Raises:
-        ConfigError: the text has another form, a share is not positive, or a name occurs twice.
+        ConfigError: see `parse_weights`.
     """
-    shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, _equals, number = part.partition("=")
-        try:
-            share = float(number)
-        except ValueError:
-            share = math.nan
-        if not name or name in shares or not 0 < share < math.inf:
-            raise ConfigError(
-                f"tenants must have the form heavy=20,light=1 with shares above 0, got {part!r} in {text!r}"
-            )
-        shares[name] = share
-    return shares
+    return parse_weights(text, "tenants must have the form heavy=20,light=1 with shares above 0")
 
 
 def with_tenants(workload: Sequence[WorkloadRequest], shares: Mapping[str, float], seed: int) -> list[WorkloadRequest]:
@@ -59,8 +46,9 @@ class TenantFigures:
 
     def to_dict(self) -> dict[str, object]:
         ttft = Summary.from_values(self.ttfts)
-        counts = {"num_requests": self.num_requests, "prompt_tokens": self.prompt_tokens}
-        return {**counts, "output_tokens": self.output_tokens, "ttft": None if ttft is None else asdict(ttft)}
+        counts = asdict(self)
+        del counts["ttfts"]
+        return {**counts, "ttft": ttft and asdict(ttft)}
 
 
 class TenantTally:

@@ -15,7 +15,7 @@ from chairlift.lab.bench.driver import drive, drive_all_at_once, forced_requests
 from chairlift.lab.bench.machine import MachineFacts, machine_caption, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import (
     WorkloadOptions,
-    check_at_least,
+    check_minimums,
     first_requests,
     format_arrivals,
     format_lengths,
@@ -33,11 +33,10 @@ WARM_UP_ROUND = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputOptions(WorkloadOptions):
-    """A workload of greedy requests with random prompts and forced output lengths.
+    """A workload of greedy requests with random prompts and forced output lengths, and the number of runs.
 
-    Attributes:
-        repeats: number of measured runs. All have the same lengths and arrivals; their tokens differ.
-        num_warmups: number of requests in the unmeasured run before the first measured one.
+    `chairlift bench throughput --help` describes each field. All runs have the same lengths and arrivals; their tokens
+    differ.
     """
 
     repeats: int = 3
@@ -45,8 +44,7 @@ class ThroughputOptions(WorkloadOptions):
 
     def __post_init__(self) -> None:
         WorkloadOptions.__post_init__(self)
-        check_at_least("repeats", self.repeats, 1)
-        check_at_least("num_warmups", self.num_warmups, 0)
+        check_minimums(self, repeats=1, num_warmups=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
     engine = build_engine(replace(config, skip_tokenizer_init=True), events=log)
     tokenize = None if config.skip_tokenizer_init else text_tokenizer(config.model)
     try:
-        vocab_size = engine.model_config.vocab_size
+        vocab_size = engine.facts.model_config.vocab_size
         warm_up = options.workload(vocab_size, WARM_UP_ROUND, tokenize)
         forced_requests(engine, warm_up)
         drive_all_at_once(engine, first_requests(warm_up, options.num_warmups))
@@ -100,7 +98,7 @@ def run_throughput(config: EngineConfig, options: ThroughputOptions) -> Throughp
             logger.info("run %d of %d: %.1f output tokens/s", run_number, options.repeats, speed)
     finally:
         engine.close()
-    return ThroughputResult(machine_facts(), engine.started, options, runs, peak_rss_bytes())
+    return ThroughputResult(machine_facts(), engine.facts.started, options, runs, peak_rss_bytes())
 
 
 def _run(

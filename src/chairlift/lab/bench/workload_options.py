@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import arrival_process, with_arrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess, with_arrivals
 from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
-from chairlift.lab.workload.traces import TraceOptions, read_trace
+from chairlift.lab.workload.traces.records import TraceOptions
+from chairlift.lab.workload.traces.trace_loader import read_trace
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -69,12 +70,11 @@ class WorkloadOptions:
                 continue
             if self.trace is not None:
                 raise ConfigError(
-                    f"{name}={text} cannot be combined with trace, which has lengths: leave one of them out"
+                    f"{name}={text} cannot be combined with trace, which determines the lengths: leave one of them out"
                 )
             parse_lengths(text)
-        for name, low in (("num_prompts", 1), ("seed", 0), ("max_tokens", 1), ("max_concurrency", 1)):
-            check_at_least(name, getattr(self, name), low)
-        arrival_process(self.request_rate, self.burstiness)
+        check_minimums(self, num_prompts=1, seed=0, max_tokens=1, max_concurrency=1)
+        ArrivalProcess(self.request_rate, self.burstiness)
 
     def workload(self, vocab_size: int, token_round: int, tokenize: Tokenize | None = None) -> list[WorkloadRequest]:
         """Create the requests of one round. Rounds differ only in their tokens.
@@ -92,7 +92,7 @@ class WorkloadOptions:
                 self.num_prompts or DEFAULT_NUM_PROMPTS,
                 parse_lengths(self.input_len or DEFAULT_INPUT_LEN),
                 parse_lengths(self.output_len or DEFAULT_OUTPUT_LEN),
-                arrival_process(self.request_rate, self.burstiness),
+                ArrivalProcess(self.request_rate, self.burstiness),
                 vocab_size,
                 token_round=token_round,
             )
@@ -106,9 +106,9 @@ class WorkloadOptions:
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
     ) -> list[WorkloadRequest]:
         options = TraceOptions(limit=self.num_prompts, vocab_size=vocab_size, tokenize=tokenize)
-        workload = read_trace(trace, options=options)
+        workload = read_trace(trace, options)
         if self.request_rate is not None:
-            arrivals = arrival_process(self.request_rate, self.burstiness)
+            arrivals = ArrivalProcess(self.request_rate, self.burstiness)
             workload = with_arrivals(workload, arrivals, np.random.default_rng(self.seed))
         return redraw_tokens(workload, self.seed, token_round, vocab_size)
 
@@ -132,10 +132,13 @@ def text_tokenizer(model: str | None) -> Tokenize:
     return lambda text: encode()(text, add_special_tokens=False)
 
 
-def check_at_least(name: str, value: int | None, low: int) -> None:
-    """Raise ConfigError if the option has a value that is less than `low`."""
-    if value is not None and value < low:
-        raise ConfigError(f"{name} must be at least {low}, got {value}")
+def check_minimums(options: object, **minimums: int) -> None:
+    """Raise ConfigError if an option, or one of its values if it is a tuple, is less than its minimum."""
+    for name, low in minimums.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
 
 
 def first_requests(workload: Sequence[WorkloadRequest], count: int | None) -> list[WorkloadRequest]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
 from chairlift.lab.metrics.percentile import Summary
@@ -127,6 +127,7 @@ class RunTally:
         duration = 0.0
         if steps.last_time is not None and self._first_time is not None:
             duration = steps.last_time - self._first_time
+        summaries = {name: Summary.from_values(values) for name, values in requests.values.items()}
         per_second = 1 / duration if duration > 0 else 0.0
         return RunMetrics(
             duration=duration,
@@ -141,12 +142,12 @@ class RunTally:
             output_tokens_per_s=requests.output_tokens * per_second,
             total_tokens_per_s=(requests.prompt_tokens + requests.output_tokens) * per_second,
             requests_per_s=requests.num_answered * per_second,
-            ttft=Summary.from_values(requests.ttft),
-            tpot=Summary.from_values(requests.tpot),
+            ttft=summaries["ttft"],
+            tpot=summaries["tpot"],
             itl=Summary.from_counts(requests.itls),
-            e2e_latency=Summary.from_values(requests.e2e_latency),
-            normalized_latency=Summary.from_values(requests.normalized_latency),
-            queue_time=Summary.from_values(requests.queue_time),
+            e2e_latency=summaries["e2e_latency"],
+            normalized_latency=summaries["normalized_latency"],
+            queue_time=summaries["queue_time"],
             mean_batch_size=steps.per_step(steps.num_rows),
             peak_batch_size=steps.peak_batch_size,
             mean_batch_tokens=steps.per_step(steps.num_tokens),
@@ -159,6 +160,10 @@ class RunTally:
         )
 
 
+SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue_time")
+"""The properties of RequestMetrics whose values are summarized."""
+
+
 @dataclass(slots=True)
 class _RequestTotals:
     """Sums and values over requests. ITLs are counted by value, because the requests of a step share them."""
@@ -169,11 +174,7 @@ class _RequestTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    ttft: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-    e2e_latency: list[float] = field(default_factory=list)
-    normalized_latency: list[float] = field(default_factory=list)
-    queue_time: list[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SUMMARIZED})
     itls: Counter[float] = field(default_factory=Counter)
 
     def add(self, request: RequestMetrics) -> None:
@@ -184,14 +185,8 @@ class _RequestTotals:
         self.cached_tokens += request.num_cached_tokens
         self.output_tokens += request.num_output_tokens
         self.itls.update(request.itls)
-        for values, value in (
-            (self.ttft, request.ttft),
-            (self.tpot, request.tpot),
-            (self.e2e_latency, request.e2e_latency),
-            (self.normalized_latency, request.normalized_latency),
-            (self.queue_time, request.queue_time),
-        ):
-            if value is not None:
+        for name, values in self.values.items():
+            if (value := getattr(request, name)) is not None:
                 values.append(value)
 
 

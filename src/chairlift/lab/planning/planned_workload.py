@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.engine.startup.pool_capacity import (
     LENGTHS_PER_DRAW,
-    KVPool,
     RequestLengths,
     forced_request,
-    make_empty_manager,
     rejection_message,
 )
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.arrivals import arrival_process
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import LengthDistribution, paired_lengths
 
 
@@ -46,7 +45,7 @@ class PlannedWorkload:
     def __post_init__(self) -> None:
         if self.request_rate == math.inf:
             object.__setattr__(self, "request_rate", None)
-        arrival_process(self.request_rate)
+        ArrivalProcess(self.request_rate)
         if self.seed < 0:
             raise ConfigError(f"seed must be at least 0, got {self.seed}")
 
@@ -79,7 +78,8 @@ class PlannedWorkload:
         }
 
 
-def accepted_lengths(pool: KVPool, lengths: Iterable[RequestLengths]) -> Iterator[RequestLengths]:
-    """The lengths of requests that an engine with this pool does not reject."""
-    manager = make_empty_manager(pool)
+def accepted_lengths(pool: KVPool, load: PlannedWorkload) -> Iterator[RequestLengths]:
+    """The endless lengths of the requests of a workload that an engine with this pool does not reject."""
+    manager = make_kv_cache_manager(pool)
+    lengths = load.lengths(pool.max_model_len)
     return (length for length in lengths if rejection_message(forced_request(0, length), pool, manager) is None)

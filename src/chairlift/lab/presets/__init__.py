@@ -1,29 +1,20 @@
-"""Published results as simulations: one module for each preset, which is imported when it is used.
+"""Published results as simulations: one module for each preset, which is imported when it is run.
 
-Each module has a `PRESET`. Published numbers are data with their source, and simulated ones are computed by `run`.
+Published numbers are data with their source, and simulated ones are computed by the `run` of each module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, TextIO
+
+from rich.console import RenderableType
+from rich.text import Text
 
 from chairlift.errors import ConfigError
-
-PRESET_NAMES: Final = (
-    "anyscale",
-    "orca",
-    "sarathi",
-    "vllm-fig2",
-    "vllm-fig3",
-    "vllm-fig12",
-    "vllm-fig13",
-    "vllm-fig15",
-    "vllm-fig16",
-    "vllm-fig18b",
-)
+from chairlift.lab.tables import constants_table, make_text_table, print_parts, print_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,50 +61,90 @@ class PresetResult:
 
     constants: list[tuple[str, str]]
     tables: list[Table]
-    notes: list[str]
+    notes: Sequence[str]
     published: dict[str, Any]
     ours: dict[str, Any]
-
-    def to_dict(self, preset: str) -> dict[str, Any]:
-        return {"preset": preset, "published": self.published, "ours": self.ours}
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published table or figure, and the function that simulates it.
+    """A published table or figure, which the function `run` of the module with its name simulates.
 
     Attributes:
         source: paper, section, table or figure.
-        options: the fields of PresetOptions that `run` supports; any other one is an error.
+        options: the fields of PresetOptions that it supports; any other one is an error.
     """
 
     name: str
     title: str
     source: str
-    run: Callable[[PresetOptions], PresetResult]
     options: tuple[str, ...] = ("num_prompts", "workload_seed")
 
+    def run(self, options: PresetOptions) -> PresetResult:
+        """Simulates the preset; raises ConfigError for an option that it does not support."""
+        for option in fields(options):
+            value = getattr(options, option.name)
+            if value is not None and option.name not in self.options:
+                supported = ", ".join(self.options) or "none"
+                raise ConfigError(
+                    f"preset {self.name}: {option.name}={value} does not apply; its options are: {supported}"
+                )
+        result = import_module(f"{__name__}.{self.name.replace('-', '_')}").run(options)
+        assert isinstance(result, PresetResult)
+        return result
 
-def load_preset(name: str) -> Preset:
+
+_ANYSCALE: Final = 'Daniel et al., "How continuous batching enables 23x throughput in LLM inference", Anyscale, 2023'
+_VLLM: Final = "Kwon et al., SOSP'23"
+_PRESETS: Final = (
+    Preset("anyscale", "Continuous batching against static: 23 times the throughput", _ANYSCALE, ("num_prompts",)),
+    Preset("orca", "Iteration-level scheduling on GPT-3 175B", "Yu et al., OSDI'22, section 6.2, Figure 10b"),
+    Preset(
+        "sarathi",
+        "Chunked prefills against whole prompts",
+        "Agrawal et al., OSDI'24, Tables 2 to 4 and Figure 10",
+    ),
+    Preset("vllm-fig2", "Use of the KV memory, OPT-13B, ShareGPT", f"{_VLLM}, Figure 2"),
+    Preset("vllm-fig3", "Slots reserved and never used by two requests", f"{_VLLM}, Figure 3", ()),
+    Preset(
+        "vllm-fig12",
+        "Normalized latency by request rate, OPT-13B",
+        f"{_VLLM}, Figure 12a and 12d, sections 6.2 and 6.3",
+    ),
+    Preset("vllm-fig13", "Number of running requests, OPT-13B", f"{_VLLM}, Figure 13"),
+    Preset("vllm-fig15", "KV memory saved by parallel sampling, OPT-13B", f"{_VLLM}, Figure 15 and section 6.3"),
+    Preset(
+        "vllm-fig16",
+        "Throughput of translations with a shared prefix, LLaMA-13B",
+        f"{_VLLM}, Figure 16 and section 6.4",
+    ),
+    Preset("vllm-fig18b", "Latency by block size, OPT-13B", f"{_VLLM}, Figure 18b"),
+)
+PRESETS: Final = {preset.name: preset for preset in _PRESETS}
+
+
+def find_preset(name: str) -> Preset:
     """Returns a preset by name; raises ConfigError if it is unknown."""
-    if name not in PRESET_NAMES:
-        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(PRESET_NAMES)}")
-    preset = import_module(f"{__name__}.{name.replace('-', '_')}").PRESET
-    assert isinstance(preset, Preset)
-    assert preset.name == name
-    return preset
+    if name not in PRESETS:
+        raise ConfigError(f"preset {name!r} is unknown; use one of {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
-def run_preset(preset: Preset, options: PresetOptions) -> PresetResult:
-    """Runs a preset; raises ConfigError for an option that it does not support."""
-    for option in fields(options):
-        value = getattr(options, option.name)
-        if value is not None and option.name not in preset.options:
-            supported = ", ".join(preset.options) or "none"
-            raise ConfigError(
-                f"preset {preset.name}: {option.name}={value} does not apply; its options are: {supported}"
-            )
-    return preset.run(options)
+def print_presets(presets: Iterable[Preset], file: TextIO | None = None) -> None:
+    """Prints the name, title and source of each preset."""
+    rows = [[preset.name, preset.title, preset.source] for preset in presets]
+    print_parts([make_text_table("Presets", ["name", "title", "source"], rows, justify="left")], file)
+
+
+def print_preset(preset: Preset, result: PresetResult, file: TextIO | None = None) -> None:
+    """Prints the constants, the tables, the notes and one line of JSON."""
+    parts: list[RenderableType] = [
+        Text(f"{preset.title} ({preset.source})", style="bold"),
+        constants_table(result.constants),
+        *(make_text_table(table.title, table.columns, table.rows) for table in result.tables),
+        *(f"- {note}" for note in result.notes),
+    ]
+    print_report(parts, {"preset": preset.name, "published": result.published, "ours": result.ours}, file)
 
 
 def format_number(value: float | None, digits: int, unit: str = "") -> str:

@@ -10,7 +10,7 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.requests import RequestMetrics
 from chairlift.lab.metrics.run import RunMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets.capacity import measure
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
@@ -149,7 +149,7 @@ Throughput = dict[str, dict[int, RunMetrics]]
 
 
 def run_throughput(count: int) -> tuple[Throughput, dict[int, tuple[int, int]]]:
-    """Returns the metrics by system and cap, and the iterations by arithmetic, by cap."""
+    """Returns the metrics of each system and cap, and the result of `num_iterations` for each cap."""
     cost_model = Roofline(MODEL, DEVICE)
     metrics: Throughput = {system.name: {} for system in SYSTEMS}
     iterations = {}
@@ -206,7 +206,7 @@ def run(options: PresetOptions) -> PresetResult:
             _latency_table(latencies),
             _claims_table(latencies, saturated),
         ],
-        notes=list(NOTES),
+        notes=NOTES,
         published={
             "total_tokens_per_s": PUBLISHED_TOKENS_PER_S,
             "multiples": PUBLISHED_MULTIPLES,
@@ -253,7 +253,10 @@ def _throughput_table(metrics: Throughput) -> Table:
 
 
 def _multiples_table(metrics: Throughput) -> Table:
-    """Returns multiples of the naive system, and at the largest cap of the system without its artefact."""
+    """Returns each throughput as a multiple of the first system's, and for the largest cap of the second system's.
+
+    The second system is the first one without its artefact: see `NOTES`.
+    """
     rows = []
     for system in SYSTEMS:
         rates = {cap: m.total_tokens_per_s for cap, m in metrics[system.name].items()}
@@ -313,12 +316,3 @@ def _claims_table(latencies: dict[int, dict[str, LatencyRun]], saturated: dict[s
     for name, found in saturated.items():
         rows.append([f"{offered}, {name}", SATURATED if name == PAGED.name else "-", f"{found.tokens_per_s:,.0f}"])
     return Table("Published statements about the latencies", ["statement", "published", "ours"], rows)
-
-
-PRESET: Final = Preset(
-    name="anyscale",
-    title="Continuous batching against static: 23 times the throughput",
-    source='Daniel et al., "How continuous batching enables 23x throughput in LLM inference", Anyscale, 2023',
-    run=run,
-    options=("num_prompts",),
-)

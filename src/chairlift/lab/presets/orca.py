@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from chairlift.config import SchedulerConfig
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.requests import RequestMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets.capacity import at_rate, highest_rate, measure, num_kv_slots
 from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import UniformLengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
@@ -29,7 +30,6 @@ TENSOR_PARALLEL_SIZE: Final = 8
 PROMPT: Final = UniformLengths(32, 512)
 OUTPUT: Final = UniformLengths(1, 128)
 NUM_PROMPTS: Final = 500
-SEED: Final = 0
 MAX_MODEL_LEN: Final = 2048
 RATES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
@@ -117,6 +117,9 @@ class LoadPoint:
     latency: float
 
 
+RateSweep = Callable[[float], LoadPoint]
+
+
 def cost_model() -> Roofline:
     return Roofline(MODEL, DEVICE, TENSOR_PARALLEL_SIZE)
 
@@ -137,45 +140,37 @@ def single_request_latency() -> float:
 
 def workload(seed: int, count: int) -> list[WorkloadRequest]:
     """Returns requests that arrive once per second on average."""
-    return make_workload(seed, count, PROMPT, OUTPUT, PoissonArrivals(1.0), MODEL.vocab_size)
+    return make_workload(seed, count, PROMPT, OUTPUT, ArrivalProcess(1.0), MODEL.vocab_size)
 
 
-class RateSweep:
-    """Runs of a system with the same requests at several rates, each of which is simulated once."""
+def rate_sweep(system: OrcaSystem, requests: Sequence[WorkloadRequest]) -> RateSweep:
+    """Returns the function that simulates a system at a request rate. It simulates each rate once."""
+    return cache(lambda rate: run_system(system, at_rate(requests, rate)))
 
-    def __init__(self, system: OrcaSystem, requests: Sequence[WorkloadRequest]) -> None:
-        self._system = system
-        self._requests = requests
-        self._points: dict[float, LoadPoint] = {}
 
-    def point(self, rate: float) -> LoadPoint:
-        if rate not in self._points:
-            self._points[rate] = run_system(self._system, at_rate(self._requests, rate))
-        return self._points[rate]
+def throughput_at(latency: float, sweep: RateSweep) -> float:
+    """Returns the finished requests per second at the highest rate that keeps the median normalized latency.
 
-    def throughput_at(self, latency: float) -> float:
-        """Returns the finished requests per second at the highest rate that keeps the median normalized latency.
-
-        0.0 if no rate does, which can happen with few requests.
-        """
-        rate = highest_rate(lambda rate: self.point(rate).latency <= latency, start=1.0)
-        return self.point(rate).requests_per_s if rate else 0.0
+    0.0 if no rate does, which can happen with few requests.
+    """
+    rate = highest_rate(lambda rate: sweep(rate).latency <= latency, start=1.0)
+    return sweep(rate).requests_per_s if rate else 0.0
 
 
 def run(options: PresetOptions) -> PresetResult:
     """Simulates five systems by rate, and four with a full queue; compares throughput at two latencies."""
-    seed = SEED if options.workload_seed is None else options.workload_seed
+    seed = options.workload_seed or 0
     requests = workload(seed, options.num_prompts or NUM_PROMPTS)
-    sweeps = {system.name: RateSweep(system, requests) for system in SYSTEMS}
-    curves = {name: {rate: sweep.point(rate) for rate in RATES} for name, sweep in sweeps.items()}
+    sweeps = {system.name: rate_sweep(system, requests) for system in SYSTEMS}
+    curves = {name: {rate: sweep(rate) for rate in RATES} for name, sweep in sweeps.items()}
     limits = (LATENCY, 2 * single_request_latency())
-    at = {limit: {name: sweep.throughput_at(limit) for name, sweep in sweeps.items()} for limit in limits}
+    at = {limit: {name: throughput_at(limit, sweep) for name, sweep in sweeps.items()} for limit in limits}
     burst = [replace(request, arrival=0.0) for request in requests]
     queued = {system.name: run_system(system, burst).requests_per_s for system in QUEUED}
     return PresetResult(
         constants=_constants(seed, len(requests), limits[1] / 2),
         tables=[_curves_table(curves), _throughput_table(at), _queued_table(requests, queued)],
-        notes=list(NOTES),
+        notes=NOTES,
         published={
             "normalized_latency_p50": LATENCY,
             "requests_per_s": {"orca": PUBLISHED_ORCA, "fastertransformer": PUBLISHED_FASTERTRANSFORMER},
@@ -272,11 +267,3 @@ def _queued_table(requests: Sequence[WorkloadRequest], queued: dict[str, float])
         rows.append([system.name, shown, f"{queued[system.name]:.2f}"])
     columns = ["system", "steps per request, by arithmetic", "requests/s, ours"]
     return Table("With a full queue", columns, rows)
-
-
-PRESET: Final = Preset(
-    name="orca",
-    title="Iteration-level scheduling on GPT-3 175B",
-    source="Yu et al., OSDI'22, section 6.2, Figure 10b",
-    run=run,
-)

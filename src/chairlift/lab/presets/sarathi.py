@@ -14,14 +14,14 @@ from chairlift.config import DEFAULT_BLOCK_SIZE, SchedulerConfig
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.metrics.requests import RequestMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets.capacity import at_rate, highest_rate, measure, num_kv_slots
 from chairlift.lab.sim.cost_model import StepShape
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 
@@ -32,7 +32,6 @@ DEVICE: Final = Device(
 
 MAX_NUM_SEQS: Final = 128
 NUM_PROMPTS: Final = 512
-SEED: Final = 0
 MAX_MEDIAN_QUEUE_TIME: Final = 2.0
 """Maximum in seconds at which a rate counts as sustained (section 5.1)."""
 
@@ -77,7 +76,7 @@ class Dataset:
     def workload(self, seed: int, count: int, vocab_size: int) -> list[WorkloadRequest]:
         """Returns requests that arrive once per second on average."""
         return make_workload(
-            seed, count, self.prompt, self.output, PoissonArrivals(1.0), vocab_size, max_model_len=self.max_model_len
+            seed, count, self.prompt, self.output, ArrivalProcess(1.0), vocab_size, max_model_len=self.max_model_len
         )
 
 
@@ -270,7 +269,7 @@ def capacities(deployment: Deployment, dataset: Dataset, seed: int, count: int) 
 
 def run(options: PresetOptions) -> PresetResult:
     """Simulates inter-token latencies by token budget, then the rates that two deployments sustain."""
-    seed = SEED if options.workload_seed is None else options.workload_seed
+    seed = options.workload_seed or 0
     count = options.num_prompts or NUM_PROMPTS
     runs = ablation(seed, options.num_prompts or ABLATION_PROMPTS)
     found = [
@@ -282,7 +281,7 @@ def run(options: PresetOptions) -> PresetResult:
     return PresetResult(
         constants=_constants(seed, count),
         tables=[_lengths_table(seed, count), _ablation_table(runs), _capacity_table(found), _gains_table(found)],
-        notes=list(NOTES),
+        notes=NOTES,
         published={
             "ablation": [_ablation_entry(key, *times) for key, times in PUBLISHED_ABLATION.items()],
             "gain_over_vllm": {d.model.name: d.over_vllm for d in DEPLOYMENTS} | {"falcon-180b": FALCON_GAIN},
@@ -386,11 +385,3 @@ def _gains_table(found: list[SustainedCapacity]) -> Table:
 
 def _times(gain: float | None) -> str:
     return format_number(gain, 1, "x")
-
-
-PRESET: Final = Preset(
-    name="sarathi",
-    title="Chunked prefills against whole prompts",
-    source="Agrawal et al., OSDI'24, Tables 2 to 4 and Figure 10",
-    run=run,
-)

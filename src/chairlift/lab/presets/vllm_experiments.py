@@ -24,9 +24,10 @@ from chairlift.lab.sim.devices import DEVICES
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig, simulate
-from chairlift.lab.workload.arrivals import PoissonArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import HistogramLengths, paired_lengths
 from chairlift.lab.workload.request import WorkloadRequest
+from chairlift.observability.tracker import SLOT_KINDS
 
 MODEL: Final = "opt-13b"
 DEVICE: Final = "A100-40GB"
@@ -49,8 +50,6 @@ NUM_SEEDS: Final = 3
 
 WARM_UP_SHARE: Final = 0.1
 """The share of the requests that are admitted before the first counted step."""
-
-SLOT_KINDS: Final = ("token_states", "reserved", "internal", "external", "free")
 
 COUNTED: Final = ("counted", "steps from the admission of the first tenth of them until all but the last are admitted")
 """A row of the constants of presets that use `steady_state`."""
@@ -115,7 +114,7 @@ def draw_requests(dataset: str, seed: int, count: int) -> list[WorkloadRequest]:
     """
     prompt, output = HistogramLengths.load(f"{dataset}-input"), HistogramLengths.load(f"{dataset}-output")
     pairs = paired_lengths(prompt, output, MAX_MODEL_LEN, np.random.default_rng([seed, 0]), count)
-    times = PoissonArrivals(1.0).times(np.random.default_rng([seed, 1]), count)
+    times = ArrivalProcess(1.0).times(np.random.default_rng([seed, 1]), count)
     return [
         WorkloadRequest(f"r{index}", time, bytes(prompt_len), output_len)
         for index, (time, (prompt_len, output_len)) in enumerate(zip(times, pairs, strict=True))
@@ -174,7 +173,11 @@ class SteadyStateTally:
             self._slots[kind] += getattr(step, kind)
 
     def result(self) -> SteadyState:
-        """Returns the means; raises ConfigError if no step counts, because there are too few requests."""
+        """Returns the means of the counted steps.
+
+        Raises:
+            ConfigError: there are too few requests, so that no step is counted.
+        """
         if not self._num_steps:
             raise ConfigError(
                 f"num_prompts={self._num_requests} is too small: all requests were admitted at once. Use more than fit "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.presets.capacity import at_rate, measure
 
@@ -204,11 +204,3 @@ def _range(bounds: tuple[float | None, float] | None) -> str:
     if low is None:
         return f"up to {high:g}"
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-PRESET = Preset(
-    name="vllm-fig12",
-    title="Normalized latency by request rate, OPT-13B",
-    source="Kwon et al., SOSP'23, Figure 12a and 12d, sections 6.2 and 6.3",
-    run=run,
-)

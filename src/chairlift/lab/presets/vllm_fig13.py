@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import PresetOptions, PresetResult, Table
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -50,7 +50,7 @@ def run(options: PresetOptions) -> PresetResult:
         ],
         tables=tables,
         notes=NOTES,
-        published=dict(PUBLISHED),
+        published=PUBLISHED,
         ours=ours,
     )
 
@@ -75,11 +75,3 @@ def _measure_policies(
     at_rate = f"ours, at {vllm.RATES[dataset]:g}/s"
     columns = ["policy", "published", "ours, saturated", "seeds, +-", "by time", "requests/s", at_rate]
     return Table(f"{vllm.DATASETS[dataset]}: mean number of running requests", columns, rows), ours
-
-
-PRESET = Preset(
-    name="vllm-fig13",
-    title="Number of running requests, OPT-13B",
-    source="Kwon et al., SOSP'23, Figure 13",
-    run=run,
-)

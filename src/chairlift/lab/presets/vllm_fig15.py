@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from chairlift.clock import VirtualClock
 from chairlift.events import EventSink
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.presets.capacity import at_rate
 from chairlift.lab.sim.simulator import make_engine_core
@@ -71,7 +71,7 @@ def simulate_siblings(items: Sequence[WorkloadRequest], count: int, events: Even
 
 
 def parallel_sampling(dataset: str, requests: Sequence[WorkloadRequest], count: int) -> vllm.SteadyState:
-    """Simulates `count` outputs per prompt at the data set's rate of outputs, and returns the means."""
+    """Simulates `count` outputs per prompt at the outputs per second of the data set, and returns the means."""
     tally = vllm.SteadyStateTally(count * len(requests))
     simulate_siblings(at_rate(requests, OUTPUT_RATES[dataset] / count), count, tally)
     return tally.result()
@@ -113,11 +113,3 @@ def _rows(dataset: str, saved: list[vllm.SeedStatistics]) -> list[list[str]]:
         numbers = [format_number(sampling, 1), f"{ours.mean:.1f}", f"{ours.deviation:.1f}", format_number(beam, 1), "-"]
         rows.append([f"{vllm.DATASETS[dataset]}, {size}", *numbers])
     return rows
-
-
-PRESET = Preset(
-    name="vllm-fig15",
-    title="KV memory saved by parallel sampling, OPT-13B",
-    source="Kwon et al., SOSP'23, Figure 15 and section 6.3",
-    run=run,
-)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import PresetOptions, PresetResult, Table
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.sim.published_models import model_shape
 from chairlift.lab.sim.simulator import simulate
-from chairlift.lab.workload.arrivals import BurstArrivals
+from chairlift.lab.workload.arrivals import ArrivalProcess
 from chairlift.lab.workload.lengths import FixedLength, parse_lengths
 from chairlift.lab.workload.synthetic import shared_prefixes
 
@@ -77,16 +77,8 @@ def run_translations(kv: str, prefix: int, seed: int, count: int) -> vllm.Steady
     """Simulates `count` translations at once after a shared prefix of `prefix` tokens."""
     sentence, translation = parse_lengths(SENTENCE), parse_lengths(TRANSLATION)
     vocab_size = model_shape(MODEL).vocab_size
-    requests = shared_prefixes(seed, count, 1, FixedLength(prefix), sentence, translation, BurstArrivals(), vocab_size)
+    requests = shared_prefixes(seed, count, 1, FixedLength(prefix), sentence, translation, ArrivalProcess(), vocab_size)
     tally = vllm.SteadyStateTally(count)
     config = vllm.sim_config(kv, enable_prefix_caching=kv == "paged", model=MODEL)
     simulate(requests, config, vllm.cost_model(MODEL), tally)
     return tally.result()
-
-
-PRESET = Preset(
-    name="vllm-fig16",
-    title="Throughput of translations with a shared prefix, LLaMA-13B",
-    source="Kwon et al., SOSP'23, Figure 16 and section 6.4",
-    run=run,
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from chairlift.lab.metrics.run import RunMetrics
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
+from chairlift.lab.presets import PresetOptions, PresetResult, Table
 from chairlift.lab.presets import vllm_experiments as vllm
 from chairlift.lab.presets.capacity import at_rate, measure
 
@@ -96,11 +96,3 @@ def _table(dataset: str, rate: float, runs: dict[int, RunMetrics], best: list[in
     ]
     columns = ["block size", "published", "ours", "normalized latency, s/token", "batch", "preemptions"]
     return Table(f"{vllm.DATASETS[dataset]} at {rate:g} requests/s: which block sizes are best", columns, rows)
-
-
-PRESET = Preset(
-    name="vllm-fig18b",
-    title="Latency by block size, OPT-13B",
-    source="Kwon et al., SOSP'23, Figure 18b",
-    run=run,
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table, format_number
+from chairlift.lab.presets import PresetOptions, PresetResult, Table, format_number
 from chairlift.lab.presets import vllm_experiments as vllm
 
 NUM_PROMPTS: Final = 2000
@@ -67,7 +67,7 @@ def run(options: PresetOptions) -> PresetResult:
         ],
         tables=[Table("Slots of the KV memory by use", columns, rows)],
         notes=NOTES,
-        published=dict(PUBLISHED),
+        published=PUBLISHED,
         ours=ours,
     )
 
@@ -76,11 +76,3 @@ def _row(policy: str, kv: str, name: str, share: vllm.SeedStatistics) -> list[st
     published = PUBLISHED[kv].get(name)
     label = PARTS.get(name, "all but token states")
     return [f"{policy}, {kv}", label, format_number(published, 1), f"{share.mean:.1f}", f"{share.deviation:.1f}"]
-
-
-PRESET = Preset(
-    name="vllm-fig2",
-    title="Use of the KV memory, OPT-13B, ShareGPT",
-    source="Kwon et al., SOSP'23, Figure 2",
-    run=run,
-)

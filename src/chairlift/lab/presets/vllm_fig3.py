@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from chairlift.config import SchedulerConfig
 from chairlift.events import EventList, Step
-from chairlift.lab.presets import Preset, PresetOptions, PresetResult, Table
-from chairlift.lab.sim.devices import DEVICES
-from chairlift.lab.sim.published_models import model_shape
-from chairlift.lab.sim.roofline import Roofline
+from chairlift.lab.presets import PresetOptions, PresetResult, Table
+from chairlift.lab.presets.vllm_experiments import cost_model
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -56,14 +54,18 @@ def held_and_written(steps: list[Step], block_size: int) -> dict[str, tuple[int,
 
 def run(options: PresetOptions) -> PresetResult:
     """Simulates both requests with `--kv exact`."""
-    model = model_shape("opt-13b")
+    roofline = cost_model()
+    model = roofline.model
     longest = max(example.reserved for example in EXAMPLES)
     config = SimConfig(
-        SchedulerConfig(max_model_len=longest + 1), num_blocks=2 * longest, block_size=1, kv="exact", model=model
+        SchedulerConfig(max_model_len=longest + 1),
+        num_blocks=2 * longest,
+        block_size=1,
+        kv="exact",
+        model=model,
     )
-    cost_model = Roofline(model, DEVICES["A100-40GB"])
     events = EventList()
-    simulate([example.request() for example in EXAMPLES], config, cost_model, events)
+    simulate([example.request() for example in EXAMPLES], config, roofline, events)
     steps = [event for event in events.events if isinstance(event, Step)]
     used = held_and_written(steps, config.block_size)
     rows, ours = [], {}
@@ -74,18 +76,9 @@ def run(options: PresetOptions) -> PresetResult:
     published = {e.name: {"reserved": e.reserved, "never_used": e.never_used} for e in EXAMPLES}
     columns = ["request", "slots reserved", "slots written", "never used, published", "never used, ours"]
     return PresetResult(
-        constants=[("kv", "exact, block_size 1, buddy arena"), *cost_model.constants()],
+        constants=[("kv", "exact, block_size 1, buddy arena"), *roofline.constants()],
         tables=[Table("KV slots of two requests that end before their limit", columns, rows)],
         notes=["No difference: the numbers depend on the lengths only, not on time."],
         published=published,
         ours=ours,
     )
-
-
-PRESET = Preset(
-    name="vllm-fig3",
-    title="Slots reserved and never used by two requests",
-    source="Kwon et al., SOSP'23, Figure 3",
-    run=run,
-    options=(),
-)

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.report.compare import variation
 from chairlift.lab.report.run_log import RecordedRun
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """A row of the table; `value` returns the text of a run."""
-
-    label: str
-    value: Callable[[RecordedRun], str]
-
-
-@dataclass(frozen=True, slots=True)
-class TableSection:
-    """A part of the table with its title."""
-
-    title: str
-    rows: Sequence[TableRow]
 
 
 def number(value: float) -> str:
@@ -79,49 +62,39 @@ def _recomputed(run: RecordedRun) -> str:
     return _share_of_computed(run, sum(step.num_recomputed for step in run.trace.steps))
 
 
-SECTIONS: tuple[TableSection, ...] = (
-    TableSection(
-        "engine",
-        (
-            TableRow("event log", lambda run: run.source or "none"),
-            TableRow("model", lambda run: run.started.model),
-            TableRow("batching", lambda run: run.started.batching),
-            TableRow("KV memory", _kv),
-            TableRow("KV pool", _pool),
-            TableRow("seats", lambda run: number(run.num_seats)),
-            TableRow("max_num_batched_tokens", lambda run: number(run.started.max_num_batched_tokens)),
-            TableRow("max_model_len", lambda run: number(run.started.max_model_len)),
-        ),
-    ),
-    TableSection(
-        "load",
-        (
-            TableRow("requests", _requests),
-            TableRow("arrivals", lambda run: run.arrivals),
-            TableRow("prompt tokens", lambda run: number(run.metrics.prompt_tokens)),
-            TableRow("output tokens", lambda run: number(run.metrics.output_tokens)),
-            TableRow("output length, mean", _lengths),
-        ),
-    ),
-    TableSection(
-        "result",
-        (
-            TableRow("duration", lambda run: f"{number(run.metrics.duration)} s"),
-            TableRow("output tokens/s", lambda run: number(run.metrics.output_tokens_per_s)),
-            TableRow("prompt and output tokens/s", lambda run: number(run.metrics.total_tokens_per_s)),
-            TableRow("requests/s", lambda run: number(run.metrics.requests_per_s)),
-            TableRow("TTFT p50 / p99", lambda run: _seconds(run.metrics.ttft)),
-            TableRow("ITL p50 / p99", lambda run: "none" if run.is_static else _seconds(run.metrics.itl)),
-            TableRow("E2E latency p50 / p99", lambda run: _seconds(run.metrics.e2e_latency)),
-            TableRow("steps", lambda run: number(run.metrics.num_steps)),
-            TableRow(
-                "batch, mean / peak", lambda run: f"{run.metrics.mean_batch_size:.1f} / {run.metrics.peak_batch_size}"
-            ),
-            TableRow("padding tokens", lambda run: _share_of_computed(run, _padding(run))),
-            TableRow("recomputed tokens", _recomputed),
-            TableRow("preemptions", lambda run: number(run.metrics.preemptions)),
-            TableRow("KV blocks held, mean", lambda run: _or_none(run.metrics.kv_use_mean, " %", 100)),
-            TableRow("KV blocks held, peak", lambda run: _or_none(run.metrics.kv_use_peak, " %", 100)),
-        ),
-    ),
-)
+SECTIONS: dict[str, dict[str, Callable[[RecordedRun], str]]] = {
+    "engine": {
+        "event log": lambda run: run.source or "none",
+        "model": lambda run: run.started.model,
+        "batching": lambda run: run.started.batching,
+        "KV memory": _kv,
+        "KV pool": _pool,
+        "seats": lambda run: number(run.num_seats),
+        "max_num_batched_tokens": lambda run: number(run.started.max_num_batched_tokens),
+        "max_model_len": lambda run: number(run.started.max_model_len),
+    },
+    "load": {
+        "requests": _requests,
+        "arrivals": lambda run: run.arrivals,
+        "prompt tokens": lambda run: number(run.metrics.prompt_tokens),
+        "output tokens": lambda run: number(run.metrics.output_tokens),
+        "output length, mean": _lengths,
+    },
+    "result": {
+        "duration": lambda run: f"{number(run.metrics.duration)} s",
+        "output tokens/s": lambda run: number(run.metrics.output_tokens_per_s),
+        "prompt and output tokens/s": lambda run: number(run.metrics.total_tokens_per_s),
+        "requests/s": lambda run: number(run.metrics.requests_per_s),
+        "TTFT p50 / p99": lambda run: _seconds(run.metrics.ttft),
+        "ITL p50 / p99": lambda run: "none" if run.is_static else _seconds(run.metrics.itl),
+        "E2E latency p50 / p99": lambda run: _seconds(run.metrics.e2e_latency),
+        "steps": lambda run: number(run.metrics.num_steps),
+        "batch, mean / peak": lambda run: f"{run.metrics.mean_batch_size:.1f} / {run.metrics.peak_batch_size}",
+        "padding tokens": lambda run: _share_of_computed(run, _padding(run)),
+        "recomputed tokens": _recomputed,
+        "preemptions": lambda run: number(run.metrics.preemptions),
+        "KV blocks held, mean": lambda run: _or_none(run.metrics.kv_use_mean, " %", 100),
+        "KV blocks held, peak": lambda run: _or_none(run.metrics.kv_use_peak, " %", 100),
+    },
+}
+"""The text of each row of the table, by section and label."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from chairlift.clock import VirtualClock
 from chairlift.config import DEFAULT_BLOCK_SIZE, EngineConfig, SchedulerConfig
-from chairlift.core.baselines.selection import make_kv_cache_manager, make_scheduler
+from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, make_scheduler
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.errors import RequestError
@@ -141,14 +141,9 @@ def make_engine_core(
     tokens: TokenRecording | None = None,
 ) -> tuple[EngineCore, SimExecutor]:
     """Returns the engine and the executor of a simulation; arguments and errors as for `simulate`."""
-    manager = make_kv_cache_manager(
-        config.kv,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        max_model_len=config.scheduler.max_model_len,
-        enable_prefix_caching=config.has_prefix_cache,
-        arena=config.kv_arena,
-    )
+    max_model_len = config.scheduler.max_model_len
+    pool = KVPool(config.num_blocks, config.block_size, max_model_len, config.kv, config.kv_arena)
+    manager = make_kv_cache_manager(pool, config.has_prefix_cache)
     executor = SimExecutor(cost_model, clock, tokens)
     return EngineCore(make_scheduler(config.scheduler, manager, events), executor, clock), executor
 

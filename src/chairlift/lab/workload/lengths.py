@@ -79,11 +79,11 @@ class LengthRange:
                 return kept[:count]
         raise ConfigError(
             f"only {len(kept)} of {MAX_REDRAWS * num_draws} draws fell into {self.low}..{self.high}, and {count} are "
-            f"needed: widen the range, or omit `reject` to move draws to its bounds"
+            f"needed: widen the range, or omit `reject`, so that draws outside of it become its bounds"
         )
 
     def suffix(self) -> str:
-        """The end of a distribution's text that describes this range; empty for the default."""
+        """The range as the last part of a distribution's text, such as ",8..384"; empty for the default range."""
         if (self.low, self.high) == (1, LONGEST):
             return ",reject" if self.reject else ""
         return f",{self.low}..{self.high}" + (",reject" if self.reject else "")

@@ -1,4 +1,4 @@
-"""Synthetic workloads of random tokens: independent requests, shared prefixes and conversations.
+"""Synthetic workloads of random tokens: independent requests and shared prefixes.
 
 Lengths, arrival times and tokens are drawn from separate random streams of one seed, so changing one distribution
 leaves all other draws as they were. Every function raises ConfigError for a number below its limit, and as
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -99,79 +98,6 @@ def shared_prefixes(
         )
         for i in range(count)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkTime:
-    """A gamma distribution of the seconds between an answer and the next message of a conversation.
-
-    Attributes:
-        mean: in seconds.
-        shape: 1 is the exponential distribution, larger values vary less, infinity is always the mean.
-
-    Raises:
-        ConfigError: the mean is negative or infinite, or the shape is not positive.
-    """
-
-    mean: float = 0.0
-    shape: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (self.mean >= 0 and math.isfinite(self.mean)):
-            raise ConfigError(f"think time: mean must be a number of seconds >= 0, got {self.mean}")
-        if not self.shape > 0:
-            raise ConfigError(f"think time: shape must be positive, got {self.shape}")
-
-    def sample(self, rng: np.random.Generator, count: int) -> list[float]:
-        """Returns `count` independent think times in seconds."""
-        if self.mean == 0 or self.shape == math.inf:
-            return [self.mean] * count
-        times: list[float] = rng.gamma(self.shape, self.mean / self.shape, count).tolist()
-        return times
-
-
-def conversations(
-    seed: int,
-    count: int,
-    turns: LengthDistribution,
-    message: LengthDistribution,
-    output: LengthDistribution,
-    arrivals: ArrivalProcess,
-    vocab_size: int,
-    *,
-    think_time: ThinkTime = ThinkTime(),
-    system_prompt_len: int = 0,
-) -> list[WorkloadRequest]:
-    """Returns the requests of `count` conversations, one for each turn; a prompt carries all earlier turns.
-
-    Args:
-        turns: the number of turns of a conversation.
-        message: the tokens of each message.
-        output: the tokens of each answer.
-        arrivals: the arrival process of the first turns.
-        think_time: the time between the end of an answer and the next turn.
-        system_prompt_len: tokens before all conversations, equal for all.
-    """
-    _check_minima(
-        count=(count, 1), vocab_size=(vocab_size, 1), seed=(seed, 0), system_prompt_len=(system_prompt_len, 0)
-    )
-    turns_rng, message_rng, output_rng, arrival_rng, think_rng, token_rng = _random_streams(seed, 6)
-    num_turns = turns.sample(turns_rng, count)
-    message_lens = iter(message.sample(message_rng, sum(num_turns)))
-    output_lens = iter(output.sample(output_rng, sum(num_turns)))
-    think_times = iter(think_time.sample(think_rng, sum(num_turns)))
-    system_prompt = _random_tokens(token_rng, system_prompt_len, vocab_size)
-    requests: list[WorkloadRequest] = []
-    for i, start in enumerate(arrivals.times(arrival_rng, count)):
-        for turn in range(num_turns[i]):
-            own, pause = _random_tokens(token_rng, next(message_lens), vocab_size), next(think_times)
-            name, output_len = f"c{i}-t{turn}", next(output_lens)
-            if turn == 0:
-                requests.append(WorkloadRequest(name, start, system_prompt + own, output_len))
-            else:
-                before = f"c{i}-t{turn - 1}"
-                requests.append(WorkloadRequest(name, pause, own, output_len, after=before, carries_history=True))
-    return requests
 
 
 def synthetic_tokens(key: str, count: int, vocab_size: int = 256) -> bytes:

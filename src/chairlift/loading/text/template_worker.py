@@ -1,4 +1,4 @@
-"""The program of the process that renders chat templates. It answers each line of JSON with a line of JSON.
+"""The program of the process that renders chat templates. Its requests and answers are JSON.
 
 A timer of CPU seconds stops a template that loops. A single operation that does not return is stopped by the limit on
 the CPU time of this process or by the parent process, and one that allocates too much by the limit on memory. If a
@@ -17,6 +17,7 @@ import jinja2
 
 from chairlift.loading.text.marked_text import MarkedText, from_spans, template_spans, template_text
 from chairlift.loading.text.template_sandbox import compile_template, undeclared_variables
+from chairlift.system.child_process import read_frames, write_frame
 
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 1 << 30
@@ -138,10 +139,9 @@ def _error(kind: str, message: str) -> dict[str, Any]:
 def main() -> None:
     """Answer requests until the parent process closes the pipe."""
     limit_process()
-    for line in sys.stdin:
+    for request in read_frames(sys.stdin.buffer):
         _limit_cpu_time(1.5 * CPU_SECONDS)
-        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
-        sys.stdout.flush()
+        write_frame(sys.stdout.buffer, json.dumps(answer(json.loads(request))).encode())
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from chairlift.clock import format_duration
 from chairlift.errors import DeadlineError, OverloadedError, RequestError
 from chairlift.outputs import RequestOutput
@@ -92,19 +90,19 @@ class AdmissionController:
             DeadlineError: The call cannot finish within `timeout`.
             RequestError: `timeout` is invalid, or the call exceeds a limit even when the server is idle.
         """
-        now = self.clock()
         num_tokens = sum(map(len, prompts))
         if timeout is not None and not 0 < timeout < math.inf:
             raise RequestError(f"timeout must be a number of seconds > 0, got {timeout}", "timeout")
         self._release_slot(slot)
         self._check_queue(len(prompts), num_tokens)
-        meter = self._meter(key, now)
-        meter.check_call(now)
-        meter.check_tokens(num_tokens, now)
+        meter = self._meter(key)
+        meter.check_call()
+        meter.check("tokens", num_tokens)
         self._check_deadline(key, len(prompts), num_tokens, params, timeout)
-        meter.record_call(num_tokens, now)
-        deadline = None if timeout is None else now + timeout
-        return Permit(self, key.tenant, self._salt(key, cache_salt), deadline, meter, CallSlot(self, meter))
+        meter.record("requests", 1.0)
+        meter.record("tokens", num_tokens)
+        deadline = None if timeout is None else self.clock() + timeout
+        return Permit(key.tenant, self._salt(key, cache_salt), deadline, CallSlot(self, meter))
 
     def check_token_rate(self, key: KeyInfo) -> None:
         """Reject a call before its prompts are tokenized if its key has no tokens left.
@@ -112,32 +110,30 @@ class AdmissionController:
         Raises:
             OverloadedError: The key has used its tokens per minute.
         """
-        now = self.clock()
-        self._meter(key, now).check_tokens(0, now)
+        self._meter(key).check("tokens", 0.0)
 
     def reserve_slot(self, key: KeyInfo) -> CallSlot:
-        """Count a call whose body has arrived and is not parsed yet. The caller must release the slot.
+        """Count a call whose body has arrived and is not parsed yet. The caller must close the slot.
 
         Raises:
             OverloadedError: The server drains, or a limit of the key rejects any call now.
         """
         self._check_draining()
-        now = self.clock()
-        meter = self._meter(key, now)
-        meter.check_cpu_seconds(now)
-        meter.check_call(now)
+        meter = self._meter(key)
+        meter.check("cpu_seconds", 0.0)
+        meter.check_call()
         return CallSlot(self, meter)
 
     def _release_slot(self, slot: CallSlot | None) -> None:
         if slot is None:
             self._check_draining()
         else:
-            slot.release()
+            slot.close()
 
     def record_cpu_seconds(self, tenant: str, seconds: float) -> None:
         """Account for CPU time that a call of a tenant used outside of the engine."""
         if tenant in self._meters:
-            self._meters[tenant].record_cpu_seconds(seconds, self.clock())
+            self._meters[tenant].record("cpu_seconds", seconds)
 
     def cpu_seconds(self) -> dict[str, float]:
         """The seconds of CPU time used outside of the engine, by tenant."""
@@ -151,15 +147,11 @@ class AdmissionController:
             OverloadedError: A limit of the key has been reached, or the server drains.
         """
         self._release_slot(slot)
-        now = self.clock()
-        meter = self._meter(key, now)
-        meter.check_call(now)
-        meter.record_call(0, now)
-        in_progress = CallSlot(self, meter)
-        try:
+        meter = self._meter(key)
+        meter.check_call()
+        meter.record("requests", 1.0)
+        with contextlib.closing(CallSlot(self, meter)):
             yield
-        finally:
-            in_progress.release()
 
     def admit_query(self, key: KeyInfo) -> None:
         """Admit a query about other calls, such as why they wait.
@@ -171,18 +163,19 @@ class AdmissionController:
             OverloadedError: The key has used its requests per minute.
         """
         if not key.is_admin:
-            now = self.clock()
-            self._meter(key, now).admit_query(now)
+            meter = self._meter(key)
+            meter.check("requests", 1.0)
+            meter.record("requests", 1.0)
 
     def _check_draining(self) -> None:
         if self.is_draining:
             message = "the server is shutting down: send the request to another server, or again later"
             raise OverloadedError(message, max(1.0, self.limits.drain_timeout), "shutting_down")
 
-    def _meter(self, key: KeyInfo, now: float) -> KeyMeter:
+    def _meter(self, key: KeyInfo) -> KeyMeter:
         if key.tenant not in self._meters:
             known = self._keys.by_tenant.get(key.tenant)
-            self._meters[key.tenant] = KeyMeter(key.name, KeyLimits() if known is None else known.limits, now)
+            self._meters[key.tenant] = KeyMeter(key.name, KeyLimits() if known is None else known.limits, self.clock)
         return self._meters[key.tenant]
 
     def _salt(self, key: KeyInfo, cache_salt: str | None) -> str | None:
@@ -204,7 +197,7 @@ class AdmissionController:
                 raise self._queue_full_error(f"max_queued_{unit}={limit}", (waiting + more - limit) / waiting)
 
     def _queue_full_error(self, bound: str, share: float) -> OverloadedError:
-        """The error for a full queue, of which the fraction `share` must be served before the call can be admitted."""
+        """The error for a full queue, with a retry after the time that the fraction `share` of the queue needs."""
         queue = self.queue
         seconds = self.service_rate.seconds_until_first_token(
             math.ceil(queue.num_requests * share), math.ceil(queue.num_tokens * share)
@@ -256,21 +249,21 @@ class AdmissionController:
 
 
 class CallSlot:
-    """A call in progress, which counts for its key and for the server until it is released."""
+    """A call in progress, which counts for its key and for the server until it is closed."""
 
     def __init__(self, admission: AdmissionController, meter: KeyMeter) -> None:
-        self._admission = admission
-        self._meter = meter
+        self.admission = admission
+        self.meter = meter
         self._is_held = True
         admission.num_calls += 1
         meter.num_concurrent += 1
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Stop counting the call. Further calls have no effect."""
         if self._is_held:
             self._is_held = False
-            self._admission.num_calls -= 1
-            self._meter.num_concurrent -= 1
+            self.admission.num_calls -= 1
+            self.meter.num_concurrent -= 1
 
 
 @dataclass(slots=True, eq=False)
@@ -283,18 +276,16 @@ class Permit:
         deadline: The time by which it must end, in seconds of the clock of `AdmissionController`; None without one.
     """
 
-    _admission: AdmissionController
     tenant: str
     cache_salt: str | None
     deadline: float | None
-    _meter: KeyMeter
     _slot: CallSlot
     _entries: list[QueuedPrompt] = field(default_factory=list)
     _timer: asyncio.TimerHandle | None = None
 
     def track_prompt(self, num_prompt_tokens: int) -> QueuedPrompt:
         """Count a prompt that is sent to the engine. The caller must pass its outputs to the returned object."""
-        entry = QueuedPrompt(self._admission, self.tenant, num_prompt_tokens, self._meter)
+        entry = QueuedPrompt(self._slot, self.tenant, num_prompt_tokens)
         self._entries.append(entry)
         return entry
 
@@ -304,14 +295,14 @@ class Permit:
         The engine aborts requests at their deadline. This covers an engine that hangs or restarts.
         """
         if self.deadline is not None:
-            seconds = self.deadline - self._admission.clock() + DEADLINE_GRACE_SECONDS
+            seconds = self.deadline - self._slot.admission.clock() + DEADLINE_GRACE_SECONDS
             self._timer = asyncio.get_running_loop().call_later(seconds, end)
 
     def close(self) -> None:
         """Stop counting the call. Further calls have no effect."""
         if self._timer is not None:
             self._timer.cancel()
-        self._slot.release()
+        self._slot.close()
         for entry in self._entries:
             entry.leave_queue()
 
@@ -319,21 +310,21 @@ class Permit:
 class QueuedPrompt:
     """A prompt that counts as waiting until its first token, and whose output tokens are counted."""
 
-    def __init__(self, admission: AdmissionController, tenant: str, num_prompt_tokens: int, meter: KeyMeter) -> None:
-        self._admission = admission
+    def __init__(self, slot: CallSlot, tenant: str, num_prompt_tokens: int) -> None:
+        self._admission = slot.admission
+        self._meter = slot.meter
         self._tenant = tenant
         self._num_prompt_tokens = num_prompt_tokens
-        self._meter = meter
         self._first_token_at: float | None = None
         self._num_tokens = 0  # Of the first one of `n` answers.
         self._is_waiting = True
-        admission.add_waiting(tenant, 1, num_prompt_tokens)
+        self._admission.add_waiting(tenant, 1, num_prompt_tokens)
 
     def record_output(self, output: RequestOutput) -> None:
         """Count new output of the prompt."""
         num_new = sum(len(answer.token_ids) for answer in output.outputs)
         now = self._admission.clock()
-        self._meter.record_tokens(num_new, now)
+        self._meter.record("tokens", num_new)
         self._num_tokens += sum(len(answer.token_ids) for answer in output.outputs if answer.index == 0)
         if self._first_token_at is None and num_new:
             self._first_token_at = now
@@ -347,16 +338,3 @@ class QueuedPrompt:
         if self._is_waiting:
             self._is_waiting = False
             self._admission.add_waiting(self._tenant, -1, -self._num_prompt_tokens)
-
-
-class AdmissionMiddleware:
-    """Sets `request.state.admission` for the endpoints."""
-
-    def __init__(self, app: ASGIApp, admission: AdmissionController) -> None:
-        self._app = app
-        self._admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope.setdefault("state", {})["admission"] = self._admission
-        await self._app(scope, receive, send)

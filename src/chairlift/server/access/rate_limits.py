@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chairlift.clock import format_duration
 from chairlift.errors import OverloadedError, RequestError
 from chairlift.server.access.keys import KeyLimits
@@ -40,30 +42,30 @@ class TokenBucket:
 class KeyMeter:
     """Measures the use of one API key, and rejects calls that would exceed its limits.
 
-    Its methods raise OverloadedError, with the seconds until a retry can succeed, if a limit has been reached.
+    The units are those of `KeyLimits`: "requests", "tokens" and "cpu_seconds" per minute.
+
+    Args:
+        clock: A monotonic clock in seconds.
     """
 
-    def __init__(self, name: str, limits: KeyLimits, now: float) -> None:
+    def __init__(self, name: str, limits: KeyLimits, clock: Callable[[], float]) -> None:
         self._name = name
         self._limits = limits
+        self._clock = clock
         self._buckets = {
-            unit: TokenBucket(per_minute, now)
+            unit: TokenBucket(per_minute, clock())
             for unit in ("requests", "tokens", "cpu_seconds")
             if (per_minute := getattr(limits, f"{unit}_per_minute")) is not None
         }
         self.num_concurrent = 0
         self.total_cpu_seconds = 0.0
 
-    def check_tokens(self, num_prompt_tokens: int, now: float) -> None:
-        """Check that prompts with this many tokens may start now.
+    def check_call(self) -> None:
+        """Check that one more call may start now.
 
         Raises:
-            RequestError: The prompts have more tokens than the key may use per minute.
+            OverloadedError: The key has reached its limit of concurrent calls, or of requests per minute.
         """
-        self._check("tokens", num_prompt_tokens, now)
-
-    def check_call(self, now: float) -> None:
-        """Check that one more call may start now."""
         limit = self._limits.max_concurrent
         if limit is not None and self.num_concurrent >= limit:
             message = (
@@ -71,39 +73,18 @@ class KeyMeter:
                 "wait until one of them has ended"
             )
             raise OverloadedError(message, 1.0, "concurrent_limit_exceeded")
-        self._check("requests", 1.0, now)
+        self.check("requests", 1.0)
 
-    def check_cpu_seconds(self, now: float) -> None:
-        """Check that earlier calls have not used more CPU time than the key may use."""
-        self._check("cpu_seconds", 0.0, now)
+    def check(self, unit: str, needed: float) -> None:
+        """Check that the key may use an amount now; with 0, that it has not used more than its limit.
 
-    def admit_query(self, now: float) -> None:
-        """Admit a query about other calls: it counts as a request, but not as a concurrent call."""
-        self._check("requests", 1.0, now)
-        self._take("requests", 1.0, now)
-
-    def record_call(self, num_prompt_tokens: int, now: float) -> None:
-        """Count an admitted call and its prompt tokens."""
-        self._take("requests", 1.0, now)
-        self._take("tokens", num_prompt_tokens, now)
-
-    def record_tokens(self, num_tokens: int, now: float) -> None:
-        """Count output tokens."""
-        self._take("tokens", num_tokens, now)
-
-    def record_cpu_seconds(self, seconds: float, now: float) -> None:
-        """Count CPU time outside of the engine."""
-        self.total_cpu_seconds += seconds
-        self._take("cpu_seconds", seconds, now)
-
-    def _take(self, unit: str, amount: float, now: float) -> None:
-        if unit in self._buckets:
-            self._buckets[unit].take(amount, now)
-
-    def _check(self, unit: str, needed: float, now: float) -> None:
+        Raises:
+            OverloadedError: The amount is not available, with the seconds until it is.
+            RequestError: The amount is more than the key may use per minute.
+        """
         if unit not in self._buckets:
             return
-        bucket = self._buckets[unit]
+        bucket, now = self._buckets[unit], self._clock()
         allowed = f"API key {self._name!r} has {unit}_per_minute={bucket.per_minute:g}"
         if needed > max(1.0, bucket.per_minute):
             raise RequestError(f"the prompts have {needed:g} tokens, and {allowed}: shorten them", "prompt")
@@ -111,3 +92,10 @@ class KeyMeter:
             left = max(0.0, bucket.level(now))
             message = f"{allowed}, and {left:.0f} are left: try again in {format_duration(seconds)}"
             raise OverloadedError(message, seconds, "rate_limit_exceeded")
+
+    def record(self, unit: str, amount: float) -> None:
+        """Count an amount that the key has used, even if it exceeds the limit."""
+        if unit == "cpu_seconds":
+            self.total_cpu_seconds += amount
+        if unit in self._buckets:
+            self._buckets[unit].take(amount, self._clock())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from chairlift.engine.process.client import ServedEngine
+from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.loading.text.marked_text import TEMPLATE, MarkedText, mask_of, template_text, unmarked
@@ -84,8 +84,12 @@ class _ToolSelection:
         return partial(ToolParser, form, names, None if self.is_parallel else 1)
 
 
-def _reasoning_parser(reasoning: Reasoning, new_rest: Callable[[], AnswerParser]) -> AnswerParser:
-    return ReasoningParser(reasoning, new_rest())
+class Conversation(Protocol):
+    """A body that can be converted to a chat."""
+
+    def to_chat(self) -> ChatCompletionRequest:
+        """The corresponding chat request; raises RequestError."""
+        ...
 
 
 class ConversationPlanner:
@@ -106,8 +110,9 @@ class ConversationPlanner:
         if self._template is not None and not self._options.allow_special_tokens_in_content:
             log_template_problems(self._template, self._engine.tokenizer)
 
-    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
-        """The plan of a chat; raises RequestError."""
+    def plan(self, conversation: Conversation) -> ChatPlan:
+        """The plan of a conversation; raises RequestError."""
+        body = conversation.to_chat()
         tools = self._tools(body)
         text = self._render(body, tools)
         reasoning = self._reasoning_in(text)
@@ -128,15 +133,12 @@ class ConversationPlanner:
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
         )
 
-    def prompt_token_ids(self, body: ChatCompletionRequest) -> list[int]:
+    def prompt_token_ids(self, conversation: Conversation) -> list[int]:
         """The token ids of the rendered conversation."""
+        body = conversation.to_chat()
         text = self._render(body, self._tools(body))
         adds_special = bool(body.add_special_tokens)
         return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
-
-    def has_template_variable(self, variable: str) -> bool:
-        """Whether the chat template reads a variable."""
-        return self._template is not None and variable in self._template.variables
 
     def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
         tools, mode = select_tools(body.tools or [], body.tool_choice)
@@ -191,14 +193,14 @@ class ConversationPlanner:
     def _new_parser(self, tools: _ToolSelection, reasoning: Reasoning | None) -> Callable[[], AnswerParser] | None:
         rest = tools.new_parser(self._calls)
         if reasoning is not None:
-            return partial(_reasoning_parser, reasoning, rest)
+            return partial(ReasoningParser, reasoning, rest)
         return None if tools.mode == "none" else rest
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)
         messages = [message.for_template() for message in body.messages]
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
-        variables = body.template_variables()
+        variables = body.template_variables(template.variables)
         if unknown := sorted(variables.keys() - template.variables):
             field = unknown[0] if unknown[0] in ("documents", "reasoning_effort") else "chat_template_kwargs"
             raise RequestError(

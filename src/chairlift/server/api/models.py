@@ -14,6 +14,8 @@ from chairlift.server.api.protocol.base import ErrorBody, ModelCard, ModelList
 class UnknownModelError(HTTPException):
     """The request names a model that this server does not serve."""
 
+    code = "model_not_found"
+
 
 def check_model(requested: str | None, name: str) -> None:
     """Raise UnknownModelError if a request names another model."""
@@ -24,7 +26,7 @@ def check_model(requested: str | None, name: str) -> None:
 def router(llm: AsyncLLM, model_name: str) -> APIRouter:
     """The routes that list the served model."""
     routes = APIRouter()
-    longest = llm.engine.scheduler_config.max_model_len
+    longest = llm.engine.facts.scheduler_config.max_model_len
     card = ModelCard(id=model_name, created=int(time.time()), max_model_len=longest)
 
     @routes.get("/v1/models")

@@ -94,7 +94,7 @@ def router(observer: EngineObserver) -> APIRouter:
     @routes.get("/v1/requests/{request_id}/explain", responses={**NOT_FOUND_ERRORS, 429: {"model": ErrorBody}})
     async def explain_request(request_id: str, request: Request) -> ExplanationView:
         """Explain why a request waited. This counts towards the requests per minute of the key."""
-        request.state.admission.admit_query(request.state.key)
+        request.app.state.admission.admit_query(request.state.key)
         found = _find(observer, request_id, request)
         explainer, viewer = observer.explainer, observer.viewer(request)
         blocked = [explainer.blocked_request(entry) for entry in found]

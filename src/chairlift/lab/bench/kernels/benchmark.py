@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Final
@@ -13,21 +13,20 @@ from typing import Any, Final
 import torch
 
 from chairlift.config import EngineConfig
+from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.lab.bench.distribution import MeasuredRange
-from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, median_ceilings
+from chairlift.lab.bench.kernels.ceilings import CeilingMeter, Ceilings, KernelWork, combine_ceilings
 from chairlift.lab.bench.kernels.instructions import InstructionCount, instruction_counts
 from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, SamplingPass, Seconds
 from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
-from chairlift.lab.bench.workload_options import check_at_least
+from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import MatrixSpec
-from chairlift.server.batch.progress import progress_bar
+from chairlift.models.declaration import MatrixSpec, ModelConfig
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""
@@ -41,14 +40,9 @@ KernelCase = dict[str, int | str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOptions:
-    """The sizes and formats to measure.
+    """The sizes and formats to measure. `chairlift bench kernels --help` describes each field with an option.
 
     Attributes:
-        rows: rows of activations, for linear layers.
-        formats: formats of weights; None takes those of the model's file.
-        batch_sizes: numbers of sequences that decode together, and of rows that are sampled.
-        contexts: numbers of tokens in KV memory, for attention.
-        repeats: number of measured passes; the median counts.
         ceiling_seconds: time to measure each ceiling at the beginning. Later each one is sampled before every pass.
 
     Raises:
@@ -63,12 +57,10 @@ class KernelOptions:
     ceiling_seconds: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("rows", "batch_sizes", "contexts"):
-            for value in getattr(self, name):
-                check_at_least(name, value, 1)
+        check_minimums(self, rows=1, batch_sizes=1, contexts=1)
         if not self.rows or self.formats == ():
             raise ConfigError("rows and formats must have at least one value each")
-        check_at_least("repeats", self.repeats, 1)
+        check_minimums(self, repeats=1)
         for name in self.formats or ():
             if name not in BYTES_PER_INPUT:
                 raise ConfigError(f"formats must be among {', '.join(BYTES_PER_INPUT)}, got {name!r}")
@@ -168,7 +160,9 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
     torch.set_num_threads(1)
     files = resolve_model(config.model)
     model = load_config(files)
-    _check_contexts(options, model)
+    longest = max(options.contexts, default=1)
+    if longest > model.max_position_embeddings:
+        raise ConfigError(f"contexts must be at most {model.max_position_embeddings} for this model, got {longest}")
     found = matrix_formats(None if config.load_format == "dummy" else files, model)
     close_gguf()
     kv_cache_dtype = choose_kernels(replace(config, kernels="native"), model.dtype).kv_cache_dtype
@@ -186,20 +180,14 @@ def run_kernels(config: EngineConfig, options: KernelOptions) -> KernelResult:
         model=files.name,
         kv_cache_dtype=kv_cache_dtype,
         options=options,
-        ceilings=reduce(Ceilings.best_of, samples, best),
-        median_ceilings=median_ceilings(samples),
+        ceilings=combine_ceilings([best, *samples], max),
+        median_ceilings=combine_ceilings(samples, median),
         linear=times,
         attention=[time for measured in attention for time in measured.times()],
         sampling=[time for measured in sampling for time in measured.times()],
         instructions=[count for name in formats for count in instruction_counts(best.isa, name, options.rows)],
         peak_rss_bytes=peak_rss_bytes(),
     )
-
-
-def _check_contexts(options: KernelOptions, model: ModelConfig) -> None:
-    longest = max(options.contexts, default=1)
-    if longest > model.max_position_embeddings:
-        raise ConfigError(f"contexts must be at most {model.max_position_embeddings} for this model, got {longest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +220,7 @@ class _Measurement:
         samples = self.samples[kernel]
         least = [ceilings.least_seconds(work) for ceilings in self.ceilings]
         shares = [limit[0] / seconds for limit, seconds in zip(least, samples, strict=True) if limit]
-        usual = median_ceilings(self.ceilings).least_seconds(work)
+        usual = combine_ceilings(self.ceilings, median).least_seconds(work)
         share, limit = (median(shares), usual[1]) if shares and usual else (None, None)
         spread = MeasuredRange(median(samples), min(samples), max(samples))
         return KernelTime(kernel, name, self.case, spread, work, share, limit)

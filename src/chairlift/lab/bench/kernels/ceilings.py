@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from statistics import median
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -75,22 +74,17 @@ class Ceilings:
             return None
         return (compute, "compute") if compute > memory else (memory, "memory")
 
-    def best_of(self, other: Ceilings) -> Ceilings:
-        """The higher value of each field of two measurements with the same threads."""
-        pairs = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(self)}
-        best: dict[str, Any] = {
-            name: b if a is None else a if b is None else max(a, b) for name, (a, b) in pairs.items()
-        }
-        return Ceilings(**best)
-
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def median_ceilings(samples: Sequence[Ceilings]) -> Ceilings:
-    """The median of each field of the samples of one measurement, without those of oneDNN."""
-    middle = {name: median(getattr(sample, name) for sample in samples) for name in (*UNITS, "read")}
-    return Ceilings(samples[0].isa, samples[0].num_threads, **middle)
+def combine_ceilings(samples: Sequence[Ceilings], statistic: Callable[[list[float]], float]) -> Ceilings:
+    """A statistic of each speed over measurements with the same threads; None for a speed that no measurement has."""
+    speeds: dict[str, float] = {}
+    for name in (*UNITS, "read", "onednn_int8", "onednn_fp32"):
+        if known := [value for sample in samples if (value := getattr(sample, name)) is not None]:
+            speeds[name] = statistic(known)
+    return Ceilings(samples[0].isa, samples[0].num_threads, **speeds)
 
 
 class CeilingMeter:

@@ -25,22 +25,24 @@ from typing import Final
 
 from chairlift.kernels.cpu.formats import FLOATS, GROUP
 
+BLOCK_ROWS: Final = 4
+"""Maximum number of rows that a loop multiplies."""
+
 
 @dataclass(frozen=True, slots=True)
 class VectorSet:
     """The properties of an instruction set, and the tile that its loops multiply."""
 
     lanes: int
-    block_rows: int
     tile_stripes: int
     has_vnni: bool
 
 
 SETS: Final = {
-    "avx512-vnni": VectorSet(16, 4, 3, True),
-    "avx512": VectorSet(16, 4, 3, False),
-    "avx-vnni": VectorSet(8, 4, 1, True),
-    "avx2": VectorSet(8, 4, 1, False),
+    "avx512-vnni": VectorSet(16, 3, True),
+    "avx512": VectorSet(16, 3, False),
+    "avx-vnni": VectorSet(8, 1, True),
+    "avx2": VectorSet(8, 1, False),
 }
 """Instruction sets by the name in the extension. The instructions of "portable" depend on the compiler."""
 
@@ -70,26 +72,25 @@ def instruction_counts(isa: str, weight_format: str, rows: Sequence[int]) -> lis
     vectors = SETS.get(isa)
     if vectors is None:
         return []
-    blocks = sorted({min(count, vectors.block_rows) for count in rows})
-    count = _floats if weight_format in FLOATS else _integers
-    return [count(vectors, weight_format, block) for block in blocks]
+    blocks = sorted({min(count, BLOCK_ROWS) for count in rows})
+    return [_count(vectors, weight_format, block) for block in blocks]
 
 
-def _floats(vectors: VectorSet, weight_format: str, rows: int) -> InstructionCount:
-    stripes = vectors.tile_stripes
-    unpack = GROUP * stripes * (1.5 if weight_format == "bf16" else 1)
-    return _count(vectors, weight_format, rows, GROUP * rows * stripes, GROUP * rows, unpack, 0)
-
-
-def _integers(vectors: VectorSet, weight_format: str, rows: int) -> InstructionCount:
+def _count(vectors: VectorSet, weight_format: str, rows: int) -> InstructionCount:
+    """Divide the instructions of one iteration by its groups of 32 weights and its rows."""
     stripes, num_quads = vectors.tile_stripes, GROUP // 4
-    has_nibbles = weight_format.startswith("q4")
-    dot, cut = 1, 0
-    if not vectors.has_vnni:
-        dot, cut = (3, 0) if has_nibbles else (6, 3)
-    unpack = 12 * stripes if has_nibbles else num_quads * stripes * (1 + cut)
-    epilogue = _epilogue(weight_format, rows, stripes)
-    return _count(vectors, weight_format, rows, num_quads * dot * rows * stripes, num_quads * rows, unpack, epilogue)
+    products = rows * stripes
+    if weight_format in FLOATS:
+        dot, broadcast, epilogue = GROUP * products, GROUP * rows, 0.0
+        unpack = GROUP * stripes * (1.5 if weight_format == "bf16" else 1)
+    else:
+        has_nibbles = weight_format.startswith("q4")
+        dot_instructions, cut = (1, 0) if vectors.has_vnni else (3, 0) if has_nibbles else (6, 3)
+        dot, broadcast = num_quads * dot_instructions * products, num_quads * rows
+        unpack = 12 * stripes if has_nibbles else num_quads * stripes * (1 + cut)
+        epilogue = _epilogue(weight_format, rows, stripes)
+    share = vectors.lanes * stripes * rows
+    return InstructionCount(weight_format, rows, dot / share, broadcast / share, unpack / share, epilogue / share)
 
 
 def _epilogue(weight_format: str, rows: int, stripes: int) -> float:
@@ -99,11 +100,3 @@ def _epilogue(weight_format: str, rows: int, stripes: int) -> float:
     if weight_format == "q4_1":
         return 5 * sums + 2 * stripes + 2 * rows
     return 4 * sums + stripes + 2 * rows
-
-
-def _count(
-    vectors: VectorSet, weight_format: str, rows: int, dot: float, broadcast: float, unpack: float, epilogue: float
-) -> InstructionCount:
-    """Divide the instructions of one iteration by its groups of 32 weights and its rows."""
-    share = vectors.lanes * vectors.tile_stripes * rows
-    return InstructionCount(weight_format, rows, dot / share, broadcast / share, unpack / share, epilogue / share)

@@ -17,21 +17,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from chairlift.kernels.activations import find_activation, has_native_kernel
-from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.backend import AttentionShape
+from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
+from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
-from chairlift.kernels.linear import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
+from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.lab.bench.kernels.ceilings import KernelWork
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
-from chairlift.models.decoder import attention_shape, make_rotary
+from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ModelConfig, ProductSpec
+from chairlift.models.layers import attention_shape
+from chairlift.models.rotary import rotary_table
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -156,8 +155,7 @@ class LinearPass:
 def native_prologue(product: ProductSpec) -> str:
     """The norm or activation that the native kernel fuses with the product. "none" if torch computes it: then only the
     product is measured."""
-    kind = product.prologue
-    return kind if kind in ("none", *NORM_KINDS) or has_native_kernel(kind) else "none"
+    return product.prologue if product.prologue in NATIVE_PROLOGUES else "none"
 
 
 def input_width(product: ProductSpec) -> int:
@@ -209,10 +207,11 @@ class AttentionPass:
         metadata = _metadata(num_seqs, num_queries, context, block_size)
         positions = torch.arange(context - num_queries, context).repeat(num_seqs)
         backends: dict[AttentionShape, tuple[NativeAttention, NativePlan, torch.Tensor]] = {}
-        rotations = {key: make_rotary(*key, context, torch.device("cpu")).at(positions) for key in config.ropes}
+        cpu = torch.device("cpu")
+        rotations = {key: RotaryStep(positions, rotary_table(*key, context, cpu)) for key in config.ropes}
         self._calls: list[Callable[[], torch.Tensor]] = []
         for spec in self._specs:
-            shape = attention_shape(spec, torch.float32, torch.device("cpu"), kv_dtype)
+            shape = attention_shape(spec, torch.float32, cpu, kv_dtype)
             if shape not in backends:
                 qkv = torch.randn((len(positions), spec.qkv.out_features), generator=generator)
                 backend = NativeAttention(shape)

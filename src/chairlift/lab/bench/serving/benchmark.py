@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from chairlift.clock import MonotonicClock
+from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import HostFacts, host_facts
 from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, RequestRecord, open_client, served_models
@@ -19,14 +20,13 @@ from chairlift.lab.bench.serving.prompts import ChatPrompts, CompletionPrompts, 
 from chairlift.lab.bench.workload_options import (
     Tokenize,
     WorkloadOptions,
-    check_at_least,
+    check_minimums,
     first_requests,
     text_tokenizer,
 )
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.lab.workload.traces.trace_loader import detect_trace_format
-from chairlift.server.batch.progress import progress_bar
 
 WARM_UP_ROUND, MEASURED_ROUND = 0, 1
 PROBE_TOKENS = 8
@@ -81,8 +81,7 @@ class ServeOptions(WorkloadOptions):
         WorkloadOptions.__post_init__(self)
         if self.backend not in PATHS:
             raise ConfigError(f"backend must be one of {', '.join(PATHS)}, got {self.backend!r}")
-        check_at_least("vocab_size", self.vocab_size, 1)
-        check_at_least("num_warmups", self.num_warmups, 0)
+        check_minimums(self, vocab_size=1, num_warmups=0)
         if self.tokenizer is not None and self.trace is None:
             raise ConfigError(f"tokenizer={self.tokenizer} needs a trace: give trace, or leave it out")
         if self.ignore_eos and self.max_tokens is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from chairlift.lab.workload.request import WorkloadRequest
 
@@ -19,18 +19,6 @@ WORDS: Final = tuple(_NOUNS.split())
 """Common nouns, which are single tokens in most vocabularies."""
 
 
-class PromptFormat(Protocol):
-    """Writes the prompts of a workload into request bodies."""
-
-    def fields(self, request: WorkloadRequest) -> dict[str, Any]:
-        """The field of the body with the prompt of a request that is due."""
-        ...
-
-    def record_answer(self, request_id: str, text: str) -> None:
-        """Keep the answer to a request for the requests that continue the conversation."""
-        ...
-
-
 class CompletionPrompts:
     """Prompts of completions: token ids or text. The API returns answers as text, so a history has placeholder tokens.
 
@@ -42,10 +30,11 @@ class CompletionPrompts:
         self._encode = encode
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
+        """The field of the body with the prompt of a request that is due."""
         return {"prompt": self._encode(request.prompt_token_ids)}
 
     def record_answer(self, request_id: str, text: str) -> None:
-        pass
+        """Do nothing: no request continues the text of an answer."""
 
 
 class ChatPrompts:
@@ -61,6 +50,7 @@ class ChatPrompts:
         self._messages: dict[str, list[dict[str, str]]] = {}
 
     def fields(self, request: WorkloadRequest) -> dict[str, Any]:
+        """The field of the body with the messages of a request that is due."""
         own = self._requests[request.request_id]
         history = self._messages[own.after] if own.carries_history and own.after is not None else []
         messages = [*history, {"role": "user", "content": prompt_text(own.prompt_token_ids)}]
@@ -69,9 +59,14 @@ class ChatPrompts:
         return {"messages": messages}
 
     def record_answer(self, request_id: str, text: str) -> None:
+        """Keep the answer to a request for the requests that continue the conversation."""
         if request_id in self._continued:
             answer = {"role": "assistant", "content": text}
             self._messages[request_id] = [*self._messages[request_id], answer]
+
+
+PromptFormat = CompletionPrompts | ChatPrompts
+"""Writes the prompts of a workload into request bodies."""
 
 
 def prompt_text(token_ids: Sequence[int]) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from chairlift.lab.report.run_log import RecordedRun
-from chairlift.lab.report.trace import RowKind
+from chairlift.lab.report.timeline import stairs
+from chairlift.lab.report.trace import Floats, RowKind
 
 WIDTH: Final = 7.6
 """The width of a figure in inches, on the page and on paper. Text has at least 8 points."""
@@ -101,10 +103,10 @@ class OmittedFigure:
     reason: str
 
 
-def figure_of(num_rows: int, height: float, **layout: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with panels one above the other."""
+def figure_of(num_rows: int, height: float, height_ratios: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure with panels one above the other, which share their x axis."""
     figure = Figure(figsize=(WIDTH, height))
-    axes = figure.subplots(num_rows, 1, squeeze=False, **layout)
+    axes = figure.subplots(num_rows, 1, squeeze=False, sharex=True, height_ratios=height_ratios)
     return figure, list(axes[:, 0])
 
 
@@ -121,6 +123,16 @@ def lines_above(figure: Figure, axes: Axes, *others: Line2D) -> None:
     keys: list[Any] = [*axes.get_legend_handles_labels()[0], *others]
     longest = max((len(str(key.get_label())) for key in keys), default=0)
     figure.legend(handles=keys, loc="outside upper left", ncols=3 if longest <= 30 else 2, handlelength=3)
+
+
+def stack_areas(axes: Axes, edges: Floats, layers: Iterable[Floats], fills: Iterable[Fill]) -> float:
+    """Draw the values of time bins as areas one above the other; returns the height of the largest sum."""
+    below = np.zeros(2 * (len(edges) - 1))
+    for values, fill in zip(layers, fills, strict=True):
+        x, y = stairs(edges, values)
+        axes.fill_between(x, below, below + y, facecolor=fill.colour, hatch=fill.hatch, edgecolor="white", linewidth=0)
+        below = below + y
+    return float(below.max())
 
 
 def time_label(runs: Sequence[RecordedRun]) -> str:

@@ -12,8 +12,3 @@
 Traces without text have synthetic tokens (`synthetic_tokens`), equal where the trace records equal blocks, different
 elsewhere.
 """
-
-from chairlift.lab.workload.traces.options import RecordedTrace, TraceOptions
-from chairlift.lab.workload.traces.trace_loader import FORMATS, load_trace, read_trace
-
-__all__ = ["FORMATS", "RecordedTrace", "TraceOptions", "load_trace", "read_trace"]

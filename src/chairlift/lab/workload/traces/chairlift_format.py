@@ -18,31 +18,27 @@ A null field counts as missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces.options import TraceOptions
-from chairlift.lab.workload.traces.records import TraceRecord, json_records
+from chairlift.lab.workload.traces.records import TraceOptions, TraceRecord, json_records
 from chairlift.observability.trace_recorder import HASH_BLOCK_SIZE
 
 REQUIRED: Final = frozenset({"arrival", "output_len"})
 PROMPTS: Final = frozenset({"prompt_len", "prompt_token_ids"})
-OPTIONAL: Final = frozenset(
-    {
-        "request_id",
-        "prompt_hashes",
-        "hash_block_size",
-        "e2e_latency",
-        "max_tokens",
-        "after",
-        "carries_history",
-        "priority",
-    }
-)
+READERS: Final[dict[str, Callable[[TraceRecord, str], Any]]] = {
+    "max_tokens": lambda record, name: record.integer(name, 1),
+    "after": TraceRecord.text,
+    "carries_history": lambda record, name: record.typed(name, bool, "true or false"),
+    "priority": lambda record, name: record.typed(name, int, "an integer"),
+}
+"""The optional fields of `WorkloadRequest`, and how they are read."""
+
+OPTIONAL: Final = frozenset({"request_id", "prompt_hashes", "hash_block_size", "e2e_latency", *READERS})
 
 
 def read_chairlift(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
@@ -54,7 +50,8 @@ def read_chairlift(path: Path, options: TraceOptions) -> Iterator[WorkloadReques
         _check_fields(record)
         name = record.text("request_id") if "request_id" in record.fields else f"chairlift-{index}"
         arrival, output_len = record.number("arrival"), record.integer("output_len", 1)
-        prompt, optional = _prompt(record, name, options.vocab_size), _optional_fields(record)
+        prompt = _prompt(record, name, options.vocab_size)
+        optional = {field: read(record, field) for field, read in READERS.items() if field in record.fields}
         try:
             request = WorkloadRequest(name, arrival, prompt, output_len, **optional)
         except ConfigError as error:
@@ -88,18 +85,3 @@ def _prompt(record: TraceRecord, name: str, vocab_size: int) -> Sequence[int]:
         raise record.error("prompt_hashes", problem)
     shared = b"".join(synthetic_tokens(f"block-{text}", size, vocab_size) for text in hashes)
     return shared + synthetic_tokens(f"request-{name}", prompt_len - len(shared), vocab_size)
-
-
-def _optional_fields(record: TraceRecord) -> dict[str, Any]:
-    """Returns the optional fields of `WorkloadRequest` that the record has."""
-    optional: dict[str, Any] = {}
-    if "max_tokens" in record.fields:
-        optional["max_tokens"] = record.integer("max_tokens", 1)
-    if "after" in record.fields:
-        optional["after"] = record.text("after")
-    for name, kind, what in (("carries_history", bool, "true or false"), ("priority", int, "an integer")):
-        if name in record.fields:
-            optional[name] = record.get(name)
-            if type(optional[name]) is not kind:
-                raise record.error(name, f"must be {what}, got {optional[name]!r:.80}")
-    return optional

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
-from chairlift.lab.workload.traces.options import TraceOptions
-from chairlift.lab.workload.traces.records import TraceRecord, csv_records, json_records
+from chairlift.lab.workload.traces.records import TraceOptions, TraceRecord, csv_records, json_records
 
 AZURE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT_COLUMNS: Final = ("Timestamp", "Request tokens", "Response tokens")
@@ -19,25 +18,37 @@ MOONCAKE_BLOCK_SIZE: Final = 512
 
 def read_azure(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
     """Reads the Azure LLM inference traces (Patel et al., ISCA'24; Stojkovic et al., HPCA'25)."""
-    for index, record in enumerate(csv_records(path, AZURE_COLUMNS)):
-        seconds = _seconds(record, "TIMESTAMP")
-        lens = record.integer("ContextTokens"), record.integer("GeneratedTokens")
-        yield _request(f"azure-{index}", seconds, *lens, options)
+    return _read_lengths("azure", path, AZURE_COLUMNS, _seconds, options)
 
 
 def read_burstgpt(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
     """Reads BurstGPT (Wang et al., 2024, arXiv 2401.17644), whose failed requests have 0 response tokens."""
-    for index, record in enumerate(csv_records(path, BURSTGPT_COLUMNS)):
-        lens = record.integer("Request tokens"), record.integer("Response tokens")
-        yield _request(f"burstgpt-{index}", record.number("Timestamp"), *lens, options)
+    return _read_lengths("burstgpt", path, BURSTGPT_COLUMNS, TraceRecord.number, options)
+
+
+def _read_lengths(
+    format_name: str,
+    path: Path,
+    columns: tuple[str, str, str],
+    seconds: Callable[[TraceRecord, str], float],
+    options: TraceOptions,
+) -> Iterator[WorkloadRequest | None]:
+    """Reads a CSV file with a time, which `seconds` returns, a prompt length and an output length in each row."""
+    for index, record in enumerate(csv_records(path)):
+        name, arrival = f"{format_name}-{index}", seconds(record, columns[0])
+        prompt_len, output_len = record.integer(columns[1]), record.integer(columns[2])
+        if prompt_len == 0 or output_len == 0:
+            yield None
+        else:
+            yield WorkloadRequest(name, arrival, synthetic_tokens(name, prompt_len, options.vocab_size), output_len)
 
 
 def read_mooncake(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """Reads the Mooncake traces (Qin et al., FAST'25), in which equal hash_ids mean equal tokens so far."""
+    """Reads the Mooncake traces (Qin et al., FAST'25). Equal hash ids mean equal tokens up to the end of that block."""
     for index, record in enumerate(json_records(path)):
         prompt_len, output_len = record.integer("input_length"), record.integer("output_length")
         seconds = record.number("timestamp") / 1000
-        blocks = _blocks(record, prompt_len, options)
+        blocks = _blocks(record, prompt_len, options.vocab_size)
         if prompt_len == 0 or output_len == 0:
             yield None
             continue
@@ -45,25 +56,12 @@ def read_mooncake(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest
         yield WorkloadRequest(f"mooncake-{index}", seconds, blocks[:prompt_len] + own, output_len)
 
 
-def _blocks(record: TraceRecord, prompt_len: int, options: TraceOptions) -> bytes:
+def _blocks(record: TraceRecord, prompt_len: int, vocab_size: int) -> bytes:
     """Returns the tokens of the hashed blocks; the last block may be longer than the rest of the prompt."""
-    size = options.hash_block_size or MOONCAKE_BLOCK_SIZE
-    ids = record.items("hash_ids", int)
+    size, ids = MOONCAKE_BLOCK_SIZE, record.items("hash_ids", int)
     if not prompt_len // size <= len(ids) <= -(-prompt_len // size):
-        raise record.error(
-            "hash_ids",
-            f"has {len(ids)} blocks of {size} tokens for an input_length of {prompt_len}: set hash_block_size to the "
-            f"block size of the trace",
-        )
-    return b"".join(synthetic_tokens(f"mooncake-block-{block}", size, options.vocab_size) for block in ids)
-
-
-def _request(
-    name: str, seconds: float, prompt_len: int, output_len: int, options: TraceOptions
-) -> WorkloadRequest | None:
-    if prompt_len == 0 or output_len == 0:
-        return None
-    return WorkloadRequest(name, seconds, synthetic_tokens(name, prompt_len, options.vocab_size), output_len)
+        raise record.error("hash_ids", f"has {len(ids)} blocks of {size} tokens for an input_length of {prompt_len}")
+    return b"".join(synthetic_tokens(f"mooncake-block-{block}", size, vocab_size) for block in ids)
 
 
 def _seconds(record: TraceRecord, name: str) -> float:

@@ -1,17 +1,46 @@
-"""Rows of CSV files and lines of JSON files, with checked fields and errors that name the line."""
+"""The options of trace readers, and their records: rows of CSV files and lines of JSON files with checked fields."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from chairlift.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions:
+    """The options of a trace reader.
+
+    Attributes:
+        limit: maximum number of requests to read; None: all.
+        vocab_size: synthetic token ids are less than this and less than 256.
+        tokenize: returns the token ids of a text without special tokens; required by sharegpt and custom.
+
+    Raises:
+        ConfigError: a number is less than 1.
+    """
+
+    limit: int | None = None
+    vocab_size: int = 256
+    tokenize: Callable[[str], Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("limit", self.limit), ("vocab_size", self.vocab_size)):
+            if value is not None and value < 1:
+                raise ConfigError(f"trace: {name} must be at least 1, got {value}")
+
+    def tokenizer(self, path: Path) -> Callable[[str], Sequence[int]]:
+        """Returns `tokenize`; raises ConfigError if it is missing."""
+        if self.tokenize is None:
+            raise ConfigError(f"{path}: this trace contains text, so a tokenizer is required to know its lengths")
+        return self.tokenize
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +65,36 @@ class TraceRecord:
             raise self.error(name, "is missing")
         return value
 
-    def integer(self, name: str, low: int = 0) -> int:
+    def typed(self, name: str, kind: type, description: str) -> Any:
+        """Returns the value of a field that must be of type `kind`, which errors call by `description`."""
         value = self.get(name)
-        if self.is_text:
-            try:
-                value = int(value)
-            except ValueError:
-                raise self.error(name, f"must be an integer, got {value!r}") from None
+        if type(value) is not kind:
+            raise self.error(name, f"must be {description}, got {value!r:.80}")
+        return value
+
+    def text(self, name: str) -> str:
+        return str(self.typed(name, str, "a string"))
+
+    def integer(self, name: str, low: int = 0) -> int:
+        value = self._parsed(name, int, "an integer")
         if type(value) is not int or value < low:
             raise self.error(name, f"must be an integer >= {low}, got {value!r:.80}")
         return value
 
     def number(self, name: str) -> float:
         """Returns the value of a field that must be a finite number >= 0."""
-        value = self.get(name)
-        if self.is_text:
-            try:
-                value = float(value)
-            except ValueError:
-                raise self.error(name, f"must be a number, got {value!r}") from None
+        value = self._parsed(name, float, "a number")
         if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
             raise self.error(name, f"must be a number >= 0, got {value!r:.80}")
         return float(value)
 
-    def text(self, name: str) -> str:
+    def _parsed(self, name: str, parse: Callable[[str], Any], description: str) -> Any:
+        """Returns the value of a field, parsed if it is text."""
         value = self.get(name)
-        if not isinstance(value, str):
-            raise self.error(name, f"must be a string, got {value!r:.80}")
-        return value
+        try:
+            return parse(value) if self.is_text else value
+        except ValueError:
+            raise self.error(name, f"must be {description}, got {value!r}") from None
 
     def items(self, name: str, kind: type) -> list[Any]:
         """Returns the value of a field that must be a list of items of type `kind`."""
@@ -85,25 +116,16 @@ def open_text_file(path: Path) -> Iterator[TextIO]:
         raise ConfigError(f"{path}: is not UTF-8 text ({error})") from None
 
 
-def csv_records(path: Path, columns: tuple[str, ...]) -> Iterator[TraceRecord]:
-    """Yields the rows of a CSV file; raises ConfigError if its header lacks one of the columns."""
+def csv_records(path: Path) -> Iterator[TraceRecord]:
+    """Yields the rows of a CSV file below its header, without blank lines."""
     with open_text_file(path) as file:
         rows = csv.reader(file)
-        header = [name.strip() for name in next(_rows(path, rows), [])]
-        if missing := [name for name in columns if name not in header]:
-            raise ConfigError(
-                f"{path}: line 1: column {missing[0]!r} is missing; the columns are {', '.join(header) or 'none'}"
-            )
-        for row in _rows(path, rows):
-            if row:
+        try:
+            header = [name.strip() for name in next(rows, [])]
+            for row in filter(None, rows):
                 yield TraceRecord(f"{path}: line {rows.line_num}", dict(zip(header, row, strict=False)), is_text=True)
-
-
-def _rows(path: Path, rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    try:
-        yield from rows
-    except csv.Error as error:
-        raise ConfigError(f"{path}: not valid CSV ({error})") from None
+        except csv.Error as error:
+            raise ConfigError(f"{path}: not valid CSV ({error})") from None
 
 
 def json_records(path: Path) -> Iterator[TraceRecord]:

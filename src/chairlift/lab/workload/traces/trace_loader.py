@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,11 +19,13 @@ from chairlift.lab.workload.traces.length_traces import (
     read_burstgpt,
     read_mooncake,
 )
-from chairlift.lab.workload.traces.options import Reader, RecordedTrace, TraceOptions
-from chairlift.lab.workload.traces.records import open_text_file
+from chairlift.lab.workload.traces.records import TraceOptions, open_text_file
 from chairlift.lab.workload.traces.text_datasets import read_custom, read_sharegpt
 
 logger = logging.getLogger("chairlift")
+
+Reader = Callable[[Path, TraceOptions], Iterator[WorkloadRequest | None]]
+"""Yields the requests of a file in order, and None for a skipped one. Arrival times may start at any value."""
 
 FORMATS: Final[dict[str, Reader]] = {
     "azure": read_azure,
@@ -34,53 +36,22 @@ FORMATS: Final[dict[str, Reader]] = {
     "chairlift": read_chairlift,
 }
 
-FORMAT_OPTIONS: Final = {"output_len": "custom", "multi_turn": "sharegpt", "hash_block_size": "mooncake"}
-"""The options that apply to one format only."""
-
 CSV_COLUMNS: Final = {"azure": AZURE_COLUMNS, "burstgpt": BURSTGPT_COLUMNS}
 JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
 
-DEFAULT_OPTIONS: Final = TraceOptions()
 
+def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
+    """Returns the requests of a trace file, whose format is detected, by arrival. The first one arrives at 0.
 
-def read_trace(
-    path: Path | str,
-    format: str = "auto",  # noqa: A002
-    options: TraceOptions = DEFAULT_OPTIONS,
-) -> list[WorkloadRequest]:
-    """Returns the requests of a trace by arrival, and logs the number of skipped ones. Raises as `load_trace`."""
-    trace = load_trace(path, format, options)
-    if trace.num_skipped:
-        logger.warning(
-            "%s: skipped %d of %d requests without prompt or output or, in ShareGPT, with lengths outside the limits",
-            path,
-            trace.num_skipped,
-            trace.num_skipped + len(trace.requests),
-        )
-    return trace.requests
-
-
-def load_trace(
-    path: Path | str,
-    format: str = "auto",  # noqa: A002
-    options: TraceOptions = DEFAULT_OPTIONS,
-) -> RecordedTrace:
-    """Reads a trace file.
-
-    Args:
-        format: one of FORMATS, or auto: detected from the header or the first object.
+    Requests with equal times keep the order of the file, and a request with `after` follows that one. Requests that
+    cannot be served are skipped, and their number is logged: they have no prompt or output tokens (logs write failed
+    requests in this way) or, in sharegpt, lengths outside the limits of `text_datasets`.
 
     Raises:
-        ConfigError: the file cannot be read, its format is unknown, a field is wrong, no request can be served, or an
-            option does not apply to the format.
+        ConfigError: the file cannot be read, its format is unknown, a field is wrong, or no request can be served.
     """
-    path = Path(path)
-    name = detect_trace_format(path) if format == "auto" else format
-    if name not in FORMATS:
-        raise ConfigError(f"trace format {name!r} is unknown; use one of auto, {', '.join(FORMATS)}")
-    for option, owner in FORMAT_OPTIONS.items():
-        if owner != name and getattr(options, option) != getattr(DEFAULT_OPTIONS, option):
-            raise ConfigError(f"{path}: {option} applies to {owner} traces only, and this one is read as {name}")
+    path, options = Path(path), options or TraceOptions()
+    name = detect_trace_format(path)
     requests, num_skipped = _collect(FORMATS[name](path, options), options.limit)
     if not requests:
         raise ConfigError(f"{path}: no request can be served ({num_skipped} skipped) when read as {name}")
@@ -88,7 +59,14 @@ def load_trace(
         requests = dependency_order(requests)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return RecordedTrace(name, _shifted_to_zero(requests), num_skipped)
+    if num_skipped:
+        logger.warning(
+            "%s: skipped %d of %d requests without prompt or output or, in ShareGPT, with lengths outside the limits",
+            path,
+            num_skipped,
+            num_skipped + len(requests),
+        )
+    return _shifted_to_zero(requests)
 
 
 def detect_trace_format(path: Path) -> str:
@@ -117,7 +95,10 @@ def detect_trace_format(path: Path) -> str:
 
 
 def _collect(read: Iterable[WorkloadRequest | None], limit: int | None) -> tuple[list[WorkloadRequest], int]:
-    """Returns the first `limit` requests whose predecessors are among them, and the number of skipped ones."""
+    """Returns the first `limit` requests, and the number of skipped records.
+
+    If there are more, requests that depend on a later one are left out.
+    """
     requests: list[WorkloadRequest] = []
     num_skipped = 0
     for request in read:

@@ -11,13 +11,14 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.interface import Kernels
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.registry import PORTABLE_KERNELS
-from chairlift.layers.embedding import Embedding, LMHead
-from chairlift.layers.linear import Linear
-from chairlift.layers.norm import layer_norm, rms_norm
-from chairlift.models.declaration import RopeConfig
-from chairlift.models.decoder import make_rotary
+from chairlift.kernels.weights import PackedRows, packed_tensor
+from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
+from chairlift.models.decoder import build_model
+from chairlift.models.layers import LayerBuilder
+from chairlift.models.llama import LlamaSizes
+from chairlift.models.rotary import rotary_table
 
 CPU = torch.device("cpu")
 
@@ -34,8 +35,8 @@ class Parameters:
         assert made.shape == shape
         return made
 
-    def has(self, name: str) -> bool:
-        return True
+    def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
+        return packed_tensor(self.tensor(name, shape))
 
 
 @pytest.fixture(params=sorted(PORTABLE_KERNELS))
@@ -43,10 +44,29 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return PORTABLE_KERNELS[request.param]
 
 
+def tiny(tied: bool = False) -> ModelConfig:
+    return LlamaSizes(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=4,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        max_position_embeddings=16,
+        tie_word_embeddings=tied,
+    ).declare()
+
+
+def linear(builder: LayerBuilder, name: str, out: int, prologue: Prologue = NO_PROLOGUE) -> LinearKernel:
+    return builder.linear(MatrixSpec(MLP, name, ((name, out),), 6), prologue)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_fused_linear_is_the_concatenation_of_its_parts(kernels: Kernels, bias: bool) -> None:
     weights, x = Parameters(), torch.randn(3, 6)
-    fused = Linear(kernels, weights, [("q", 8), ("k", 4), ("v", 4)], 6, bias=bias)
+    spec = MatrixSpec(ATTENTION, "qkv", (("q", 8), ("k", 4), ("v", 4)), 6, bias)
+    fused = LayerBuilder(tiny(), weights, kernels, {}).linear(spec)
     made = weights.made
     parts = [F.linear(x, made[f"{name}.weight"], made.get(f"{name}.bias")) for name in "qkv"]
     torch.testing.assert_close(fused(x), torch.cat(parts, dim=-1), rtol=1e-5, atol=1e-5)
@@ -58,28 +78,31 @@ def test_a_fused_linear_is_the_concatenation_of_its_parts(kernels: Kernels, bias
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_are_float32_for_weights_of_any_type(kernels: Kernels, tied: bool, dtype: torch.dtype) -> None:
-    weights, hidden = Parameters(dtype), torch.randn(2, 6, dtype=dtype)
-    embedding = Embedding(kernels, weights, "embed_tokens", 10, 6)
-    head = LMHead(kernels, weights, "lm_head", 10, 6, tied_to=embedding if tied else None)
-    logits = head(hidden)
+    weights, hidden = Parameters(dtype), torch.randn(2, 8, dtype=dtype)
+    model = build_model(tiny(tied), weights, dtype=dtype, device=CPU, kernels=kernels.name)
+    logits = model.logits(hidden)
     assert logits.dtype == torch.float32
-    table = weights.made["embed_tokens.weight" if tied else "lm_head.weight"]
-    torch.testing.assert_close(logits, F.linear(hidden, table).float(), rtol=2e-2, atol=2e-2)
-    assert ("lm_head.weight" in weights.made) is not tied
-    assert torch.equal(embedding(torch.tensor([3, 9])), weights.made["embed_tokens.weight"][[3, 9]])
+    embedding, made = weights.made["model.embed_tokens.weight"], weights.made
+    normed = F.rms_norm(hidden, (8,), made["model.norm.weight"], 1e-5)
+    expected = F.linear(normed, embedding if tied else made["lm_head.weight"]).float()
+    torch.testing.assert_close(logits, expected, rtol=5e-2, atol=5e-2)
+    assert ("lm_head.weight" in made) is not tied
+    assert torch.equal(model.embedding(torch.tensor([3, 9])), embedding[[3, 9]])
 
 
 def test_norms_are_prologues_of_products(kernels: Kernels) -> None:
     weights, x = Parameters(), torch.randn(3, 6)
-    rms, layer = rms_norm(weights, "rms", 6, 0.1), layer_norm(weights, "layer", 6, 0.1)
+    builder = LayerBuilder(tiny(), weights, kernels, {})
+    rms = builder.norm(NormSpec("rms_norm", "rms", 6, 0.1))
+    layer = builder.norm(NormSpec("layer_norm", "layer", 6, 0.1))
     made = weights.made
     expected = F.rms_norm(x, (6,), made["rms.weight"], 0.1)
     torch.testing.assert_close(kernels.make_prologue(rms)(x), expected)
-    product = Linear(kernels, weights, [("o", 4)], 6, prologue=rms)(x)
+    product = linear(builder, "o", 4, rms)(x)
     torch.testing.assert_close(product, F.linear(expected, made["o.weight"]), rtol=1e-5, atol=1e-5)
-    head = LMHead(kernels, weights, "lm_head", 10, 6, tied_to=None, prologue=layer)
+    product = linear(builder, "p", 10, layer)(x)
     expected = F.layer_norm(x, (6,), made["layer.weight"], made["layer.bias"], 0.1)
-    torch.testing.assert_close(head(x), F.linear(expected, made["lm_head.weight"]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(product, F.linear(expected, made["p.weight"]), rtol=1e-5, atol=1e-5)
 
 
 LLAMA3: dict[str, Any] = {
@@ -101,19 +124,19 @@ def test_rotary_tables_equal_those_of_transformers(scaling: str, parameters: dic
     )
     positions = torch.tensor([0, 1, 130, 1023])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
-    rotary = make_rotary(RopeConfig(theta=5e4, scaling=scaling, **parameters), head_dim, 1024, CPU)
+    table = rotary_table(RopeConfig(theta=5e4, scaling=scaling, **parameters), head_dim, 1024, CPU)
     expected = torch.cat((cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]), dim=-1)
-    torch.testing.assert_close(rotary.cos_sin_cache[positions], expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(table[positions], expected, rtol=0, atol=2e-5)
 
 
 def test_frequency_factors_divide_the_frequencies() -> None:
     factors = (1.0, 1.0, 2.0, 8.0)
-    rotary = make_rotary(RopeConfig(theta=100.0, scaling="factors", freq_factors=factors), 8, 4, CPU)
+    table = rotary_table(RopeConfig(theta=100.0, scaling="factors", freq_factors=factors), 8, 4, CPU)
     angles = [3 * 100.0 ** (-2 * i / 8) / factor for i, factor in enumerate(factors)]
-    torch.testing.assert_close(rotary.cos_sin_cache[3, :4], torch.tensor(angles).cos())
-    torch.testing.assert_close(rotary.cos_sin_cache[3, 4:], torch.tensor(angles).sin())
+    torch.testing.assert_close(table[3, :4], torch.tensor(angles).cos())
+    torch.testing.assert_close(table[3, 4:], torch.tensor(angles).sin())
 
 
 def test_an_unknown_scaling_is_rejected() -> None:
     with pytest.raises(ModelLoadError, match="rope scaling must be none, linear, llama3 or factors; got 'yarn'"):
-        make_rotary(RopeConfig(scaling="yarn"), 8, 4, CPU)
+        rotary_table(RopeConfig(scaling="yarn"), 8, 4, CPU)

@@ -1,4 +1,4 @@
-"""EngineCoreThread delivers outputs that do not result from a step."""
+"""The loop of an engine core delivers outputs that do not result from a step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from chairlift.engine.input_processor import EngineRequest
-from chairlift.engine.process.commands import Abort, Add
-from chairlift.engine.process.thread_client import EngineCoreThread
+from chairlift.engine.process.commands import Abort, Add, Command, Stop
+from chairlift.engine.process.core_loop import run_core
 from chairlift.outputs import EngineCoreOutput, SchedulerOutput
 from chairlift.sampling_params import SamplingParams
 from fakes import expected_tokens, make_engine
@@ -33,17 +33,30 @@ def test_an_answer_is_delivered_when_the_last_other_request_of_its_batch_is_abor
         return submit(output)
 
     executor.submit = stop_halfway  # type: ignore[method-assign]
-    delivered: queue.SimpleQueue[list[EngineCoreOutput]] = queue.SimpleQueue()
-    thread = EngineCoreThread(core, delivered.put, lambda error: None)
+    commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    delivered: queue.SimpleQueue[EngineCoreOutput] = queue.SimpleQueue()
+
+    def take(wait: bool) -> Command | None:
+        try:
+            return commands.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def deliver(outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            delivered.put(output)
+
+    thread = threading.Thread(target=run_core, args=(core, take, deliver), daemon=True)
     thread.start()
-    thread.send(Add([request("done", 2), request("aborted", 100)]))
+    commands.put(Add([request("done", 2), request("aborted", 100)]))
     assert is_halfway.wait(10)
     assert delivered.empty(), "outputs of a static batch are returned when the whole batch has finished"
-    thread.send(Abort(["aborted"]))
+    commands.put(Abort(["aborted"]))
     may_continue.set()
-    (output,) = delivered.get(timeout=10)
-    thread.stop()
-    thread.join()
+    output = delivered.get(timeout=10)
+    commands.put(Stop())
+    thread.join(10)
+    assert delivered.empty()
     assert (output.request_id, output.new_token_ids) == ("done", expected_tokens([1, 2], 2))
     assert output.finish_reason == "length"
     assert len(executor.outputs) == 6, "no step was computed for the aborted request"

@@ -1,0 +1,57 @@
+"""ServedEngine: an engine as front ends use it, whether it runs in their process or in another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from chairlift.config import SchedulerConfig
+from chairlift.engine.input_processor import InputProcessor, NoTokenizer, RequestLimits
+from chairlift.events import EngineStarted
+from chairlift.grammar.compiler import GrammarCompiler
+from chairlift.loading.text.tokenizer import Tokenizer
+from chairlift.models.declaration import ModelConfig
+from chairlift.worker.kv_cache_plan import KVCachePlan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """The properties of an engine that are fixed once it is ready."""
+
+    model_name: str
+    model_config: ModelConfig
+    scheduler_config: SchedulerConfig
+    kv_cache_plan: KVCachePlan
+    limits: RequestLimits
+    started: EngineStarted
+
+
+class ServedEngine:
+    """The facts of an engine, with the tokenizer and the input processor of this process.
+
+    Args:
+        load_tokenizer: called at the first use of the tokenizer.
+        seed, grammars: as for `InputProcessor`.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        load_tokenizer: Callable[[], Tokenizer | NoTokenizer],
+        seed: int | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        self.facts = facts
+        self._load_tokenizer = load_tokenizer
+        self._seed = seed
+        self._grammars = grammars
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | NoTokenizer:
+        return self._load_tokenizer()
+
+    @cached_property
+    def input_processor(self) -> InputProcessor:
+        facts = self.facts
+        return InputProcessor(facts.model_config, self.tokenizer, facts.limits, self._seed, self._grammars)
