@@ -40,7 +40,7 @@ def build(config: EngineConfig, front_end: FrontEnd) -> Any:
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
     model_config = load_config(resolve_model(config.model))
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
-    front_end.send_ready(EngineFacts("fake", model_config, limits, plan, request_limits, started))
+    front_end.send_ready(EngineFacts("fake", model_config, limits, plan, request_limits, started, "fake"))
     return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None))
 
 

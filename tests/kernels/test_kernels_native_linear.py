@@ -180,7 +180,9 @@ def test_rows_threads_and_order_change_no_bit(
 @pytest.mark.parametrize("num_rows", [1, 3, 4, 13, 17, 45])
 @pytest.mark.parametrize("in_features", [40, 64, 200])
 def test_an_instruction_for_products_of_integers_changes_no_bit(isa: str, num_rows: int, in_features: int) -> None:
-    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2", "amx": "avx512-vnni", "amx-emulated": "avx512-vnni"}.get(isa)
+    without = {"avx512-vnni": "avx512", "avx-vnni": "avx2", "amx": "avx512-vnni", "amx-emulated": "avx512-vnni"}.get(
+        isa
+    )
     if without is None:
         pytest.skip("has none, or nothing else")
     torch.manual_seed(0)

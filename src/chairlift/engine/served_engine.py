@@ -25,6 +25,7 @@ class EngineFacts:
     kv_cache_plan: KVCachePlan
     limits: RequestLimits
     started: EngineStarted
+    kernels: str
 
 
 class ServedEngine:

@@ -28,6 +28,11 @@ class KernelChoice:
     kv_cache_dtype: str
     quantization: str | None
 
+    @property
+    def description(self) -> str:
+        """The kernel set, with the instruction set of native kernels: "native (avx512-vnni)"."""
+        return f"native ({load().isa()})" if self.kernels == "native" else self.kernels
+
 
 def choose_kernels(config: EngineConfig, file_dtype: str) -> KernelChoice:
     """Resolve the value "auto" of `kernels`, `dtype` and `kv_cache_dtype`.

@@ -118,7 +118,7 @@ def build_engine(
     scheduler = make_scheduler(scheduler_config, manager, listeners.sink)
     on_add = None if listeners.recorder is None else listeners.recorder.on_add
     core = EngineCore(scheduler, executor, clock, STEPS_AHEAD[loaded.device.type], on_add)
-    facts = EngineFacts(loaded.name, loaded.config, scheduler_config, plan, limits, started)
+    facts = EngineFacts(loaded.name, loaded.config, scheduler_config, plan, limits, started, loaded.choice.description)
     return Engine(facts, core, loaded, config.seed, listeners)
 
 

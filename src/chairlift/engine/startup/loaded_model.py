@@ -174,8 +174,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
     logger.info(
-        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, {choice.kernels} kernels; "
-        f"activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
+        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, "
+        f"kernels: {choice.description}; activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
     )
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats)

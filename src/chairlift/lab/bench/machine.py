@@ -100,9 +100,10 @@ def machine_facts() -> MachineFacts:
 def machine_caption(machine: MachineFacts, peak_rss_bytes: int | None) -> str:
     """Two lines for a caption: the machine with the peak memory of the process, and the versions."""
     memory = f"{machine.memory_bytes / (1 << 30):.0f} GiB"
+    isa = "" if machine.isa is None else f" ({machine.isa})"
     rss = "" if peak_rss_bytes is None else f", peak RSS {peak_rss_bytes / (1 << 20):,.0f} MiB"
     return (
-        f"{machine.cpu}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
+        f"{machine.cpu}{isa}, {machine.num_threads} threads on {machine.num_cores} cores, {memory}{rss}\n"
         f"chairlift {machine.chairlift}, torch {machine.torch}, Python {machine.python}"
     )
 

@@ -77,6 +77,7 @@ class EngineView(BaseModel):
     object: Literal["engine"] = "engine"
     status: EngineStatus
     configuration: dict[str, Any]
+    kernels: str = Field(description="The kernel set; native kernels with their instruction set.")
     plan: KVCachePlanView
     pool: BlockPoolView | None
     batch: BatchView | None
@@ -152,6 +153,7 @@ def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> Eng
     return EngineView(
         status=llm.status(),
         configuration={} if started is None else asdict(started),
+        kernels=llm.engine.facts.kernels,
         plan=KVCachePlanView.model_validate(llm.engine.facts.kv_cache_plan, from_attributes=True),
         pool=_pool_view(observer),
         batch=_batch_view(observer),
