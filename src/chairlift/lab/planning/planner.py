@@ -144,7 +144,7 @@ class DeploymentPlan:
             "max_model_len": memory.max_model_len,
             "fit": asdict(self.fit),
             "policies": [{**asdict(each.fit), "draws": each.draws} for each in self.policies],
-            "speed": None if self.speed is None else self.speed.to_dict(),
+            "speed": None if self.speed is None else asdict(self.speed),
             "serve": self.serve,
             "notes": self.notes,
         }
