@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.events import RequestFinished
-from chairlift.lab.workload.traces.trace_loader import load_trace
+from chairlift.lab.workload.traces.trace_loader import read_trace
 from chairlift.observability.trace_recorder import TraceRecorder
 from fakes import make_request
 
@@ -63,7 +63,7 @@ def test_a_recorded_trace_has_equal_lengths_times_and_prefixes(tmp_path: Path, s
             arrive(recorder, f"r{i}", prompt, 50 + i, 100.0 + i, priority=i)
         for i in reversed(range(len(session))):
             finish(recorder, f"r{i}", i + 1, 100.0 + i, 200.0 + i)
-    replayed = load_trace(path).requests
+    replayed = read_trace(path)
     assert [(r.arrival, len(r.prompt_token_ids), r.output_len, r.max_tokens, r.priority) for r in replayed] == [
         (float(i), len(prompt), i + 1, 50 + i, i) for i, prompt in enumerate(session)
     ]
@@ -110,7 +110,7 @@ def test_lines_are_there_when_a_request_has_ended(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 1
     recorder.close()
     finish(recorder, "a", 2, 0.0, 9.0)
-    (request,) = load_trace(path).requests
+    (request,) = read_trace(path)
     assert (request.arrival, request.output_len) == (0.0, 4)
 
 
@@ -128,7 +128,7 @@ def test_many_threads_can_record(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    requests = load_trace(path).requests
+    requests = read_trace(path)
     assert len(requests) == 200
     assert all(a.arrival <= b.arrival for a, b in pairwise(requests))
     assert len({bytes(r.prompt_token_ids[:16]) for r in requests}) == 1

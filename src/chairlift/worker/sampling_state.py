@@ -71,6 +71,7 @@ class SamplingState:
         num_with_features: number of rows that need a feature.
         is_random: uint8, 0 for greedy sampling.
         keys: uint64, the key of the request's random stream.
+        penalties: float32 [3, rows]: repetition, presence, frequency.
         bias: row -> (token ids int64, amounts float32), for rows with LOGIT_BIAS.
         stop_ids: row -> int64 ids of the stop tokens that are masked until min_tokens, for rows with MIN_TOKENS. Rows
             with a grammar are not among them, because their mask contains it.
@@ -87,9 +88,7 @@ class SamplingState:
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
-        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
-        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
-        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.penalties = np.zeros((3, max_num_seqs), dtype=np.float32)
         self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
@@ -109,9 +108,7 @@ class SamplingState:
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
-        self.repetition_penalty[row] = params.repetition_penalty
-        self.presence_penalty[row] = params.presence_penalty
-        self.frequency_penalty[row] = params.frequency_penalty
+        self.penalties[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = params.logprobs or 0
         self.num_prompt_logprobs[row] = params.prompt_logprobs or 0

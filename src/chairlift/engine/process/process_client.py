@@ -255,11 +255,8 @@ class ProcessClient(EngineClient):
         self.state = "restarting" if restart.can_wait else "cannot_restart"
         lost = self._in_flight.remove_lost()
         logger.error(
-            "the engine died (%s): %d requests are lost, %d requests wait; restarting it in %.1f s",
-            reason,
-            len(lost),
-            len(self._in_flight),
-            restart.delay,
+            f"the engine died ({reason}): {len(lost)} requests are lost, {len(self._in_flight)} requests wait; "
+            f"restarting it in {restart.delay:.1f} s"
         )
         message = f"the engine died ({reason}) and is being restarted: send the request again"
         self._on_failure(lost, EngineDeadError(message))
