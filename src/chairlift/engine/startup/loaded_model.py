@@ -30,7 +30,7 @@ from chairlift.loading.resolve import (
     resolve_model,
 )
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.system.control_groups import ControlGroups
 from chairlift.system.memory_limits import is_out_of_memory

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.config import SchedulerConfig
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec, ModelConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -16,8 +16,7 @@ from chairlift.engine.startup.memory_plan import (
     value_item,
 )
 from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec, ModelConfig
 from chairlift.models.torch_operations import torch_operations
 
 MatrixFormats = Callable[[str], str]

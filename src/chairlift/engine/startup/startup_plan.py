@@ -15,7 +15,7 @@ from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_nati
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS, KVCachePlan
 from chairlift.worker.memory import format_memory
 

@@ -31,7 +31,7 @@ from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
