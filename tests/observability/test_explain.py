@@ -12,6 +12,7 @@ from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
+from chairlift.observability.what_if import what_ifs
 from chairlift.request import WaitReason
 from tracked_engine import TrackedEngine
 
@@ -35,7 +36,10 @@ def admitted(engine: TrackedEngine) -> list[str]:
 def explain(engine: TrackedEngine, request_id: str, viewer: Viewer | None = None) -> Explanation:
     request = engine.tracker.get(request_id)
     assert request is not None
-    return Explainer(engine.tracker).explain(request, viewer or Viewer(), engine.clock.now())
+    explainer = Explainer(engine.tracker)
+    blocked = explainer.blocked_request(request)
+    changes = [] if blocked is None else what_ifs(blocked)
+    return explainer.explain(request, viewer or Viewer(), engine.clock.now(), changes)
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=2, max_size=6)

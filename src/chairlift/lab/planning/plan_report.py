@@ -124,8 +124,8 @@ def explain(plan: DeploymentPlan) -> list[str]:
     return [
         f"Weights of {plan.model.name} for {memory.choice.kernels} kernels",
         *_sum(memory.weights),
-        f"Activations of the largest step: {limits.num_tokens:,} tokens of {limits.num_seqs:,} requests with contexts "
-        f"of up to {limits.max_model_len:,} tokens",
+        f"Activations of the largest step: {limits.max_num_batched_tokens:,} tokens of {limits.max_num_seqs:,} "
+        f"requests with contexts of up to {limits.max_model_len:,} tokens",
         *_sum(memory.activations),
         "K and V",
         *_kv(plan),
@@ -146,8 +146,10 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     dtype = memory.choice.kv_cache_dtype
     scales = f" + {INT8_SCALE_BYTES} of scales" if dtype == "int8" else ""
     slot = " + ".join(
-        f"{count} layers x {state.num_kv_heads} KV heads x (2 x {state.head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
-        for state, count in Counter(layer.state for layer in model.layers).items()
+        f"{count} layers x {num_heads} KV heads x (2 x {head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
+        for (num_heads, head_dim), count in Counter(
+            (layer.attention.num_kv_heads, layer.attention.head_dim) for layer in model.layers
+        ).items()
     )
     lines = [
         f"  a slot: {slot} bytes = {memory.slot_bytes:,}",

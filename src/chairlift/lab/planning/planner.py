@@ -17,7 +17,6 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     DTYPE_BYTES,
     MemoryItem,
-    StepLimits,
     kv_slot_bytes,
     total,
 )
@@ -32,7 +31,7 @@ from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -79,7 +78,7 @@ class PlannedMemory:
     choice: KernelChoice
     memory_bytes: int | None
     free_share: float
-    limits: StepLimits
+    limits: SchedulerConfig
     weights: list[MemoryItem]
     activations: list[MemoryItem]
     slot_bytes: int
@@ -208,11 +207,9 @@ def plan_memory(
     model_config, device = model.config, config.device.split(":")[0]
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
-    limits = StepLimits(
-        config.largest_token_budget, config.max_num_seqs, config.max_model_len or context, config.block_size
-    )
+    limits = config.scheduler_config(config.max_model_len or context)
     weights = planned_weights(model_config, choice, device, model.formats)
-    activations = planned_activations(model_config, choice, device, limits)
+    activations = planned_activations(model_config, choice, device, limits, config.block_size)
     kv_bytes = config.kv_cache_memory_bytes
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)

@@ -84,10 +84,6 @@ class _ToolSelection:
         return partial(ToolParser, form, names, None if self.is_parallel else 1)
 
 
-def _reasoning_parser(reasoning: Reasoning, new_rest: Callable[[], AnswerParser]) -> AnswerParser:
-    return ReasoningParser(reasoning, new_rest())
-
-
 class Conversation(Protocol):
     """A body that can be converted to a chat."""
 
@@ -197,7 +193,7 @@ class ConversationPlanner:
     def _new_parser(self, tools: _ToolSelection, reasoning: Reasoning | None) -> Callable[[], AnswerParser] | None:
         rest = tools.new_parser(self._calls)
         if reasoning is not None:
-            return partial(_reasoning_parser, reasoning, rest)
+            return partial(ReasoningParser, reasoning, rest)
         return None if tools.mode == "none" else rest
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:

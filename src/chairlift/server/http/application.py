@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,11 +20,10 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import engine, health, metrics, models, requests
+from chairlift.server.api import engine, health, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.body_routes import body_routers, make_endpoints
+from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
 from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.prepared_route import prepared_route_class
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
@@ -79,9 +77,19 @@ def create_app(
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
     conversations = ConversationPlanner(llm.engine, api or ApiOptions())
-    on_start = partial(preparation.start, conversations.log_template_warnings)
-    on_end = [preparation.close, *(listener.close for listener in listeners)]
-    lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        llm.open()
+        if on_ready is not None:
+            on_ready()
+        preparation.start(conversations.log_template_warnings)
+        yield
+        await llm.aclose()
+        preparation.close()
+        for listener in listeners:
+            listener.close()
+
     app = FastAPI(
         title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
     )
@@ -95,8 +103,7 @@ def create_app(
         app.add_exception_handler(kind, _respond_to_error)
     endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
     routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
-    routers.append(models.router(llm, name))
-    routers += [module.router(observer) for module in (engine, metrics, requests)]
+    routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
     routers.append(health.router(llm, admission))
     for router in routers:
         app.include_router(router)
@@ -116,22 +123,6 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
     app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
-
-
-def _lifespan(
-    llm: AsyncLLM, on_start: Iterable[Callable[[], None]], on_shutdown: Iterable[Callable[[], None]]
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        llm.open()
-        for start in on_start:
-            start()
-        yield
-        await llm.aclose()
-        for close in on_shutdown:
-            close()
-
-    return lifespan
 
 
 async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
