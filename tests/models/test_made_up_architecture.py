@@ -37,7 +37,6 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.architecture import Architecture
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import (
     ATTENTION,
@@ -49,6 +48,7 @@ from chairlift.models.declaration import (
     FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
+    ModelConfig,
     NormSpec,
     RopeConfig,
 )

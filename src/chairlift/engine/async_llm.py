@@ -131,7 +131,11 @@ class AsyncLLM:
         client: EngineClient | None = None,
         **options: Any,
     ) -> None:
-        self._client = client or _make_thread_client(config or EngineConfig(**options))
+        if client is None:
+            from chairlift.engine.process.thread_client import ThreadClient  # imports torch
+
+            client = ThreadClient(config or EngineConfig(**options))
+        self._client = client
         self.events = self._client.events
         self._processor = OutputProcessor(self._client.engine.input_processor.tokenizer)
         self._generations: dict[str, Generation] = {}  # by the leader's request id in the core
@@ -334,9 +338,3 @@ class AsyncLLM:
             self._ids_in_use.remove((generation.tenant, generation.request_id))
             if unfinished := self._processor.remove(generation.core_ids):
                 self._client.send(Abort(unfinished))
-
-
-def _make_thread_client(config: EngineConfig) -> EngineClient:
-    from chairlift.engine.process.thread_client import ThreadClient  # imports torch
-
-    return ThreadClient(config)

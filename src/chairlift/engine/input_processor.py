@@ -12,7 +12,7 @@ from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.request import Request
 from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 

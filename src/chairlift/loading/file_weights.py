@@ -13,7 +13,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 
 
 class FileWeights(ABC):

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from chairlift.kernels.weights import PackedRows, packed_tensor
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 
 STD: Final = 0.02
 BIAS_SUFFIX: Final = ".bias"

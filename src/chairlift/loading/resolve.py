@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
 if TYPE_CHECKING:

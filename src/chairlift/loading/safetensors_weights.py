@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
 
 SINGLE: Final = "model.safetensors"

@@ -13,7 +13,7 @@ from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, Att
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_in_order
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import rotary_table

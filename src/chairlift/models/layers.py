@@ -9,8 +9,7 @@ import torch
 from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, StepContext
 from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.weights import Weights
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, NormSpec
+from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, ModelConfig, NormSpec
 
 
 class LayerBuilder:

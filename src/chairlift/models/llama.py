@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
@@ -25,6 +24,7 @@ from chairlift.models.declaration import (
     HeadNormSpec,
     LayerSpec,
     MatrixSpec,
+    ModelConfig,
     NormSpec,
     RopeConfig,
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from chairlift.kernels.activations import NATIVE_PROLOGUES
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LayerSpec
+from chairlift.models.declaration import LayerSpec, ModelConfig
 
 
 def torch_operations(config: ModelConfig) -> list[str]:

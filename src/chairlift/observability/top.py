@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -27,9 +28,19 @@ KINDS: Final = {
 }
 """Kind of KV slots -> character and colour."""
 
-COLUMNS: Final = (
-    "request", "state", "waits for", "prompt", "cached", "output", "blocks", "preempted", "queue s", "age s",
-)  # fmt: skip
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "request": lambda request: request["id"],
+    "state": lambda request: request["state"],
+    "waits for": lambda request: request["wait_reason"] or "",
+    "prompt": lambda request: str(request["num_prompt_tokens"]),
+    "cached": lambda request: str(request["num_cached_tokens"]),
+    "output": lambda request: f"{request['num_output_tokens']}/{request['max_tokens']}",
+    "blocks": lambda request: str(request["num_blocks"]),
+    "preempted": lambda request: str(request["num_preemptions"]),
+    "queue s": lambda request: _seconds(request["timings"]["queue_time"]),
+    "age s": lambda request: f"{request['timings']['age']:.1f}",
+}
+"""Column -> its cell for a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +176,7 @@ class TopApp(App[None]):
         row, top = table.cursor_row, table.scroll_y
         table.clear()
         for request in snapshot.requests:
-            table.add_row(*request_row(request), key=request["id"])
+            table.add_row(*(cell(request) for cell in COLUMNS.values()), key=request["id"])
         if table.row_count:
             table.move_cursor(row=min(row, table.row_count - 1))
             table.scroll_to(y=top, animate=False)
@@ -243,19 +254,5 @@ def shares(slots: dict[str, int], width: int) -> dict[str, int]:
     return found
 
 
-def request_row(request: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of COLUMNS for a request."""
-    times = request["timings"]
-    queue_time = times["queue_time"]
-    return (
-        request["id"],
-        request["state"],
-        request["wait_reason"] or "",
-        str(request["num_prompt_tokens"]),
-        str(request["num_cached_tokens"]),
-        f"{request['num_output_tokens']}/{request['max_tokens']}",
-        str(request["num_blocks"]),
-        str(request["num_preemptions"]),
-        "" if queue_time is None else f"{queue_time:.2f}",
-        f"{times['age']:.1f}",
-    )
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"

@@ -140,7 +140,7 @@ class Sampler:
         return to_device(flat, self._device)
 
     def _apply_penalties(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
-        state, device = self._state, self._device
+        device = self._device
         lengths = to_device(self._rows.num_tokens[rows], device)[:, None]
         prompts = to_device(self._rows.num_prompt_tokens[rows], device)[:, None]
         positions = torch.arange(int(self._rows.num_tokens[rows].max()), device=device)
@@ -148,8 +148,8 @@ class Sampler:
         # Beyond its end a row repeats its first token, which has occurred in any case.
         token_ids = torch.where(positions < lengths, token_ids, token_ids[:, :1])
         is_output = ((positions >= prompts) & (positions < lengths)).float()
-        penalties = np.stack((state.repetition_penalty, state.presence_penalty, state.frequency_penalty))[:, rows]
         if self._counts.numel() < logits.numel():
             self._counts = torch.zeros(logits.numel(), device=device)
-        batch_index, columns = to_device(index, device)[:, None], to_device(penalties, device)[:, :, None]
-        apply_penalties(logits, batch_index, token_ids, is_output, columns, self._counts)
+        penalties = to_device(self._state.penalties[:, rows], device)[:, :, None]
+        batch_index = to_device(index, device)[:, None]
+        apply_penalties(logits, batch_index, token_ids, is_output, penalties, self._counts)

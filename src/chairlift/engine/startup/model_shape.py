@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LayerSpec
+from chairlift.models.declaration import LayerSpec, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Final
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.selection import KVPool
-from chairlift.engine.startup.memory_plan import MemoryItem, StepLimits, plan_activations, plan_weights, total
+from chairlift.engine.startup.memory_plan import MemoryItem, plan_activations, plan_weights, total
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_activations, plan_native_weights
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS, KVCachePlan
 from chairlift.worker.memory import format_memory
 
@@ -97,19 +97,18 @@ def planned_weights(
 
 
 def planned_activations(
-    model_config: ModelConfig, choice: KernelChoice, device: str, limits: StepLimits
+    model_config: ModelConfig, choice: KernelChoice, device: str, limits: SchedulerConfig, block_size: int
 ) -> list[MemoryItem]:
     """An upper bound of the memory that the largest step needs in addition to weights, K and V."""
     if choice.kernels == "native":
-        return plan_native_activations(model_config, limits)
-    return plan_activations(model_config, limits, choice.dtype, device)
+        return plan_native_activations(model_config, limits, block_size)
+    return plan_activations(model_config, limits, block_size, choice.dtype, device)
 
 
 def startup_summary(
     config: EngineConfig,
     limits: SchedulerConfig,
     plan: KVCachePlan,
-    *,
     weights: Sequence[MemoryItem],
     activations: Sequence[MemoryItem],
     held_bytes: int,
@@ -130,6 +129,9 @@ def startup_summary(
     is_static = limits.batching == "static"
     batch = f"static_batch_size={limits.static_batch_size}" if is_static else f"max_num_seqs={limits.max_num_seqs}"
     return [
+        f"KV pool: {plan.num_blocks} blocks of {plan.block_size} slots = {plan.num_slots} tokens in "
+        f"{format_memory(plan.num_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
+        f"max_num_batched_tokens={limits.max_num_batched_tokens}",
         f"weights: {format_memory(held_bytes)} (planned: {format_memory(total(weights))}); activations of a step: at "
         f"most {format_memory(total(activations))}",
         f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "

@@ -124,8 +124,8 @@ def explain(plan: DeploymentPlan) -> list[str]:
     return [
         f"Weights of {plan.model.name} for {memory.choice.kernels} kernels",
         *_sum(memory.weights),
-        f"Activations of the largest step: {limits.num_tokens:,} tokens of {limits.num_seqs:,} requests with contexts "
-        f"of up to {limits.max_model_len:,} tokens",
+        f"Activations of the largest step: {limits.max_num_batched_tokens:,} tokens of {limits.max_num_seqs:,} "
+        f"requests with contexts of up to {limits.max_model_len:,} tokens",
         *_sum(memory.activations),
         "K and V",
         *_kv(plan),

@@ -17,7 +17,6 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     DTYPE_BYTES,
     MemoryItem,
-    StepLimits,
     kv_slot_bytes,
     total,
 )
@@ -32,7 +31,7 @@ from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -79,7 +78,7 @@ class PlannedMemory:
     choice: KernelChoice
     memory_bytes: int | None
     free_share: float
-    limits: StepLimits
+    limits: SchedulerConfig
     weights: list[MemoryItem]
     activations: list[MemoryItem]
     slot_bytes: int
@@ -144,7 +143,7 @@ class DeploymentPlan:
             "max_model_len": memory.max_model_len,
             "fit": asdict(self.fit),
             "policies": [{**asdict(each.fit), "draws": each.draws} for each in self.policies],
-            "speed": None if self.speed is None else self.speed.to_dict(),
+            "speed": None if self.speed is None else asdict(self.speed),
             "serve": self.serve,
             "notes": self.notes,
         }
@@ -180,7 +179,9 @@ def make_plan(
     pool = planned_pool(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
-    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in every_policy(config)]
+    every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
+    configs = [replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None) for kv, arena in every_policy]
+    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
         shape = _shape(model, memory)
@@ -206,11 +207,9 @@ def plan_memory(
     model_config, device = model.config, config.device.split(":")[0]
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
-    limits = StepLimits(
-        config.largest_token_budget, config.max_num_seqs, config.max_model_len or context, config.block_size
-    )
+    limits = config.scheduler_config(config.max_model_len or context)
     weights = planned_weights(model_config, choice, device, model.formats)
-    activations = planned_activations(model_config, choice, device, limits)
+    activations = planned_activations(model_config, choice, device, limits, config.block_size)
     kv_bytes = config.kv_cache_memory_bytes
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
@@ -244,15 +243,6 @@ def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_
             f"memory, choose a smaller dtype or model, or lower max_num_batched_tokens, max_num_seqs or max_model_len"
         )
     return left
-
-
-def every_policy(config: EngineConfig) -> list[EngineConfig]:
-    """The configuration with every KV policy, and every arena for reservations."""
-    return [
-        replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None)
-        for kv in KV_POLICIES
-        for arena in (("buddy",) if kv == "paged" else KV_ARENAS)
-    ]
 
 
 def _policy_fit(

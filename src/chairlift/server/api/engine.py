@@ -1,4 +1,4 @@
-"""GET /v1/engine and /v1/events: the state and the events of the engine, for admin keys."""
+"""GET /v1/engine, /v1/events and /metrics: the state, the events and the metrics of the engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -85,9 +86,11 @@ class EngineView(BaseModel):
 
 
 def router(observer: EngineObserver) -> APIRouter:
-    """The endpoints of the state and the events of the engine."""
+    """The endpoints of the engine: its state and events for admin keys, and its metrics for all keys."""
     routes = APIRouter()
     readers: set[Subscription] = set()
+    registry = CollectorRegistry()
+    registry.register(observer.metrics)
 
     @routes.get("/v1/engine", responses=ADMIN_ERRORS)
     async def get_engine(request: Request) -> EngineView:
@@ -110,6 +113,11 @@ def router(observer: EngineObserver) -> APIRouter:
             subscription.close()
 
         return EventStream(event_stream(observer, subscription), on_close=close)
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def get_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

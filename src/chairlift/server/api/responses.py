@@ -83,8 +83,8 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
     def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
         answer = parse_answer(call.plan, output.text)
-        entries = self.logprob_writer().chat(output.logprobs or [])
-        items = _items(answer, entries if call.body.include_logprobs else [])
+        positions = output.logprobs if call.body.include_logprobs else None
+        items = _items(answer, list(map(self.logprob_writer().chat, positions or [])))
         return self.finished(call, items, output)
 
     def writer(self, call: ResponsesCall) -> StreamWriter:
@@ -200,7 +200,7 @@ class _ResponsesStream(PartStreamWriter):
         return self._append("reasoning", "rs", text, [])
 
     def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
-        logprobs = self._logprobs.chat(positions) if self._call.body.include_logprobs else []
+        logprobs = [self._logprobs.chat(position) for position in positions] if self._call.body.include_logprobs else []
         is_open = self._open is not None and self._open.kind == "message"
         # The token of these logprobs has not become text yet: it may turn out to begin another item.
         return self._append("message", "msg", text, logprobs) if text or (logprobs and is_open) else b""

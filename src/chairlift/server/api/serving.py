@@ -22,8 +22,8 @@ from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.models import check_model
 from chairlift.server.api.protocol.base import RequestBody, UsageInfo
-from chairlift.server.api.protocol.sampling import EngineFields
-from chairlift.server.api.stream_chunks import DONE, encode, to_event
+from chairlift.server.api.protocol.sampling import EngineFields, SamplingFields
+from chairlift.server.api.stream_chunks import DONE, NULL, encode
 from chairlift.server.http.error_responses import error_body
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.preparation.preparation import Preparation
@@ -48,6 +48,7 @@ PROMPTS_PER_ITERATION: Final = 32
 """Prompts of one call that are started before the event loop can serve other calls."""
 
 Fields = TypeVar("Fields", bound=EngineFields)
+ChunkFields = TypeVar("ChunkFields", bound=SamplingFields)
 Plans = TypeVar("Plans", bound=RequestPlan)
 Body = TypeVar("Body", bound=RequestBody)
 Result = TypeVar("Result")
@@ -83,9 +84,9 @@ class ApiCall(Generic[Fields, Plans]):
 class StreamWriter(ABC):
     """Writes the events of one call as bytes. What one method returns is sent as one chunk."""
 
-    @abstractmethod
     def opening(self) -> bytes:
-        """The events before the first token."""
+        """The events before the first token; may be empty."""
+        return b""
 
     def size(self, index: int, output: RequestOutput) -> int:
         """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
@@ -101,18 +102,20 @@ class StreamWriter(ABC):
 
     def failure(self, error: ChairliftError) -> bytes:
         """The events that end a stream which has failed."""
-        return to_event(error_body(error)[1].model_dump_json().encode()) + DONE
+        return b"data: %b\n\n" % error_body(error)[1].model_dump_json().encode() + DONE
 
 
-class ChunkStreamWriter(StreamWriter):
+class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
     """Writes the chunks of completions and chat completions.
 
     Args:
         kind: the value of the field `object`.
+        logprobs: writes the logprobs of the call.
     """
 
-    def __init__(self, kind: str, call: ApiCall[Any, Any]) -> None:
-        self._api_call = call
+    def __init__(self, kind: str, call: ApiCall[ChunkFields, Plans], logprobs: LogprobWriter) -> None:
+        self.call = call
+        self.logprobs = logprobs
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             encode(call.id),
             encode(kind),
@@ -121,20 +124,53 @@ class ChunkStreamWriter(StreamWriter):
         )
         self._tail = b'],"usage":null}\n\n' if call.body.include_usage else b"]}\n\n"
 
-    def chunk(self, choice: bytes) -> bytes:
-        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`."""
-        if self._api_call.body.continuous_usage_stats:
-            return self._usage_chunk(choice, self._api_call.usage.usage())
+    @abstractmethod
+    def answer(self, index: int, answer: CompletionOutput) -> bytes:
+        """The chunk for new output of an answer to prompt `index`; may be empty."""
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        has_token_ids = self.call.body.return_token_ids
+        return b"".join(
+            self.answer(index, answer)
+            for answer in output.outputs
+            # New tokens may not have become text yet.
+            if answer.text or answer.finish_reason is not None or answer.logprobs or has_token_ids
+        )
+
+    def chunk(
+        self,
+        index: int,
+        text: bytes,
+        logprobs: bytes,
+        answer: CompletionOutput | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`.
+
+        Args:
+            index: the index of the choice.
+            text: the fields of the choice that contain text.
+            answer: new output of the answer; None for text of the prompt.
+            reason: the finish reason in the response, if the answer has finished.
+        """
+        ending = NULL
+        if answer is not None and answer.finish_reason is not None:
+            ending = b'%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
+        if answer is not None and self.call.body.return_token_ids:
+            ending += b',"token_ids":%b' % encode(answer.token_ids)
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, ending)
+        if self.call.body.continuous_usage_stats:
+            return self._usage_chunk(choice, self.call.usage.usage())
         return self._head + choice + self._tail
 
     def usage(self) -> UsageInfo:
         """The token counts at the end of the stream."""
-        return self._api_call.usage.usage()
+        return self.call.usage.usage()
 
     def closing(self) -> bytes:
-        body = self._api_call.body
+        body = self.call.body
         last = self._usage_chunk(b"", self.usage()) if body.include_usage else b""
-        if body.timings and (timings := self._api_call.usage.timings()) is not None:
+        if body.timings and (timings := self.call.usage.timings()) is not None:
             last += b'%b],"timings":%b}\n\n' % (self._head, timings.model_dump_json().encode())
         return last + DONE
 
@@ -321,11 +357,6 @@ def output_size(output: RequestOutput) -> int:
     """The number of tokens and, approximately, of logprob entries in an output."""
     positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
     return sum(len(answer.token_ids) for answer in output.outputs) + ENTRIES_PER_POSITION * positions
-
-
-def has_content(answer: CompletionOutput, includes_token_ids: bool | None) -> bool:
-    """Whether a delta has anything to send. New tokens may not have become text yet."""
-    return bool(answer.text or answer.finish_reason is not None or answer.logprobs or includes_token_ids)
 
 
 async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:

@@ -20,11 +20,10 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import engine, health, metrics, models, requests
+from chairlift.server.api import engine, health, messages, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.body_routes import body_routers, make_endpoints
+from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
 from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.prepared_route import prepared_route_class
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
@@ -104,8 +103,7 @@ def create_app(
         app.add_exception_handler(kind, _respond_to_error)
     endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
     routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
-    routers.append(models.router(llm, name))
-    routers += [module.router(observer) for module in (engine, metrics, requests)]
+    routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
     routers.append(health.router(llm, admission))
     for router in routers:
         app.include_router(router)
@@ -128,4 +126,7 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
 
 
 async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
-    return error_response(*describe_error(request, error))
+    status, info, headers = describe_error(request, error)
+    if request.method == "POST" and request.url.path in messages.PATHS:
+        return messages.messages_error_response(status, info.message, headers)
+    return error_response(status, info, headers)

@@ -28,8 +28,7 @@ from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
 from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.lab.bench.kernels.ceilings import KernelWork
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
+from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ModelConfig, ProductSpec
 from chairlift.models.layers import attention_shape
 from chairlift.models.rotary import rotary_table
 

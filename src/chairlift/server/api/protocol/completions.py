@@ -43,9 +43,6 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         """Whether only the prompt and its logprobs are returned."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def num_choices(self) -> int:
-        return super().num_choices() if self.best_of is None else self.best_of
-
     def params(self) -> SamplingParams:
         """The validated sampling parameters; raises RequestError."""
         overrides: dict[str, Any] = {"logprobs": self.logprobs}
@@ -59,11 +56,11 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         return self.sampling_params(**overrides)
 
     def _check_best_of(self, best_of: int) -> None:
-        if not super().num_choices() <= best_of <= MAX_N:
+        if not self.num_choices() <= best_of <= MAX_N:
             raise RequestError(
-                f"best_of must be at least n={super().num_choices()} and at most {MAX_N}, got {best_of}", "best_of"
+                f"best_of must be at least n={self.num_choices()} and at most {MAX_N}, got {best_of}", "best_of"
             )
-        if self.stream and best_of > super().num_choices():
+        if self.stream and best_of > self.num_choices():
             raise RequestError(f"best_of={best_of} cannot be streamed: leave out stream or best_of", "best_of")
 
 

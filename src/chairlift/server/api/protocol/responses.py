@@ -43,41 +43,40 @@ def _joined_text(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
 
 
-class InputMessage(RequestBody):
+class ReceivedItem(RequestBody):
+    """An item that may have been received in a response."""
+
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+
+
+class InputMessage(ReceivedItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | InputParts
-    id: ReturnedValue = None
-    status: ReturnedValue = None
     phase: ReturnedValue = None
 
 
-class InputFunctionCall(RequestBody):
+class InputFunctionCall(ReceivedItem):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: ReturnedValue = None
-    status: ReturnedValue = None
     namespace: None = None
     caller: ReturnedValue = None
 
 
-class InputFunctionCallOutput(RequestBody):
+class InputFunctionCallOutput(ReceivedItem):
     type: Literal["function_call_output"]
     call_id: str
     output: str | InputParts
-    id: ReturnedValue = None
-    status: ReturnedValue = None
 
 
-class InputReasoning(RequestBody):
+class InputReasoning(ReceivedItem):
     type: Literal["reasoning"]
     summary: Annotated[InputParts, Field(default_factory=list)]
     content: InputParts | None = None
     encrypted_content: None = None
-    id: ReturnedValue = None
-    status: ReturnedValue = None
 
 
 def _item_type(item: Any) -> str:
