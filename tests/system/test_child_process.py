@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from chairlift.grammar.checker import GrammarChecker
+from chairlift.system import child_process
 
 SECONDS = 30.0
 
@@ -30,6 +31,16 @@ def test_killed_process_counts_as_ended_before_it_has_ended(
     assert not process.is_running
     with pytest.raises(EOFError):
         process.exchange(b"", seconds=SECONDS)
+
+
+def test_interrupted_request_ends_the_process(process: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_file: object) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(child_process, "read_frame", interrupt)
+        process.exchange(b"", seconds=SECONDS)
+    assert not process.is_running, "the next request would get the reply to this one"
 
 
 def test_fork_does_not_use_the_process_of_its_parent(process: GrammarChecker) -> None:

@@ -85,14 +85,16 @@ class ChildProcess:
         deadline = time.monotonic() + seconds
         killer = threading.Timer(seconds, self.kill)
         killer.start()
+        reply = None
         try:
-            for request in requests:
-                write_frame(process.stdin, request)
-            reply = read_frame(process.stdout)
-        except BrokenPipeError:
-            reply = None
+            with contextlib.suppress(BrokenPipeError):
+                for request in requests:
+                    write_frame(process.stdin, request)
+                reply = read_frame(process.stdout)
         finally:
             killer.cancel()
+            if reply is None:  # Also after an interrupt: the next request must not get the reply to this one.
+                self.kill()
         if reply is None:
             raise TimeoutError if time.monotonic() >= deadline else EOFError
         return reply
