@@ -153,9 +153,11 @@ def plan_activations(
     so no scores are stored. The memory of the process (interpreter, libraries, a CUDA context) is not included.
     """
     size = DTYPE_BYTES[dtype]
+    branches = [_attention(layer.attention, limits, size) for layer in config.layers]
+    branches += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
     return [
         _residual(config, limits, size),
-        _widest(config, limits, size),
+        max(branches, key=lambda item: item.num_bytes),
         _gathered(config, limits, block_size, size, device),
         _masks(config, limits, block_size, size),
         plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
@@ -168,13 +170,6 @@ def _residual(config: ModelConfig, limits: SchedulerConfig, size: int) -> Memory
     copies = 4 if all(layer.is_fused for layer in config.layers) else 6
     formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
     return MemoryItem("residual stream", formula, copies * tokens * hidden * size)
-
-
-def _widest(config: ModelConfig, limits: SchedulerConfig, size: int) -> MemoryItem:
-    """The branch with the largest activations."""
-    found = [_attention(layer.attention, limits, size) for layer in config.layers]
-    found += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
-    return max(found, key=lambda item: item.num_bytes)
 
 
 def _attention(spec: AttentionSpec, limits: SchedulerConfig, size: int) -> MemoryItem:
