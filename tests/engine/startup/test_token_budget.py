@@ -137,7 +137,7 @@ def test_a_configured_or_fixed_budget_is_not_measured(
 def test_engines_over_one_model_measure_once(probed: list[int], tiny_model_dir: Callable[..., Path]) -> None:
     config = EngineConfig(model=str(tiny_model_dir("opt")), skip_tokenizer_init=True, num_kv_blocks=32)
     loaded = load_model(config)
-    budgets = {build_engine(config, loaded=loaded).scheduler_config.max_num_batched_tokens for _ in range(3)}
+    budgets = {build_engine(config, loaded=loaded).facts.scheduler_config.max_num_batched_tokens for _ in range(3)}
     assert budgets == {128}
     assert probed == [8, 8, 32, 32]
 

@@ -363,7 +363,7 @@ def test_different_tokens_fail_the_command(tiny_config: Path, monkeypatch: pytes
 
     def forging(target: Engine, workload: Sequence[WorkloadRequest], limit: int | None) -> dict[str, list[int]]:
         tokens = drive(target, workload, limit)
-        if target.scheduler_config.batching == "static" and "r1-3" in tokens:
+        if target.facts.scheduler_config.batching == "static" and "r1-3" in tokens:
             tokens["r1-3"][0] += 1
         return tokens
 

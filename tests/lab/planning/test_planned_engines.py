@@ -243,8 +243,8 @@ def test_the_engine_has_the_planned_blocks_and_requests(
     assert pool.num_blocks == 103
     assert 6 <= count <= 14
     by_memory = build_engine(make_config(folder, kv, arena, kv_cache_memory_bytes=plan.memory.kv_bytes))
-    assert by_memory.kv_cache_plan == pool
-    assert by_memory.scheduler_config.max_model_len == plan.memory.max_model_len
+    assert by_memory.facts.kv_cache_plan == pool
+    assert by_memory.facts.scheduler_config.max_model_len == plan.memory.max_model_len
     for num_requests in (count, count + 1):
         events = EventList()
         config = make_config(folder, kv, arena, num_kv_blocks=pool.num_blocks)
