@@ -31,7 +31,7 @@ from rich.table import Table
 
 from chairlift.config import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_BATCHED_TOKENS, EngineConfig
 from chairlift.engine.startup.factory import Engine, build_engine
-from chairlift.kernels.backend import AttentionBackend, AttentionShape
+from chairlift.kernels.attention import AttentionBackend, AttentionShape
 from chairlift.kernels.interface import Kernels, run_in_order
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import MatrixParts, Weights

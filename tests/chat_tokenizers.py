@@ -9,7 +9,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from chairlift.loading.text.pre_tokenizers import PRE_TOKENIZERS
+from chairlift.loading.text.gguf_tokenizer import PRE_TOKENIZERS
 from chairlift.loading.text.tokenizer import set_bos_and_eos
 
 SPECIAL: Final = [

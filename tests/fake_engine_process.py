@@ -12,7 +12,7 @@ from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager, ma
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.process import engine_process
-from chairlift.engine.process.engine_process import AnnouncingExecutor, Outbox
+from chairlift.engine.process.engine_process import AnnouncingExecutor, FrontEnd
 from chairlift.engine.served_engine import EngineFacts
 from chairlift.events import EngineStarted
 from chairlift.loading.resolve import load_config, resolve_model
@@ -29,18 +29,18 @@ class SlowExecutor(AnnouncingExecutor):
         return super().submit(output)
 
 
-def build(config: EngineConfig, outbox: Outbox) -> Any:
+def build(config: EngineConfig, front_end: FrontEnd) -> Any:
     block_size, limits = config.block_size, config.scheduler_config(MAX_MODEL_LEN, 32)
     manager = make_kv_cache_manager(KVPool(NUM_BLOCKS, block_size, MAX_MODEL_LEN), enable_prefix_caching=True)
     executor = CheckingExecutor(block_size, NUM_BLOCKS, limits.max_num_batched_tokens, limits.max_num_seqs)
     clock = MonotonicClock()
     started = EngineStarted(clock.now(), "fake", block_size, NUM_BLOCKS, 8, 32, MAX_MODEL_LEN, "fcfs", "paged", True)
-    outbox.emit(started)
-    core = EngineCore(make_scheduler(limits, manager, outbox), SlowExecutor(executor, outbox.send_started), clock)
+    front_end.emit(started)
+    core = EngineCore(make_scheduler(limits, manager, front_end), SlowExecutor(executor, front_end.send_started), clock)
     plan = KVCachePlan(NUM_BLOCKS, block_size, 1024, "memory")
     model_config = load_config(resolve_model(config.model))
     request_limits = RequestLimits(MAX_MODEL_LEN, NUM_BLOCKS * block_size)
-    outbox.send_ready(EngineFacts("fake", model_config, limits, plan, request_limits, started))
+    front_end.send_ready(EngineFacts("fake", model_config, limits, plan, request_limits, started))
     return SimpleNamespace(core=core, close=lambda: None, loaded=SimpleNamespace(grammars=None))
 
 

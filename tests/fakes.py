@@ -48,7 +48,8 @@ class CheckingExecutor:
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
         assert output.step == len(self.outputs)
         self.outputs.append(output)
-        assert 0 < output.total_num_scheduled_tokens + output.total_num_padding_tokens <= self.max_num_batched_tokens
+        num_tokens = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
+        assert 0 < num_tokens <= self.max_num_batched_tokens
         assert output.num_padding_tokens.keys() <= output.num_scheduled_tokens.keys()
         assert all(count > 0 for count in output.num_padding_tokens.values())
         for request_id in output.removed:

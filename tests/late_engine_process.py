@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.engine.process import engine_process
-from chairlift.engine.process.engine_process import Outbox
+from chairlift.engine.process.engine_process import FrontEnd
 from chairlift.engine.process.wire import Address, Link, open_engine_link
 
 LATE_SECONDS = 0.3
@@ -22,7 +22,7 @@ def unconnected_link(address: Address) -> Link[Any]:
     return link
 
 
-class EarlyOutbox(Outbox):
+class EarlyFrontEnd(FrontEnd):
     def send_ready(self, facts: Any) -> None:
         super().send_ready(facts)
         time.sleep(LATE_SECONDS)
@@ -30,5 +30,5 @@ class EarlyOutbox(Outbox):
 
 
 engine_process.open_engine_link = unconnected_link
-engine_process.Outbox = EarlyOutbox
+engine_process.FrontEnd = EarlyFrontEnd
 runpy.run_path(str(Path(__file__).parent / "fake_engine_process.py"), run_name="__main__")

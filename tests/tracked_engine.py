@@ -25,7 +25,7 @@ class TimedExecutor:
 
     def submit(self, output: SchedulerOutput) -> ModelRunnerOutput:
         base, per_token = self._costs
-        tokens = output.total_num_scheduled_tokens + output.total_num_padding_tokens
+        tokens = sum(output.num_scheduled_tokens.values()) + sum(output.num_padding_tokens.values())
         self._clock.advance(base + per_token * tokens)
         return self._executor.submit(output)
 

@@ -63,20 +63,7 @@ def parse_weights(text: str, rule: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The limits and policies of a scheduler.
-
-    Attributes:
-        max_num_seqs: maximum number of running requests (seats).
-        max_num_batched_tokens: maximum number of tokens computed in one step (the token budget).
-        max_model_len: maximum number of prompt and output tokens of one request.
-        scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
-            first).
-        tenant_weights: tenant -> relative share of the service under the fair policy; 1 for all other tenants.
-        batching: "continuous" or "static".
-        static_batch_size: maximum number of requests in a static batch.
-        static_run_to: a static batch is decoded to its own longest output ("batch") or to the longest output of all
-            requests ("global").
-    """
+    """The limits and policies of a scheduler: the fields of `EngineConfig` with these names, without open choices."""
 
     max_model_len: int
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -134,7 +121,8 @@ class EngineConfig:
         max_num_seqs: maximum number of running requests (seats).
         max_num_batched_tokens: the token budget of a step, at least max_num_seqs. None is
             DEFAULT_MAX_NUM_BATCHED_TOKENS, or less if native kernels with continuous batching need too long for it.
-        scheduling_policy: "fcfs", "priority" or "fair".
+        scheduling_policy: "fcfs", "priority" (smallest number first) or "fair" (the tenant with the least service
+            first).
         tenant_weights: relative shares of tenants (API keys) under the fair policy, as "name=weight,name=weight"; 1 for
             all other tenants.
         batching: "continuous" chooses the batch again at every step; "static" closes it when it starts, and returns its

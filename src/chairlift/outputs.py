@@ -60,15 +60,6 @@ class SchedulerOutput:
     removed: list[str] = field(default_factory=list)
     num_padding_tokens: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def total_num_scheduled_tokens(self) -> int:
-        """The number of tokens to compute, without padding."""
-        return sum(self.num_scheduled_tokens.values())
-
-    @property
-    def total_num_padding_tokens(self) -> int:
-        return sum(self.num_padding_tokens.values())
-
 
 class Logprob(NamedTuple):
     """A token with its log-probability and rank; rank 1 is the most likely token."""

@@ -53,7 +53,7 @@ class WaitReason(enum.StrEnum):
     """Why a waiting request was not admitted.
 
     SEATS: max_num_seqs requests are running, or a static batch has static_batch_size members.
-    MEMORY: there are too few free blocks; for a static batch, if all members reach their maximum length.
+    MEMORY: there are too few free blocks. For a static batch these are the blocks of all members at maximum length.
     SIBLING_PREFILL: its leader has not computed the shared prompt yet.
     PENDING_TOKEN: it was preempted, and the device has not returned its last token yet.
     PREEMPTION: a running request was preempted in this step, so no request is admitted.

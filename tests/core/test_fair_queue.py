@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.core.fair_queue import FairPolicy, FairQueue
+from chairlift.core.scheduling_policies import FairPolicy, FairQueue
 from chairlift.events import RequestFinished, RequestWaiting
 from chairlift.request import Request, RequestStatus
 from fakes import make_engine, make_request, run_to_end

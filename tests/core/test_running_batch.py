@@ -53,7 +53,7 @@ def test_recomputed_tokens_are_those_that_had_been_computed_before() -> None:
         core.add(make_request(name, [1, 2, 3], 8))
     run_to_end(core)
     finished = {e.request_id: e for e in events.events if isinstance(e, RequestFinished)}
-    computed = sum(out.total_num_scheduled_tokens for out in executor.outputs)
+    computed = sum(sum(out.num_scheduled_tokens.values()) for out in executor.outputs)
     assert finished["b"].num_preemptions == 1
     assert finished["b"].num_recomputed_tokens == computed - 2 * (3 + 8 - 1) > 0
     assert (

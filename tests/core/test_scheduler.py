@@ -214,7 +214,7 @@ def test_siblings_wait_for_the_leaders_prefill_and_share_its_blocks(caching: boo
     answers = run_to_end(core)
     assert sibling.num_cached_tokens == 16
     assert answers["x-1"] == answers["x-0"] == expected_tokens(prompt, 4)
-    assert sum(out.total_num_scheduled_tokens for out in executor.outputs) == 18 + 2 * 2 + 3 * 3
+    assert sum(sum(out.num_scheduled_tokens.values()) for out in executor.outputs) == 18 + 2 * 2 + 3 * 3
     assert manager.num_free_blocks == manager.num_blocks
 
 
@@ -238,7 +238,7 @@ def test_a_step_ahead_gives_the_same_tokens_and_wastes_nothing_on_known_lengths(
     for name, prompt in prompts.items():
         core.add(make_request(name, prompt, max_tokens=6))
     assert run_to_end(core) == {name: expected_tokens(prompt, 6) for name, prompt in prompts.items()}
-    assert sum(out.total_num_scheduled_tokens for out in executor.outputs) == 5 * (2 + 6 - 1)
+    assert sum(sum(out.num_scheduled_tokens.values()) for out in executor.outputs) == 5 * (2 + 6 - 1)
     assert manager.num_free_blocks == manager.num_blocks
 
 

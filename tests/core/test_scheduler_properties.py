@@ -233,7 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_slots = self.manager.num_blocks * self.manager.block_size
         assert all(e.token_states + e.reserved + e.internal + e.external + e.free == num_slots for e in log)
         assert sum(map(sum, (e.num_scheduled for e in log))) == sum(
-            out.total_num_scheduled_tokens for out in self.executor.outputs
+            sum(out.num_scheduled_tokens.values()) for out in self.executor.outputs
         )
 
 

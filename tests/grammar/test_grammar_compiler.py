@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import llguidance
 import numpy as np
 import pytest
 
@@ -169,6 +170,26 @@ def test_unsupported_constraint_error_names_the_field(name: str, compiler: Gramm
         with pytest.raises(RequestError, match=reason) as caught:
             compiler.compile(StructuredOutputs(**fields))
         assert caught.value.param == f"structured_outputs.{kind}"
+
+
+def test_error_without_a_text_rejects_the_grammar(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailedMatcher:
+        grammar_from_lark = staticmethod(llguidance.LLMatcher.grammar_from_lark)
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return ""
+
+    compiler = GrammarCompiler(lambda: tokenizer, VOCAB_SIZE, [EOS])
+    compiler.has_checker = False
+    monkeypatch.setattr(llguidance, "LLMatcher", FailedMatcher)
+    with pytest.raises(RequestError, match=r"structured_outputs.choice cannot be compiled"):
+        compiler.compile(StructuredOutputs(choice=["yes"]))
 
 
 def test_slow_grammar_is_rejected_and_the_next_one_compiles(tokenizer: Tokenizer) -> None:

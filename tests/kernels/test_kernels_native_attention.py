@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference
-from chairlift.kernels.attention import KVCache, QKNorm
-from chairlift.kernels.backend import AttentionShape, RotaryStep
+from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.models.declaration import RopeConfig
@@ -169,12 +168,12 @@ class Way:
 
     Attributes:
         chunk: tokens a step.
-        crowd: other sequences that decode in each step.
+        num_others: other sequences that decode in each step.
     """
 
     chunk: int = 1
     block_size: int = 16
-    crowd: int = 0
+    num_others: int = 0
     num_threads: int = 1
     tile_order: int = 0
 
@@ -184,15 +183,15 @@ def compute(shape: AttentionShape, qkv: torch.Tensor, window: int | None, way: W
     NATIVE.set_num_threads(way.num_threads)
     NATIVE.set_tile_order(way.tile_order)
     native = NativeAttention(shape)
-    tables = Tables(-(-len(qkv) // way.block_size) + way.crowd * -(-len(qkv) // way.block_size), way.block_size)
+    tables = Tables(-(-len(qkv) // way.block_size) + way.num_others * -(-len(qkv) // way.block_size), way.block_size)
     cache = poisoned(native.allocate(tables.num_blocks, way.block_size))
-    outputs, crowd_inputs = [], torch.randn(way.crowd, qkv.shape[1])
+    outputs, other_inputs = [], torch.randn(way.num_others, qkv.shape[1])
     for number, start in enumerate(range(0, len(qkv), way.chunk)):
         stop = min(start + way.chunk, len(qkv))
-        crowd = [(1 + other, number, number + 1) for other in range(way.crowd)]
-        at = number % (way.crowd + 1)
-        step = pack(tables, [*crowd[:at], (0, start, stop), *crowd[at:]])
-        inputs = torch.cat((crowd_inputs[:at], qkv[start:stop], crowd_inputs[at:]))
+        others = [(1 + other, number, number + 1) for other in range(way.num_others)]
+        at = number % (way.num_others + 1)
+        step = pack(tables, [*others[:at], (0, start, stop), *others[at:]])
+        inputs = torch.cat((other_inputs[:at], qkv[start:stop], other_inputs[at:]))
         out = native.forward(
             inputs, rotary_at(step.positions, shape.head_dim), cache, native.plan(step.metadata), window, None
         )
@@ -204,7 +203,7 @@ WAYS = st.builds(
     Way,
     chunk=st.sampled_from((7, 64, 100, 513, 1200)),
     block_size=st.sampled_from((1, 3, 16, 32)),
-    crowd=st.sampled_from((0, 1, 5)),
+    num_others=st.sampled_from((0, 1, 5)),
     num_threads=st.integers(1, 4),
     tile_order=st.integers(0, 1000),
 )

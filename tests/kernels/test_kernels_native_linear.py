@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chairlift.kernels import reference
+from chairlift.kernels.activations import NativePrologueKind
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, FLOATS
-from chairlift.kernels.linear import NativePrologueKind, Prologue
+from chairlift.kernels.interface import Prologue
 
 try:
     NATIVE = load()

@@ -20,8 +20,7 @@ from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import NativeUnavailableError, load
 from chairlift.kernels.cpu.formats import BYTES_PER_INPUT, common_format, matrix_bytes, native_format
 from chairlift.kernels.cpu.repacking import RepackingLoss, pack, repacking_notes
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, SILU_AND_MUL, LinearKernel, Prologue
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.registry import REFERENCE, get_kernels
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows, Weights, packed_tensor
 from native import needs_native
@@ -212,7 +211,7 @@ def test_sums_use_the_memory_of_the_residual_and_other_results_a_shared_buffer(n
 def test_rows_may_have_a_stride(native: Kernels) -> None:
     weights = Matrices(down=packed_tensor(torch.randn(6, 10)))
     wide, norm = torch.randn(4, 50), Prologue("rms_norm", torch.rand(10), eps=1e-5)
-    for prologue, x in ((SILU_AND_MUL, wide[:, 5:25]), (norm, wide[:, 20:30])):
+    for prologue, x in ((Prologue("silu_and_mul"), wide[:, 5:25]), (norm, wide[:, 20:30])):
         ours = native.make_linear(native.load_matrix(weights, [("down", 6)], 10), None, prologue)(x)
         expected = REFERENCE.make_linear(weights.tensor("down.weight", (6, 10)), None, prologue)
         torch.testing.assert_close(ours, expected(x), rtol=1e-4, atol=1e-4)

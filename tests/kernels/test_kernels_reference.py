@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.kernels import reference
-from chairlift.kernels.attention import KVCache
-from chairlift.kernels.backend import AttentionShape, allocate_kv_cache
-from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
+from chairlift.kernels.attention import AttentionShape, KVCache
+from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.models.declaration import RopeConfig
 from chairlift.models.rotary import rotary_table
 from packed_steps import Tables, pack
@@ -47,7 +46,7 @@ def naive_attention(
 def test_paged_attention_equals_plain_attention(window: int | None) -> None:
     torch.manual_seed(0)
     attention, tables = shape(), Tables(num_blocks=16, block_size=4)
-    cache = allocate_kv_cache(attention, 16, 4)
+    cache = reference.ReferenceAttention(attention).allocate(16, 4)
     history = pack(tables, [(0, 0, 9), (1, 0, 5)])
     step = pack(tables, [(0, 6, 9), (1, 4, 5)])
     key, value = torch.randn(14, 2, 8), torch.randn(14, 2, 8)
@@ -62,7 +61,7 @@ def test_paged_attention_equals_plain_attention(window: int | None) -> None:
 
 
 def test_rows_before_the_sequence_are_zero() -> None:
-    cache = allocate_kv_cache(shape(), 8, 4)
+    cache = reference.ReferenceAttention(shape()).allocate(8, 4)
     step = pack(Tables(8, 4), [(0, 0, 2)], num_padding=3)
     cache.value.fill_(1.0)
     out = reference.paged_attention(torch.randn(5, 4, 8), cache, step.metadata, 1.0, None)
@@ -101,7 +100,7 @@ def test_memory_of_every_type_returns_the_written_values(dtype: torch.dtype) -> 
     """bfloat16 rounds to 8 bits, int8 to a step of the largest value in a head over 127; a head of zeros stays zero."""
     torch.manual_seed(0)
     attention = replace(shape(num_heads=2), kv_cache_dtype=dtype)
-    tables, cache = Tables(num_blocks=4, block_size=4), allocate_kv_cache(attention, 4, 4)
+    tables, cache = Tables(num_blocks=4, block_size=4), reference.ReferenceAttention(attention).allocate(4, 4)
     step = pack(tables, [(0, 0, 1)])
     key, value = torch.randn(1, 2, 8) * 50, torch.randn(1, 2, 8) * 50
     value[0, 1] = 0.0
@@ -133,8 +132,8 @@ def test_norms_and_activation(dtype: torch.dtype) -> None:
     close(reference.activate(x, "silu_and_mul"), F.silu(x[:, :12]) * x[:, 12:])
     prologues = {
         NO_PROLOGUE: x,
-        RELU: F.relu(x),
-        SILU_AND_MUL: F.silu(x[:, :12]) * x[:, 12:],
+        Prologue("relu"): F.relu(x),
+        Prologue("silu_and_mul"): F.silu(x[:, :12]) * x[:, 12:],
         Prologue("rms_norm", weight, eps=1e-5): F.rms_norm(x, (24,), weight, 1e-5),
         Prologue("layer_norm", weight, bias, 1e-5): expected,
     }

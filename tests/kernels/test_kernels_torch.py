@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops, torch_plan
-from chairlift.kernels.attention import KVCache, QKNorm
-from chairlift.kernels.backend import AttentionShape, ReferenceAttention, RotaryStep
-from chairlift.kernels.linear import NO_PROLOGUE, RELU, SILU_AND_MUL, Prologue
+from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, RotaryStep
+from chairlift.kernels.interface import NO_PROLOGUE, Prologue
 from chairlift.kernels.registry import REFERENCE, TORCH, get_kernels
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.torch_plan import cut_tiles
@@ -50,7 +49,7 @@ def attend_both(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute one step with both implementations, compare their memory, and return both results: (fast, expected)."""
     step = pack(tables, work, num_padding)
-    fast, slow = TorchAttention(shape), ReferenceAttention(shape)
+    fast, slow = TorchAttention(shape), reference.ReferenceAttention(shape)
     cache = random_cache(fast, tables.num_blocks, tables.block_size)
     slow_cache = KVCache(cache.key.clone(), cache.value.clone())
     tokens = len(step.positions)
@@ -129,7 +128,7 @@ def test_a_plan_serves_layers_of_several_windows() -> None:
     torch.manual_seed(0)
     shape = AttentionShape(2, 1, 8, 0.35, torch.float32, CPU)
     step = pack(Tables(64, 4), [(0, 40, 41), (1, 3, 4), (2, 10, 30)])
-    fast, slow = TorchAttention(shape), ReferenceAttention(shape)
+    fast, slow = TorchAttention(shape), reference.ReferenceAttention(shape)
     plan = fast.plan(step.metadata)
     for window in (4, None, 4, 9, None):
         cache = random_cache(fast, 64, 4)
@@ -175,7 +174,7 @@ def test_memory_of_another_type_is_rejected() -> None:
 def prologues(size: int, dtype: torch.dtype) -> list[Prologue]:
     weight, bias = torch.randn(2, size, dtype=dtype)
     norms = [Prologue("rms_norm", weight, eps=1e-5), Prologue("layer_norm", weight, bias, 1e-5)]
-    return [NO_PROLOGUE, RELU, SILU_AND_MUL, *norms]
+    return [NO_PROLOGUE, Prologue("relu"), Prologue("silu_and_mul"), *norms]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -186,7 +185,7 @@ def test_linear(dtype: torch.dtype, rows: int, with_bias: bool) -> None:
     weight, residual = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 40, dtype=dtype)
     bias = torch.randn(40, dtype=dtype) if with_bias else None
     for prologue in prologues(24, dtype):
-        x = torch.randn(rows, 48 if prologue is SILU_AND_MUL else 24, dtype=dtype)
+        x = torch.randn(rows, 48 if prologue.kind == "silu_and_mul" else 24, dtype=dtype)
         before = x.clone()
         fast, slow = (kernels.make_linear(weight, bias, prologue) for kernels in (TORCH, REFERENCE))
         assert fast(x).dtype == dtype

@@ -20,8 +20,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.gguf_weights import GGUFWeights, dequantize
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration import ModelConfig, RopeConfig
 
 CPU = torch.device("cpu")
 Q = gguf.GGMLQuantizationType

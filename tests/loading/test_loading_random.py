@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from chairlift.loading.random_weights import RandomWeights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.llama import LlamaSizes
 from chairlift.models.opt import OPTSizes
 

@@ -37,7 +37,6 @@ from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.workload.lengths import FixedLength
 from chairlift.loading.resolve import load_config, matrix_formats, resolve_model
 from chairlift.models.architecture import Architecture
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import ConfigFields
 from chairlift.models.declaration import (
     ATTENTION,
@@ -49,6 +48,7 @@ from chairlift.models.declaration import (
     FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
+    ModelConfig,
     NormSpec,
     RopeConfig,
 )
@@ -151,13 +151,13 @@ def read_feed_forward(fields: ConfigFields, index: int) -> FeedForwardSpec:
 
 
 MADE_UP = Architecture(name="made-up", hf_readers={"MadeUpForCausalLM": read_made_up})
-SQUARED_RELU = Activation("squared_relu", lambda x: x.clamp(min=0).square())
+SQUARED_RELU = Activation(lambda x: x.clamp(min=0).square())
 
 
 @pytest.fixture(autouse=True)
 def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ARCHITECTURES, MADE_UP.name, MADE_UP)
-    monkeypatch.setitem(ACTIVATIONS, SQUARED_RELU.name, SQUARED_RELU)
+    monkeypatch.setitem(ACTIVATIONS, "squared_relu", SQUARED_RELU)
 
 
 # -- the plain twin --------------------------------------------------------------------------------------------------

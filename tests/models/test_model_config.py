@@ -14,8 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chairlift.errors import ModelLoadError
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import RopeConfig
+from chairlift.models.declaration import ModelConfig, RopeConfig
 from chairlift.models.registry import read_gguf_config, read_hf_config
 
 TinyModelDir = Callable[..., Path]

@@ -11,12 +11,10 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from chairlift.errors import ModelLoadError
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, Prologue
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue
 from chairlift.kernels.registry import PORTABLE_KERNELS
 from chairlift.kernels.weights import PackedRows, packed_tensor
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, NormSpec, RopeConfig
+from chairlift.models.declaration import ATTENTION, MLP, MatrixSpec, ModelConfig, NormSpec, RopeConfig
 from chairlift.models.decoder import build_model
 from chairlift.models.layers import LayerBuilder
 from chairlift.models.llama import LlamaSizes

@@ -14,7 +14,7 @@ from chairlift.config import QUANTIZATIONS
 from chairlift.kernels.cpu import load
 from chairlift.kernels.weights import PackedRows, Weights, packed_tensor
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from native import needs_native
 from packed_steps import Tables, pack

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chairlift.kernels.backend import StepContext
+from chairlift.kernels.attention import StepContext
 from chairlift.kernels.cpu import load, tape
 from chairlift.loading.resolve import ModelFiles, load_config, open_weights
 from chairlift.models.decoder import DecoderLayer, DecoderModel, build_model

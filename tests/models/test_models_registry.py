@@ -14,7 +14,7 @@ from chairlift.errors import ChairliftError, ModelLoadError
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import ModelFiles, matrix_formats
 from chairlift.loading.safetensors_weights import SafetensorsWeights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.models.llama import LlamaSizes
 from chairlift.models.opt import OPTSizes

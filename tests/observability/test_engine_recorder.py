@@ -10,7 +10,7 @@ import pytest
 from chairlift import LLM, SamplingParams
 from chairlift.config import EngineConfig
 from chairlift.errors import ConfigError
-from chairlift.lab.workload.traces.trace_loader import load_trace
+from chairlift.lab.workload.traces.trace_loader import read_trace
 
 
 def test_a_served_session_is_read_back_with_its_lengths_and_common_beginnings(
@@ -22,7 +22,7 @@ def test_a_served_session_is_read_back_with_its_lengths_and_common_beginnings(
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (3, 4, 5)]
     llm.generate(prompts, params)
     llm.close()
-    trace = sorted(load_trace(path).requests, key=lambda request: request.output_len)
+    trace = sorted(read_trace(path), key=lambda request: request.output_len)
     assert [(len(r.prompt_token_ids), r.output_len) for r in trace] == [(37, 3), (35, 4), (3, 5)]
     first, second, _ = (list(request.prompt_token_ids) for request in trace)
     assert first[:32] == second[:32]

@@ -12,6 +12,7 @@ from chairlift.errors import ChairliftError
 from chairlift.events import Step
 from chairlift.observability.explain import Explainer, Explanation, Viewer
 from chairlift.observability.step_cost import MIN_STEPS
+from chairlift.observability.what_if import what_ifs
 from chairlift.request import WaitReason
 from tracked_engine import TrackedEngine
 
@@ -20,22 +21,25 @@ Prompts = list[tuple[int, int]]
 
 
 def first_step(requests: Prompts, **options: Any) -> TrackedEngine:
-    crowd = TrackedEngine(**options)
+    engine = TrackedEngine(**options)
     for length, max_tokens in requests:
-        crowd.add([crowd.count] * length, max_tokens)
-    crowd.steps(1)
-    return crowd
+        engine.add([engine.count] * length, max_tokens)
+    engine.steps(1)
+    return engine
 
 
-def admitted(crowd: TrackedEngine) -> list[str]:
-    step = next(event for event in crowd.log.events if isinstance(event, Step))
+def admitted(engine: TrackedEngine) -> list[str]:
+    step = next(event for event in engine.log.events if isinstance(event, Step))
     return step.admitted
 
 
-def explain(crowd: TrackedEngine, request_id: str, viewer: Viewer | None = None) -> Explanation:
-    request = crowd.tracker.get(request_id)
+def explain(engine: TrackedEngine, request_id: str, viewer: Viewer | None = None) -> Explanation:
+    request = engine.tracker.get(request_id)
     assert request is not None
-    return Explainer(crowd.tracker).explain(request, viewer or Viewer(), crowd.clock.now())
+    explainer = Explainer(engine.tracker)
+    blocked = explainer.blocked_request(request)
+    changes = [] if blocked is None else what_ifs(blocked)
+    return explainer.explain(request, viewer or Viewer(), engine.clock.now(), changes)
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 10)), min_size=2, max_size=6)
@@ -58,14 +62,14 @@ ENGINES = st.fixed_dictionaries(
 @settings(max_examples=300, deadline=None)
 def test_changes_that_would_admit_do_admit(requests: Prompts, options: dict[str, Any]) -> None:
     try:
-        crowd = first_step(requests, **options)
+        engine = first_step(requests, **options)
     except ChairliftError:
         return
-    waiting = next((r for r in crowd.tracker.waiting()), None)
-    if waiting is None or crowd.tracker.last_step is None:
+    waiting = next((r for r in engine.tracker.waiting()), None)
+    if waiting is None or engine.tracker.last_step is None:
         return
     index = int(waiting.request_id[1:]) - 1
-    for way in explain(crowd, waiting.request_id).would_admit:
+    for way in explain(engine, waiting.request_id).would_admit:
         changes = dict(way.changes)
         changed = requests[: index + 1]
         if (max_tokens := changes.pop("max_tokens", None)) is not None:
@@ -89,33 +93,33 @@ def admits(requests: Prompts, options: dict[str, Any], changes: dict[str, Any], 
 
 
 def test_without_enough_steps_there_is_no_estimate() -> None:
-    crowd = first_step([(4, 20), (4, 12)], max_num_seqs=1)
-    early = explain(crowd, "r2")
+    engine = first_step([(4, 20), (4, 12)], max_num_seqs=1)
+    early = explain(engine, "r2")
     assert (early.position, early.expected_wait) == (0, None)
     seats = early.waits[0].spans[-1]
     assert (seats.reason, seats.estimate) == (WaitReason.SEATS, None)
     assert seats.text.endswith("; estimated wait: unknown")
-    crowd.steps(MIN_STEPS)
-    later = explain(crowd, "r2")
+    engine.steps(MIN_STEPS)
+    later = explain(engine, "r2")
     assert later.expected_wait is not None
     assert not later.waits[0].spans[-1].text.endswith("; estimated wait: unknown")
 
 
 def test_the_expected_wait_is_close_to_the_real_wait() -> None:
-    crowd = first_step([(4, 20), (4, 12), (4, 9)], max_num_seqs=2, max_num_batched_tokens=16)
-    crowd.steps(4)
-    crowd.add([5], 3)
-    crowd.steps(6)
-    explained = explain(crowd, "r3")
+    engine = first_step([(4, 20), (4, 12), (4, 9)], max_num_seqs=2, max_num_batched_tokens=16)
+    engine.steps(4)
+    engine.add([5], 3)
+    engine.steps(6)
+    explained = explain(engine, "r3")
     assert (explained.state, explained.position) == ("waiting", 0)
-    last = explain(crowd, "r4")
+    last = explain(engine, "r4")
     assert last.position == 1
     assert explained.expected_wait is not None
     assert last.expected_wait is not None
-    now = crowd.clock.now()
-    crowd.to_end()
+    now = engine.clock.now()
+    engine.to_end()
     for request_id, said in (("r3", explained.expected_wait), ("r4", last.expected_wait)):
-        request = crowd.tracker.get(request_id)
+        request = engine.tracker.get(request_id)
         assert request is not None
         assert request.first_scheduled is not None
         assert said == pytest.approx(request.first_scheduled - now, rel=0.4, abs=0.2)
@@ -123,9 +127,9 @@ def test_the_expected_wait_is_close_to_the_real_wait() -> None:
 
 def test_contention_costs_the_time_of_other_tokens() -> None:
     """Steps take 0.1 s and 0.01 s per token (see `TimedExecutor`), and their results 3 ms."""
-    crowd = first_step([(10, 30), (20, 8), (5, 4)])
-    crowd.to_end()
-    cost = explain(crowd, "r1").contention
+    engine = first_step([(10, 30), (20, 8), (5, 4)])
+    engine.to_end()
+    cost = explain(engine, "r1").contention
     others = 20 + 7 + 5 + 3
     assert cost.shared_steps_time == pytest.approx(others * 0.01, rel=0.05)
     assert (cost.num_preemptions, cost.recompute_time) == (0, 0)
@@ -135,10 +139,10 @@ def test_contention_costs_the_time_of_other_tokens() -> None:
 
 
 def test_preemptions_are_costed() -> None:
-    crowd = first_step([(2, 7)] * 3, num_blocks=5, block_size=2, enable_prefix_caching=False)
-    crowd.to_end()
-    (victim,) = (r for r in crowd.tracker.requests() if r.num_preemptions == 1)
-    explained = explain(crowd, victim.request_id)
+    engine = first_step([(2, 7)] * 3, num_blocks=5, block_size=2, enable_prefix_caching=False)
+    engine.to_end()
+    (victim,) = (r for r in engine.tracker.requests() if r.num_preemptions == 1)
+    explained = explain(engine, victim.request_id)
     assert [wait.cause for wait in explained.waits] == ["arrival", "preemption"]
     assert victim.finished is not None
     assert explained.contention.recomputed_tokens == victim.finished.num_recomputed_tokens > 0
@@ -147,22 +151,22 @@ def test_preemptions_are_costed() -> None:
 
 
 def test_other_tenants_are_shown_as_opaque_id_and_size() -> None:
-    crowd = TrackedEngine(max_num_seqs=1)
-    crowd.add([1, 2, 3], 9, tenant="rich")
-    crowd.add([4, 5], 2, tenant="poor")
-    crowd.to_end()
-    spans = explain(crowd, "r2", Viewer("poor", is_admin=False)).waits[0].spans
+    engine = TrackedEngine(max_num_seqs=1)
+    engine.add([1, 2, 3], 9, tenant="rich")
+    engine.add([4, 5], 2, tenant="poor")
+    engine.to_end()
+    spans = explain(engine, "r2", Viewer("poor", is_admin=False)).waits[0].spans
     (seats,) = (span for span in spans if span.reason == WaitReason.SEATS)
     assert seats.largest_holders[0].id.startswith("other-")
     assert seats.largest_holders[0].num_blocks == 1
     assert "r1" not in seats.text
-    assert explain(crowd, "r2").waits[0].spans[-1].largest_holders[0].id == "r1"
+    assert explain(engine, "r2").waits[0].spans[-1].largest_holders[0].id == "r1"
 
 
 def test_the_text_of_a_span_has_its_numbers() -> None:
-    crowd = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False)
-    crowd.add([1] * 11, 5)
-    crowd.add([2] * 5, 3)
-    crowd.to_end()
-    (memory,) = (span for span in explain(crowd, "r2").waits[0].spans if span.reason == WaitReason.MEMORY)
+    engine = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False)
+    engine.add([1] * 11, 5)
+    engine.add([2] * 5, 3)
+    engine.to_end()
+    (memory,) = (span for span in explain(engine, "r2").waits[0].spans if span.reason == WaitReason.MEMORY)
     assert memory.text.startswith("needs 3 blocks, 2 are free; running: r1 (6 blocks); estimated wait: ")

@@ -16,21 +16,21 @@ from tracked_engine import TrackedEngine
 
 
 def busy_crowd(**options: object) -> TrackedEngine:
-    crowd = TrackedEngine(**{"num_blocks": 8, "block_size": 2, "max_num_seqs": 3, **options})
+    engine = TrackedEngine(**{"num_blocks": 8, "block_size": 2, "max_num_seqs": 3, **options})
     for index in range(6):
-        crowd.add([1, 2, 3, index % 2, *range(index % 3)], 6, late=0.01)
-        crowd.steps(1)
-    crowd.core.abort("r6")
-    crowd.to_end()
-    return crowd
+        engine.add([1, 2, 3, index % 2, *range(index % 3)], 6, late=0.01)
+        engine.steps(1)
+    engine.core.abort("r6")
+    engine.to_end()
+    return engine
 
 
-def exposed(events: EventList, crowd: TrackedEngine) -> dict[tuple[str, str], float]:
+def exposed(events: EventList, engine: TrackedEngine) -> dict[tuple[str, str], float]:
     """(sample, its last label's value if that is its own) -> value."""
     tracker = RequestTracker()
     metrics = PrometheusMetrics(tracker, {"chairlift:engine_up": ("Whether it runs.", lambda: 1.0)})
-    assert crowd.tracker.started is not None
-    for event in (crowd.tracker.started, *events.events):
+    assert engine.tracker.started is not None
+    for event in (engine.tracker.started, *events.events):
         tracker.emit(event)
         metrics.emit(event)
     registry = CollectorRegistry()
@@ -44,10 +44,10 @@ def exposed(events: EventList, crowd: TrackedEngine) -> dict[tuple[str, str], fl
 
 
 def test_counters_are_sums_over_the_events() -> None:
-    crowd = busy_crowd()
-    found = exposed(crowd.log, crowd)
-    steps = [event for event in crowd.log.events if isinstance(event, Step)]
-    ended = [event for event in crowd.log.events if isinstance(event, RequestFinished)]
+    engine = busy_crowd()
+    found = exposed(engine.log, engine)
+    steps = [event for event in engine.log.events if isinstance(event, Step)]
+    ended = [event for event in engine.log.events if isinstance(event, RequestFinished)]
     assert found["chairlift:steps_total", ""] == len(steps)
     assert found["vllm:num_preemptions_total", ""] == sum(len(step.preempted) for step in steps) > 0
     assert found["vllm:generation_tokens_total", ""] == sum(sum(step.num_new) for step in steps)
@@ -65,9 +65,9 @@ def test_counters_are_sums_over_the_events() -> None:
 
 
 def test_latencies_are_those_of_the_request_metrics() -> None:
-    crowd = busy_crowd()
-    found = exposed(crowd.log, crowd)
-    requests = request_metrics(crowd.log.events)
+    engine = busy_crowd()
+    found = exposed(engine.log, engine)
+    requests = request_metrics(engine.log.events)
     itls = [gap for request in requests for gap in request.itls]
     ttfts = [request.ttft for request in requests if request.ttft is not None]
     assert found["vllm:inter_token_latency_seconds_sum", ""] == pytest.approx(sum(itls))
@@ -78,44 +78,44 @@ def test_latencies_are_those_of_the_request_metrics() -> None:
 
 
 def test_waits_in_seconds_are_the_queue_times_and_those_after_preemptions() -> None:
-    crowd = busy_crowd()
-    found = exposed(crowd.log, crowd)
+    engine = busy_crowd()
+    found = exposed(engine.log, engine)
     total = sum(value for (name, _), value in found.items() if name == "chairlift:wait_seconds_total")
-    waits = [w for r in crowd.tracker.requests() for w in r.waits]
+    waits = [w for r in engine.tracker.requests() for w in r.waits]
     assert total == pytest.approx(sum(w.end - w.start for w in waits if w.end is not None))
-    again = [w for r in crowd.tracker.requests() for w in r.waits[1:]]
+    again = [w for r in engine.tracker.requests() for w in r.waits[1:]]
     after = sum(w.end - w.start for w in again if w.end is not None)
     assert found["chairlift:preempted_seconds_total", ""] == pytest.approx(after)
     assert after > 0
 
 
 def test_gauges_show_the_current_state() -> None:
-    crowd = TrackedEngine(max_num_seqs=2, num_blocks=10)
+    engine = TrackedEngine(max_num_seqs=2, num_blocks=10)
     for start in range(4):
-        crowd.add([start, 5, 6], 9)
-    crowd.steps(2)
-    found = exposed(crowd.log, crowd)
+        engine.add([start, 5, 6], 9)
+    engine.steps(2)
+    found = exposed(engine.log, engine)
     assert (found["vllm:num_requests_running", ""], found["vllm:num_requests_waiting", ""]) == (2, 2)
     assert found["vllm:kv_cache_usage_perc", ""] == pytest.approx(0.2)
     assert found["chairlift:engine_up", ""] == 1
     assert sum(value for (name, _), value in found.items() if name == "chairlift:kv_slots") == 40
     assert found["chairlift:kv_slots", "free"] < 40
-    crowd.to_end()
-    found = exposed(crowd.log, crowd)
+    engine.to_end()
+    found = exposed(engine.log, engine)
     assert found["vllm:kv_cache_usage_perc", ""] == 0
     assert found["chairlift:kv_slots", "free"] == 40
 
 
 def test_a_static_batch_has_first_tokens_and_no_gaps() -> None:
-    crowd = busy_crowd(batching="static", num_blocks=32)
-    found = exposed(crowd.log, crowd)
+    engine = busy_crowd(batching="static", num_blocks=32)
+    found = exposed(engine.log, engine)
     assert found["vllm:inter_token_latency_seconds_count", ""] == 0
     assert found["vllm:time_to_first_token_seconds_count", ""] == 5
     assert found["chairlift:padding_tokens_total", ""] > 0
 
 
 def test_every_metric_is_exported_before_the_first_event() -> None:
-    crowd = TrackedEngine()
-    names = {name for name, _ in exposed(EventList(), crowd)}
+    engine = TrackedEngine()
+    names = {name for name, _ in exposed(EventList(), engine)}
     assert {f"{name}_sum" for name in HISTOGRAMS} <= names
     assert {f"{name}_total" for name, (_, labels) in COUNTERS.items() if not labels} <= names

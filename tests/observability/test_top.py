@@ -17,9 +17,17 @@ from textual.widgets import DataTable, Static
 
 from chairlift import AsyncLLM
 from chairlift.errors import ConfigError
-from chairlift.observability.top.app import TopApp
-from chairlift.observability.top.source import HttpSource, Snapshot, SourceError, explained_lines
-from chairlift.observability.top.text import KINDS, memory_bar, shares, status_line
+from chairlift.observability.top import (
+    KINDS,
+    HttpSource,
+    Snapshot,
+    SourceError,
+    TopApp,
+    explained_lines,
+    memory_bar,
+    shares,
+    status_line,
+)
 from running_server import RunningServer, run_server
 
 

@@ -21,56 +21,56 @@ LONG = [*range(1, 13)]
 
 
 def seats() -> TrackedEngine:
-    crowd = TrackedEngine(max_num_seqs=1)
+    engine = TrackedEngine(max_num_seqs=1)
     for start in (1, 2, 3):
-        crowd.add([start, 5, 6], late=0.02)
-    return crowd
+        engine.add([start, 5, 6], late=0.02)
+    return engine
 
 
 def memory() -> TrackedEngine:
-    crowd = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False, kv="exact", arena="first-fit")
+    engine = TrackedEngine(num_blocks=8, block_size=2, enable_prefix_caching=False, kv="exact", arena="first-fit")
     for start in (1, 2, 3):
-        crowd.add([start, *LONG[:5]], 6)
-    return crowd
+        engine.add([start, *LONG[:5]], 6)
+    return engine
 
 
 def sibling_prefill() -> TrackedEngine:
-    crowd = TrackedEngine(max_num_batched_tokens=8, max_num_seqs=4)
-    leader = crowd.add([*LONG, *LONG], 3)
-    crowd.add([*LONG, *LONG], 3, leader_id=leader)
-    crowd.add([*LONG, *LONG], 3, leader_id=leader)
-    return crowd
+    engine = TrackedEngine(max_num_batched_tokens=8, max_num_seqs=4)
+    leader = engine.add([*LONG, *LONG], 3)
+    engine.add([*LONG, *LONG], 3, leader_id=leader)
+    engine.add([*LONG, *LONG], 3, leader_id=leader)
+    return engine
 
 
 def preemption() -> TrackedEngine:
-    crowd = TrackedEngine(num_blocks=5, block_size=2, max_num_seqs=3, enable_prefix_caching=False)
+    engine = TrackedEngine(num_blocks=5, block_size=2, max_num_seqs=3, enable_prefix_caching=False)
     for start in (1, 2, 3):
-        crowd.add([start, 4], 7)
-    return crowd
+        engine.add([start, 4], 7)
+    return engine
 
 
 def pending_token() -> TrackedEngine:
-    crowd = TrackedEngine(num_blocks=4, block_size=2, max_num_seqs=3, enable_prefix_caching=False, steps_ahead=2)
+    engine = TrackedEngine(num_blocks=4, block_size=2, max_num_seqs=3, enable_prefix_caching=False, steps_ahead=2)
     for start in (1, 2, 3):
-        crowd.add([start], 5)
-    return crowd
+        engine.add([start], 5)
+    return engine
 
 
 def batch() -> TrackedEngine:
-    crowd = TrackedEngine(batching="static", static_batch_size=2)
-    crowd.add([1, 2], 5)
-    crowd.steps(2)
-    crowd.add([3, 4], 2)
-    return crowd
+    engine = TrackedEngine(batching="static", static_batch_size=2)
+    engine.add([1, 2], 5)
+    engine.steps(2)
+    engine.add([3, 4], 2)
+    return engine
 
 
 def fairness() -> TrackedEngine:
-    crowd = TrackedEngine(max_num_seqs=1, scheduling_policy="fair")
+    engine = TrackedEngine(max_num_seqs=1, scheduling_policy="fair")
     for start in range(4):
-        crowd.add([start, 7], 5, tenant="greedy")
-    crowd.steps(1)
-    crowd.add([9], 2, tenant="modest")
-    return crowd
+        engine.add([start, 7], 5, tenant="greedy")
+    engine.steps(1)
+    engine.add([9], 2, tenant="modest")
+    return engine
 
 
 WAYS: dict[WaitReason, Callable[[], TrackedEngine]] = {
@@ -90,23 +90,23 @@ def test_there_is_a_load_for_every_wait_reason() -> None:
 
 @pytest.mark.parametrize("reason", WAYS, ids=[reason.value for reason in WAYS])
 def test_the_spans_of_a_wait_are_its_queue_time(reason: WaitReason) -> None:
-    crowd = WAYS[reason]()
-    crowd.to_end()
-    assert check_waits(crowd.tracker, crowd.log)[reason.value] > 0
+    engine = WAYS[reason]()
+    engine.to_end()
+    assert check_waits(engine.tracker, engine.log)[reason.value] > 0
 
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_spans_add_up_in_any_load(data: st.DataObject) -> None:
     options = data.draw(ENGINES)
-    crowd = TrackedEngine(**options)
+    engine = TrackedEngine(**options)
     for _ in range(data.draw(st.integers(3, 30))):
-        act(crowd, data, forced=options["kv"] in ("pow2", "oracle"), priority=options["scheduling_policy"] != "fcfs")
-    crowd.to_end()
-    check_waits(crowd.tracker, crowd.log)
-    assert not crowd.tracker.holders()
-    assert not crowd.tracker._unfinished
-    assert not crowd.tracker._leaving
+        act(engine, data, forced=options["kv"] in ("pow2", "oracle"), priority=options["scheduling_policy"] != "fcfs")
+    engine.to_end()
+    check_waits(engine.tracker, engine.log)
+    assert not engine.tracker.holders()
+    assert not engine.tracker._unfinished
+    assert not engine.tracker._leaving
 
 
 ENGINES = st.fixed_dictionaries(
@@ -126,14 +126,14 @@ ENGINES = st.fixed_dictionaries(
 )
 
 
-def act(crowd: TrackedEngine, data: st.DataObject, forced: bool, priority: bool) -> None:
+def act(engine: TrackedEngine, data: st.DataObject, forced: bool, priority: bool) -> None:
     """Apply one random action to an engine."""
     what = data.draw(st.sampled_from(["arrive", "arrive", "siblings", "step", "step", "steps", "abort"]))
-    unfinished = list(crowd.core.scheduler.unfinished)
+    unfinished = list(engine.core.scheduler.unfinished)
     if what == "abort" and unfinished:
-        crowd.core.abort(data.draw(st.sampled_from(unfinished)))
+        engine.core.abort(data.draw(st.sampled_from(unfinished)))
     elif what in ("step", "steps"):
-        crowd.steps(1 if what == "step" else 5)
+        engine.steps(1 if what == "step" else 5)
     elif what in ("arrive", "siblings"):
         prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=10))
         max_tokens = data.draw(st.integers(1, 9))
@@ -144,22 +144,22 @@ def act(crowd: TrackedEngine, data: st.DataObject, forced: bool, priority: bool)
             "output_len": max_tokens if forced else None,
         }
         try:
-            leader = crowd.add(prompt, max_tokens, **options)
+            leader = engine.add(prompt, max_tokens, **options)
             if what == "siblings":
-                crowd.add(prompt, max_tokens, leader_id=leader, **options)
+                engine.add(prompt, max_tokens, leader_id=leader, **options)
         except RequestError:
             return
 
 
 def test_lost_events_are_shown_as_unknown() -> None:
-    crowd = seats()
-    crowd.to_end()
+    engine = seats()
+    engine.to_end()
     tracker = RequestTracker()
-    assert crowd.tracker.started is not None
-    tracker.emit(crowd.tracker.started)
-    steps = [event for event in crowd.log.events if isinstance(event, Step)]
+    assert engine.tracker.started is not None
+    tracker.emit(engine.tracker.started)
+    steps = [event for event in engine.log.events if isinstance(event, Step)]
     lost = {step.step for step in steps if 2 <= step.step <= 4}
-    for event in crowd.log.events:
+    for event in engine.log.events:
         if not (isinstance(event, Step) and event.step in lost):
             tracker.emit(event)
     request = tracker.get("r3")
@@ -170,13 +170,13 @@ def test_lost_events_are_shown_as_unknown() -> None:
 
 
 def test_requests_admitted_by_a_lost_step_are_running() -> None:
-    crowd = seats()
-    crowd.to_end()
+    engine = seats()
+    engine.to_end()
     tracker = RequestTracker()
-    assert crowd.tracker.started is not None
-    tracker.emit(crowd.tracker.started)
-    lost = next(e.step for e in crowd.log.events if isinstance(e, Step) and "r3" in e.admitted)
-    for event in crowd.log.events:
+    assert engine.tracker.started is not None
+    tracker.emit(engine.tracker.started)
+    lost = next(e.step for e in engine.log.events if isinstance(e, Step) and "r3" in e.admitted)
+    for event in engine.log.events:
         if isinstance(event, Step) and event.step == lost:
             continue
         tracker.emit(event)
@@ -184,17 +184,17 @@ def test_requests_admitted_by_a_lost_step_are_running() -> None:
         if isinstance(event, Step) and event.step > lost and "r3" in event.request_ids:
             assert request is not None
             assert request.state != "waiting"
-            assert request.request_id in {holder.request_id for holder in tracker.holders()} or request.finished
+            assert request.request_id in {holder.arrived.request_id for holder in tracker.holders()} or request.finished
     assert tracker.counts() == {"waiting": 0, "running": 0}
     assert not tracker.holders()
 
 
 def test_requests_are_tracked_through_a_restart() -> None:
-    crowd = seats()
-    crowd.steps(2)
-    tracker, started = crowd.tracker, crowd.tracker.started
+    engine = seats()
+    engine.steps(2)
+    tracker, started = engine.tracker, engine.tracker.started
     assert started is not None
-    arrived = next(e for e in crowd.log.events if isinstance(e, RequestArrived) and e.request_id == "r3")
+    arrived = next(e for e in engine.log.events if isinstance(e, RequestArrived) and e.request_id == "r3")
     tracker.emit(replace(started, time=9.0))
     lost = tracker.get("r1")
     assert lost is not None
@@ -215,15 +215,15 @@ def step_of(request_id: str, number: int, time: float) -> Step:
 
 def test_ended_requests_are_removed_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_module, "PRUNE_INTERVAL_STEPS", 256)
-    crowd = TrackedEngine(max_num_seqs=2)
+    engine = TrackedEngine(max_num_seqs=2)
     tracker = RequestTracker(max_finished=5)
-    assert crowd.tracker.started is not None
-    tracker.emit(crowd.tracker.started)
+    assert engine.tracker.started is not None
+    tracker.emit(engine.tracker.started)
     for _ in range(200):
-        crowd.add([1, 2], 3)
-        crowd.add([1, 3], 2)
-        crowd.to_end()
-    for event in crowd.log.events:
+        engine.add([1, 2], 3)
+        engine.add([1, 3], 2)
+        engine.to_end()
+    for event in engine.log.events:
         tracker.emit(event)
     assert len(list(tracker.requests())) == 5
     assert tracker.get("r1") is None
@@ -233,23 +233,23 @@ def test_ended_requests_are_removed_after_a_limit(monkeypatch: pytest.MonkeyPatc
 
 def test_after_each_step_the_batch_holds_what_is_not_free() -> None:
     for kv in ("paged", "exact"):
-        crowd = TrackedEngine(
+        engine = TrackedEngine(
             num_blocks=9, block_size=2, enable_prefix_caching=False, kv=kv, arena="first-fit", max_num_seqs=3
         )
         for start in range(5):
-            crowd.add([start, 1, 2], 6)
+            engine.add([start, 1, 2], 6)
         checked = 0
-        while crowd.core.has_work:
-            crowd.steps(1)
-            checked += check_blocks(crowd)
+        while engine.core.has_work:
+            engine.steps(1)
+            checked += check_blocks(engine)
         assert checked > 5
 
 
-def check_blocks(crowd: TrackedEngine) -> bool:
+def check_blocks(engine: TrackedEngine) -> bool:
     """Check the blocks of the batch. Requests that ended in the last step held theirs when it was scheduled."""
-    last = crowd.tracker.last_step
+    last = engine.tracker.last_step
     assert last is not None
     if last.finished:
         return False
-    assert sum(holder.num_blocks for holder in crowd.tracker.holders()) == crowd.manager.num_blocks - last.free_blocks
+    assert sum(holder.num_blocks for holder in engine.tracker.holders()) == engine.manager.num_blocks - last.free_blocks
     return True

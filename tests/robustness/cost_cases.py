@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from chairlift.server.preparation.planners import EndpointPlanners
+from pydantic import BaseModel
+
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.completions import CompletionRequest
+from chairlift.server.api.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.api.protocol.responses import ResponsesRequest
+from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 MAX_DEPTH: Final = 7
 PATHS: Final = {
@@ -24,7 +30,17 @@ PATHS: Final = {
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
 }
-"""Attribute of `EndpointPlanners` -> path of the endpoint."""
+"""Short name -> path of the endpoint."""
+
+BODY_TYPES: Final[dict[str, type[BaseModel]]] = {
+    "completions": CompletionRequest,
+    "chat": ChatCompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+    "count_tokens": CountTokensRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
+}
 
 BASES: Final[dict[str, dict[str, Any]]] = {
     "completions": {"prompt": "x", "max_tokens": 1},
@@ -53,7 +69,7 @@ class Case:
     """One field of one endpoint.
 
     Attributes:
-        endpoint: attribute of `EndpointPlanners`.
+        endpoint: a key of `PATHS`.
         field: the path of the field, as in `messages[].content`.
         make: number of items -> the JSON text of the body.
     """
@@ -94,20 +110,15 @@ def _object(fields: dict[str, Any], name: str, text: str) -> str:
     return "{" + ",".join([*others, f"{_encoded(name)}:{text}"]) + "}"
 
 
-def all_cases(planners: type[EndpointPlanners] | EndpointPlanners) -> list[Case]:
+def all_cases() -> list[Case]:
     """The cases of all endpoints."""
     cases = []
     for endpoint, base in BASES.items():
-        body_type = _body_type(planners, endpoint)
-        schema = body_type.model_json_schema()
+        schema = BODY_TYPES[endpoint].model_json_schema()
         for name, field in schema["properties"].items():
             for path, grow in _growing(field, schema.get("$defs", {}), name, 0):
                 cases.append(Case(endpoint, path, _placed(base, name, grow)))
     return [*cases, *extra_cases()]
-
-
-def _body_type(planners: type[EndpointPlanners] | EndpointPlanners, endpoint: str) -> Any:
-    return getattr(planners, endpoint).body_type
 
 
 def _placed(base: dict[str, Any], name: str, grow: Grow) -> Grow:

@@ -34,7 +34,7 @@ from cost_cases import PATHS, Case, all_cases
 from rich.console import Console
 from rich.table import Table
 from served import serve
-from test_fuzz_cost import MAX_RATIO, TYPES
+from test_fuzz_cost import MAX_RATIO
 
 from plain_http import NO_TLS
 
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=BODY_LIMIT_BYTES - 1024, help="of the largest body")
     parser.add_argument("--repeats", type=int, default=1, help="calls of each size, of which the median counts")
     options = parser.parse_args()
-    cases = [case for case in all_cases(TYPES) if options.field in case.field and case.endpoint in options.endpoint]
+    cases = [case for case in all_cases() if options.field in case.field and case.endpoint in options.endpoint]
     if not cases:
         parser.error(f"no field of these endpoints contains {options.field!r}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

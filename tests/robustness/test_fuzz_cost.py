@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cost_cases import BASES, NUMBER, Case, all_cases, items
+from cost_cases import BASES, NUMBER, PATHS, Case, all_cases, items
 from operations import count_operations
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
+from chairlift.errors import RequestError
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.preparation import planners as endpoint_planners
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.api.conversation import ConversationPlanner
+from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.worker import prepare
-from chairlift.server.preparation.worker_process import PreparedRequest, Rejection
+from chairlift.server.preparation.worker_process import PreparedRequest
 from server.api_model import with_api_tokenizer
 
 MAX_RATIO = 2.6
@@ -41,32 +42,21 @@ READ_LATER = {
 }
 """Fields with limits of their own, which are read after a request was prepared: by the engine, or for the response."""
 
-TYPES = EndpointPlanners(
-    conversations=None,  # type: ignore[arg-type]
-    completions=endpoint_planners.CompletionPlanner,  # type: ignore[arg-type]
-    chat=endpoint_planners.ChatPlanner,  # type: ignore[arg-type]
-    responses=endpoint_planners.ResponsesPlanner,  # type: ignore[arg-type]
-    messages=endpoint_planners.MessagesPlanner,  # type: ignore[arg-type]
-    count_tokens=endpoint_planners.CountTokensPlanner,  # type: ignore[arg-type]
-    tokenize=endpoint_planners.TokenizePlanner,  # type: ignore[arg-type]
-    detokenize=endpoint_planners.DetokenizePlanner,  # type: ignore[arg-type]
-)
-CASES = all_cases(TYPES)
+CASES = all_cases()
 
 
 @pytest.fixture(scope="module")
-def planners(
-    tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EndpointPlanners]:
+def planners(tiny_model_dir: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planners]:
     tiny = tiny_model_dir("llama", vocab_size=VOCAB_SIZE, max_position_embeddings=1 << 16)
     folder = with_api_tokenizer(tiny, tmp_path_factory.mktemp("cost"))
     llm = AsyncLLM(model=str(folder), num_kv_blocks=5000, num_threads=1)
-    yield make_planners(llm.engine, ApiOptions(trust_request_chat_template=True))
+    options = ApiOptions(trust_request_chat_template=True)
+    yield make_planners(llm.engine, ConversationPlanner(llm.engine, options))
     llm.close()
 
 
-def outcome_of(planners: EndpointPlanners, case: Case, size: int) -> PreparedRequest | Rejection:
-    return prepare(getattr(planners, case.endpoint), case.body(size), max_depth=64)
+def outcome_of(planners: Planners, case: Case, size: int) -> PreparedRequest | RequestError:
+    return prepare(planners[PATHS[case.endpoint]], case.body(size), max_depth=64)
 
 
 def ratios(counts: list[int]) -> list[float]:
@@ -74,8 +64,8 @@ def ratios(counts: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("endpoint", sorted(BASES))
-def test_cost_grows_at_most_linearly(planners: EndpointPlanners, endpoint: str) -> None:
-    planner = getattr(planners, endpoint)
+def test_cost_grows_at_most_linearly(planners: Planners, endpoint: str) -> None:
+    planner = planners[PATHS[endpoint]]
     worst: dict[str, list[int]] = {}
     for case in (case for case in CASES if case.endpoint == endpoint):
         bodies = [case.body(SMALLEST << doubling) for doubling in range(3)]
@@ -86,12 +76,14 @@ def test_cost_grows_at_most_linearly(planners: EndpointPlanners, endpoint: str) 
     assert not worst
 
 
-def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: EndpointPlanners) -> None:
+def test_cases_cover_every_endpoint_and_most_are_valid_requests(planners: Planners) -> None:
     outcomes = [outcome_of(planners, case, SMALLEST) for case in CASES]
     assert {case.endpoint for case in CASES} == set(BASES)
     valid = sum(isinstance(outcome, PreparedRequest) for outcome in outcomes)
     assert valid > len(CASES) / 3, [
-        (case.field, outcome) for case, outcome in zip(CASES, outcomes, strict=True) if isinstance(outcome, Rejection)
+        (case.field, outcome)
+        for case, outcome in zip(CASES, outcomes, strict=True)
+        if isinstance(outcome, RequestError)
     ]
 
 
@@ -134,7 +126,7 @@ def count_objects(value: Any) -> int:
     return 1 + sum(map(count_objects, children))
 
 
-def test_a_prepared_request_returns_few_objects(planners: EndpointPlanners) -> None:
+def test_a_prepared_request_returns_few_objects(planners: Planners) -> None:
     """The event loop's process unpickles what a preparation worker returns."""
     returned = {}
     for case in CASES:

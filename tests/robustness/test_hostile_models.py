@@ -14,7 +14,7 @@ from fuzz_targets import deep, guarded
 from chairlift.errors import ModelLoadError
 from chairlift.loading.gguf_file import GGUFFile
 from chairlift.loading.resolve import ModelFiles, load_config
-from chairlift.loading.safetensors_weights import INDEX, _files
+from chairlift.loading.safetensors_weights import INDEX, _weight_map
 from chairlift.loading.text.gguf_tokenizer import GGUFVocabulary, build_tokenizer
 from chairlift.loading.text.hf_tokenizer import folder_tokenizer
 from tiny_tokenizer import write_tokenizer
@@ -85,7 +85,7 @@ def test_hostile_json_files(tmp_path: Path, text: bytes) -> None:
     with guarded(), pytest.raises(ModelLoadError, match=r"config\.json: "):
         load_config(ModelFiles("hf", tmp_path, "m"))
     with guarded(), pytest.raises(ModelLoadError, match="weight_map"):
-        _files(tmp_path)
+        _weight_map(tmp_path)
     for name in ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"):
         (tmp_path / name).write_bytes(text)
         with guarded(), pytest.raises(ModelLoadError, match=name.replace(".", r"\.")):
@@ -98,4 +98,4 @@ def test_hostile_json_files(tmp_path: Path, text: bytes) -> None:
 def test_index_cannot_refer_outside_its_folder(tmp_path: Path, file: object) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
     with pytest.raises(ModelLoadError, match="files in the same folder"):
-        _files(tmp_path)
+        _weight_map(tmp_path)

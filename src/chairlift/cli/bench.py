@@ -69,15 +69,16 @@ def compare(
         str,
         typer.Option(
             help="Policies to compare; the first one is the baseline. paged, exact, max, pow2, oracle: continuous "
-            "batching with that KV memory. static, static-global (decoded to the longest output of all requests): with "
-            "max. Others: BATCHING/KV, such as static/paged."
+            "batching with this KV policy. static, and static-global (decoded to the longest output of all requests), "
+            "use the KV policy max. BATCHING/KV combines others, such as static/paged."
         ),
     ] = "static,exact,max,paged",
     model: ModelOption = None,
     workload: Annotated[
         str | None,
         typer.Option(
-            help="anyscale:CAP\\[/DIVISOR]: published output lengths, divided. Default of --input-len: 512, divided.",
+            help="anyscale:CAP\\[/DIVISOR]: the published output lengths divided by DIVISOR, with prompts of "
+            "512/DIVISOR tokens unless --input-len is given.",
             rich_help_panel=WORKLOAD,
         ),
     ] = None,

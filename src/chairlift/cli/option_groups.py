@@ -69,10 +69,10 @@ def pop_options(given: OptionValues, options: Iterable[inspect.Parameter]) -> Op
 def with_options(
     command: Command, options: Iterable[inspect.Parameter], make: Callable[[OptionValues], OptionValues], *made: str
 ) -> Command:
-    """Replace the parameters `made` of a command by options.
+    """Return the command with `options` on the command line instead of the parameters named in `made`.
 
     Args:
-        make: removes its options from the given ones and returns the parameters `made`.
+        make: creates these parameters from the given values, and removes the values that it uses.
     """
 
     @functools.wraps(command)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chairlift.lab.planning.planner import PlannedModel
     from chairlift.lab.sim.devices import Device
     from chairlift.loading.resolve import ModelFiles
-    from chairlift.models.config import ModelConfig
+    from chairlift.models.declaration import ModelConfig
 
 CPU, CUDA = "cpu", "cuda"
 

@@ -19,7 +19,6 @@ from chairlift.server.access.keys import load_keys
 from chairlift.server.access.server_limits import HELP, ServerLimits
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.http.allowed_hosts import AllowedHosts, parse_hosts
-from chairlift.server.http.cors import HELP as CORS_HELP
 from chairlift.server.http.cors import CorsOptions, parse_list
 from chairlift.server.telemetry.observability_options import HELP as OBSERVABILITY_HELP
 from chairlift.server.telemetry.observability_options import ObservabilityOptions
@@ -53,8 +52,13 @@ ACCESS = [
 OBSERVABILITY = options_from_fields(ObservabilityOptions, OBSERVABILITY_HELP, "Observability")
 
 CORS_LISTS = ("allowed_origins", "allowed_methods", "allowed_headers")
-CORS = [option(name, str | None, help=CORS_HELP[name], rich_help_panel="Browsers") for name in CORS_LISTS]
-CORS.append(option("allow_credentials", bool, False, help=CORS_HELP["allow_credentials"], rich_help_panel="Browsers"))
+CORS = option_group(
+    "Browsers",
+    allowed_origins=(str | None, "Origins of web pages that may call the server, as a JSON list. Default: none."),
+    allowed_methods=(str | None, "HTTP methods that these pages may use, as a JSON list. Default: all."),
+    allowed_headers=(str | None, "Headers that these pages may send, as a JSON list. Default: all."),
+    allow_credentials=(bool, "Allow these pages to send cookies and certificates.", False),
+)
 
 API = option_group(
     "API",

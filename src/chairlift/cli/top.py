@@ -22,7 +22,6 @@ def top(
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("chairlift top needs a terminal: read /metrics or /v1/engine instead")
     check_installed("textual", "top", "chairlift top")
-    from chairlift.observability.top.app import TopApp
-    from chairlift.observability.top.source import HttpSource
+    from chairlift.observability.top import HttpSource, TopApp
 
     TopApp(HttpSource(url, api_key), interval).run()

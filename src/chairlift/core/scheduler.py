@@ -16,12 +16,11 @@ from heapq import heappop, heappush
 
 from chairlift.config import SchedulerConfig
 from chairlift.core.continuous_batching import BatchingPolicy, ContinuousBatching
-from chairlift.core.fair_queue import FairPolicy
 from chairlift.core.kv.accounting import slot_usage
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.core.parked_siblings import ParkedSiblings
 from chairlift.core.running_batch import RunningBatch, StepPlan
-from chairlift.core.scheduling_policies import FCFSPolicy, PriorityPolicy
+from chairlift.core.scheduling_policies import FairPolicy, FCFSPolicy, PriorityPolicy
 from chairlift.core.wait_log import WaitLog
 from chairlift.errors import RequestError
 from chairlift.events import EventSink, RequestArrived, RequestFinished, RequestRejected

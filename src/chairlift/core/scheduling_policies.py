@@ -1,33 +1,32 @@
-"""First come, first served, and priorities: the order of the queue and of the running batch."""
+"""The order of the queue and of the running batch: first come, first served; priorities; fair sharing between tenants.
+
+Fair sharing between tenants by the virtual token counter, VTC (Sheng et al., "Fairness in Serving Large Language
+Models", OSDI'24, section 4, algorithm 2).
+
+    counter of a tenant = service received / weight       service = w_p * prompt tokens + w_q * output tokens
+
+    waiting   tenant a  counter 310   [a7 a8 a9 ...]
+              tenant b  counter 295   [b1]            <- the smallest counter: b1 is the head of the queue
+
+The counter of a tenant that starts to wait is raised to the smallest counter of the waiting tenants (the counter lift),
+so a tenant gains nothing by pausing. The counters of two tenants that both wait all the time differ by at most
+2 * max(w_p * L_input, w_q * M) (theorem 4.4), with L_input the longest prompt and M the maximum number of tokens in a
+running batch. Unlike in the paper, prompt tokens in the prefix cache and tokens that are recomputed cost nothing.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from chairlift.request import Request, RequestStatus
 
+PROMPT_TOKEN_COST = 1.0
+OUTPUT_TOKEN_COST = 2.0
+"""w_p and w_q as in the evaluation of VTC (section 5.1), after the prices of commercial APIs."""
+
 Key = tuple[float, int, int]
 """Position of a request in an order: smaller keys go first, and keys are unique."""
-
-
-class WaitingQueue(Protocol):
-    """Waiting requests in the order of a scheduling policy."""
-
-    def __len__(self) -> int: ...
-
-    def push(self, request: Request) -> None:
-        """Add a request whose status is WAITING; it may have run before."""
-
-    def peek(self) -> Request | None:
-        """The head of the queue; None if the queue is empty."""
-
-    def pop(self) -> Request:
-        """Remove and return the head, which the last call of `peek` returned."""
-
-    def discard(self, request: Request) -> None:
-        """Remove a request whose status is no longer WAITING."""
 
 
 class FCFSPolicy:
@@ -45,7 +44,7 @@ class FCFSPolicy:
     def key(self, request: Request) -> Key:
         return (0.0, 0, request.arrival_index)
 
-    def make_queue(self) -> WaitingQueue:
+    def make_queue(self) -> RequestQueue | FairQueue:
         """Create an empty queue in the order of this policy."""
         return RequestQueue(self.key)
 
@@ -64,7 +63,8 @@ class PriorityPolicy(FCFSPolicy):
 
 
 class RequestQueue:
-    """A queue with constant keys. A discarded entry stays in the heap until it reaches the top, or half are stale."""
+    """Waiting requests in the order of constant keys. A discarded entry stays in the heap until it reaches the top, or
+    half are stale."""
 
     def __init__(self, key: Callable[[Request], Key]) -> None:
         self._key = key
@@ -75,22 +75,117 @@ class RequestQueue:
         return len(self._heap) - self._num_stale
 
     def push(self, request: Request) -> None:
+        """Add a request whose status is WAITING; it may have run before."""
         assert request.status is RequestStatus.WAITING
         heapq.heappush(self._heap, (self._key(request), request))
 
     def peek(self) -> Request | None:
+        """The head of the queue; None if the queue is empty."""
         while self._heap and self._heap[0][1].status is not RequestStatus.WAITING:
             heapq.heappop(self._heap)
             self._num_stale -= 1
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> Request:
+        """Remove and return the head, which the last call of `peek` returned."""
         return heapq.heappop(self._heap)[1]
 
     def discard(self, request: Request) -> None:
+        """Remove a request whose status is no longer WAITING."""
         assert request.status is not RequestStatus.WAITING
         self._num_stale += 1
         if self._num_stale > 16 and 2 * self._num_stale > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[1].status is RequestStatus.WAITING]
             heapq.heapify(self._heap)
             self._num_stale = 0
+
+
+class FairPolicy(FCFSPolicy):
+    """The tenant with the smallest counter goes first; the one with the largest counter is preempted first.
+
+    Args:
+        weights: tenant -> its share relative to other tenants, > 0; 1 if the tenant is not in the mapping.
+    """
+
+    has_constant_keys = False
+
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
+        self._weights = dict(weights or {})
+        self._counters: dict[str, float] = {}
+
+    def counter(self, tenant: str) -> float:
+        """Service that the tenant received, divided by its weight, including counter lifts."""
+        return self._counters.get(tenant, 0.0)
+
+    def key(self, request: Request) -> Key:
+        return (self.counter(request.tenant), request.priority, request.arrival_index)
+
+    def make_queue(self) -> FairQueue:
+        return FairQueue(self)
+
+    def lift_counter(self, tenant: str, floor: float) -> None:
+        """Raise the tenant's counter to `floor` if it is lower."""
+        self._counters[tenant] = max(self.counter(tenant), floor)
+
+    def record_admission(self, request: Request) -> None:
+        if request.num_preemptions == 0:
+            num_tokens = request.num_prompt_tokens - request.num_computed_tokens
+            self._charge(request.tenant, PROMPT_TOKEN_COST * num_tokens)
+
+    def record_sampling(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._charge(request.tenant, OUTPUT_TOKEN_COST)
+
+    def _charge(self, tenant: str, cost: float) -> None:
+        self._counters[tenant] = self.counter(tenant) + cost / self._weights.get(tenant, 1.0)
+
+
+class FairQueue:
+    """One queue by priority for each waiting tenant; its methods are those of `RequestQueue`. `peek` is linear in the
+    number of waiting tenants."""
+
+    def __init__(self, policy: FairPolicy) -> None:
+        self._policy = policy
+        self._queues: dict[str, RequestQueue] = {}
+        self._last_tenant: str | None = None
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, request: Request) -> None:
+        tenant = request.tenant
+        if tenant not in self._queues:
+            self._policy.lift_counter(tenant, self._smallest_counter())
+            self._queues[tenant] = RequestQueue(PriorityPolicy().key)
+        self._queues[tenant].push(request)
+        self._size += 1
+
+    def _smallest_counter(self) -> float:
+        """Of the waiting tenants; of the tenant that was removed last, if the queue is empty."""
+        last = () if self._last_tenant is None else (self._last_tenant,)
+        return min(map(self._policy.counter, self._queues or last), default=0.0)
+
+    def peek(self) -> Request | None:
+        heads = (queue.peek() for queue in self._queues.values())
+        return min((head for head in heads if head is not None), key=self._key, default=None)
+
+    def _key(self, head: Request) -> Key:
+        return (self._policy.counter(head.tenant), 0, head.arrival_index)
+
+    def pop(self) -> Request:
+        head = self.peek()
+        assert head is not None
+        self._queues[head.tenant].pop()
+        self._count_removal(head.tenant)
+        return head
+
+    def discard(self, request: Request) -> None:
+        self._queues[request.tenant].discard(request)
+        self._count_removal(request.tenant)
+
+    def _count_removal(self, tenant: str) -> None:
+        self._size -= 1
+        if not self._queues[tenant]:
+            del self._queues[tenant]
+            self._last_tenant = tenant

@@ -6,11 +6,12 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor, RequestFailure
+from chairlift.engine.output_processor import AnswerBuilder, EngineUpdate, OutputProcessor
 from chairlift.engine.process.client import EngineClient, EngineStatus
 from chairlift.engine.process.commands import Abort, Add
 from chairlift.engine.served_engine import ServedEngine
@@ -49,13 +50,13 @@ class Generation:
 
     def put(self, update: EngineUpdate) -> None:
         """Add a delta or an error. Call it on the event loop."""
-        if isinstance(update, RequestFailure):
-            self.fail(update.error)
-        else:
-            if self._on_output is not None:
-                self._on_output(update)
-            self._add(update)
-            self._changed.set()
+        if not isinstance(update, RequestOutput):
+            self.fail(update)
+            return
+        if self._on_output is not None:
+            self._on_output(update)
+        self._add(update)
+        self._changed.set()
 
     def _add(self, delta: RequestOutput) -> None:
         """Keep the first delta unchanged, because most readers read every delta, and add up later ones."""
@@ -100,7 +101,7 @@ class Generation:
         return delta
 
     async def collect(self) -> RequestOutput:
-        """Wait for the end and return the sum of all deltas. Cancelling this call aborts the request."""
+        """Wait until the request ends, and return its whole output. Cancelling this call aborts the request."""
         answer = AnswerBuilder()
         try:
             async for delta in self:
@@ -130,7 +131,11 @@ class AsyncLLM:
         client: EngineClient | None = None,
         **options: Any,
     ) -> None:
-        self._client = client or _make_thread_client(config or EngineConfig(**options))
+        if client is None:
+            from chairlift.engine.process.thread_client import ThreadClient  # imports torch
+
+            client = ThreadClient(config or EngineConfig(**options))
+        self._client = client
         self.events = self._client.events
         self._processor = OutputProcessor(self._client.engine.input_processor.tokenizer)
         self._generations: dict[str, Generation] = {}  # by the leader's request id in the core
@@ -206,7 +211,9 @@ class AsyncLLM:
             raise unavailable
         request_id = request_id or uuid.uuid4().hex
         if (tenant, request_id) in self._ids_in_use:
-            raise RequestError(f"request id {request_id!r} is in use by an unfinished request", "request_id")
+            raise RequestError(
+                f"request id {request_id!r} is in use by an unfinished request: use another one", "request_id"
+            )
         now = self._client.now()
         requests = self.engine.input_processor.make(
             request_id,
@@ -228,7 +235,7 @@ class AsyncLLM:
         self._client.send(Add.from_siblings(requests))
         return generation
 
-    async def generate(
+    def generate(
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """Stream the answers to a prompt as deltas. Leaving the iteration early aborts the request.
@@ -237,12 +244,10 @@ class AsyncLLM:
             RequestError: the request is invalid; raised before the first delta.
             EngineDeadError: the engine is dead.
         """
-        await self._prepare(params)
-        text, token_ids = self.engine.input_processor.encode(prompt, params)
-        async for output in _stream(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
-            yield output
+        encode = partial(self.engine.input_processor.encode, prompt, params)
+        return self._stream(encode, params, request_id, priority)
 
-    async def chat(
+    def chat(
         self,
         messages: list[Message],
         params: SamplingParams,
@@ -255,16 +260,32 @@ class AsyncLLM:
         """Stream the answers to a conversation as deltas; see `generate`.
 
         Args:
-            allow_special_tokens_in_content: text in messages that spells a special token becomes this token; otherwise
-                it remains plain text.
-            template_options: additional variables of the chat template.
+            allow_special_tokens_in_content, template_options: as for `LLM.chat`.
         """
-        await self._prepare(params)
-        text, token_ids = self.engine.input_processor.encode_chat(
-            messages, params, allow_special_tokens_in_content=allow_special_tokens_in_content, **template_options
+        encode = partial(
+            self.engine.input_processor.encode_chat,
+            messages,
+            params,
+            allow_special_tokens_in_content=allow_special_tokens_in_content,
+            **template_options,
         )
-        async for output in _stream(self.start(text, token_ids, params, request_id=request_id, priority=priority)):
-            yield output
+        return self._stream(encode, params, request_id, priority)
+
+    async def _stream(
+        self,
+        encode: Callable[[], tuple[str | None, list[int]]],
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+    ) -> AsyncIterator[RequestOutput]:
+        if params.structured_outputs is not None:
+            await asyncio.to_thread(self.engine.input_processor.prepare, params)
+        generation = self.start(*encode(), params, request_id=request_id, priority=priority)
+        try:
+            async for output in generation:
+                yield output
+        finally:
+            generation.abort()
 
     def stop(self, reason: str = "the engine was shut down") -> None:
         """Stop the engine after its current step, without waiting; call `close` or `aclose` afterwards.
@@ -293,10 +314,6 @@ class AsyncLLM:
             executor.shutdown(wait=False)
         await asyncio.shield(self._closing)
 
-    async def _prepare(self, params: SamplingParams) -> None:
-        if params.structured_outputs is not None:
-            await asyncio.to_thread(self.engine.input_processor.prepare, params)
-
     def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
         updates, stopped = self._processor.process(outputs, self._client.now())
         if stopped:
@@ -321,17 +338,3 @@ class AsyncLLM:
             self._ids_in_use.remove((generation.tenant, generation.request_id))
             if unfinished := self._processor.remove(generation.core_ids):
                 self._client.send(Abort(unfinished))
-
-
-def _make_thread_client(config: EngineConfig) -> EngineClient:
-    from chairlift.engine.process.thread_client import ThreadClient  # imports torch
-
-    return ThreadClient(config)
-
-
-async def _stream(generation: Generation) -> AsyncIterator[RequestOutput]:
-    try:
-        async for output in generation:
-            yield output
-    finally:
-        generation.abort()

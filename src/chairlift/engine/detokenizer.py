@@ -77,7 +77,7 @@ class IncrementalDetokenizer:
         return next(n for n in range(5) if sum(map(len, entries[len(entries) - n :])) >= unfinished)
 
     def _prompt_context(self, tail: list[int]) -> list[int]:
-        """The shortest suffix of the prompt that is text and begins between characters; otherwise all of `tail`."""
+        """The shortest suffix of `tail` whose text begins with a whole character; `tail` itself if there is none."""
         ends = (tail[start:] for start in range(len(tail) - 1, -1, -1))
         return next((end for end in ends if self._decode(end)[:1] not in ("", REPLACEMENT)), tail)
 
@@ -93,16 +93,6 @@ class IncrementalDetokenizer:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
-
-
-class NoDetokenizer:
-    """Replaces the detokenizer of a request with `detokenize=False`: its output has no text."""
-
-    def add(self, token_ids: Iterable[int]) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
 
 
 class StopStrings:

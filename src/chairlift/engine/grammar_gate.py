@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 from typing import Final
 
 from chairlift.engine.input_processor import EngineRequest
@@ -12,14 +11,6 @@ from chairlift.grammar.compiler import CompiledGrammar, GrammarCompiler
 
 POLL_SECONDS: Final = 0.002
 """Time that an idle engine waits for a grammar before it reads commands again."""
-
-
-@dataclass(slots=True)
-class _HeldSiblings:
-    """Sibling requests, which share one grammar."""
-
-    requests: list[EngineRequest]
-    grammar: Future[CompiledGrammar]
 
 
 class GrammarGate:
@@ -33,7 +24,7 @@ class GrammarGate:
 
     def __init__(self, grammars: GrammarCompiler | None = None) -> None:
         self._grammars = grammars
-        self._held: list[_HeldSiblings] = []
+        self._held: list[tuple[list[EngineRequest], Future[CompiledGrammar]]] = []  # siblings share a grammar
 
     @property
     def is_holding(self) -> bool:
@@ -47,23 +38,22 @@ class GrammarGate:
         grammar = self._grammars.submit(constraint)
         if grammar.done():
             return False
-        self._held.append(_HeldSiblings(requests, grammar))
+        self._held.append((requests, grammar))
         return True
 
     def release(self) -> list[EngineRequest]:
         """Release the requests whose grammar is compiled or has failed, in order of arrival."""
         if not self._held:
             return []
-        done = [held for held in self._held if held.grammar.done()]
+        done = [(requests, grammar) for requests, grammar in self._held if grammar.done()]
         self._held = [held for held in self._held if held not in done]
-        return [request for held in done for request in held.requests]
+        return [request for requests, _grammar in done for request in requests]
 
     def abort(self, request_ids: Collection[str]) -> None:
         """Remove requests without releasing them; ids of requests that are not held are ignored."""
-        for held in self._held:
-            held.requests = [request for request in held.requests if request.request_id not in request_ids]
-        self._held = [held for held in self._held if held.requests]
+        kept = (([r for r in requests if r.request_id not in request_ids], grammar) for requests, grammar in self._held)
+        self._held = [(requests, grammar) for requests, grammar in kept if requests]
 
     def wait(self) -> None:
         """Wait until a grammar is compiled, for at most POLL_SECONDS."""
-        wait([held.grammar for held in self._held], POLL_SECONDS, FIRST_COMPLETED)
+        wait([grammar for _requests, grammar in self._held], POLL_SECONDS, FIRST_COMPLETED)

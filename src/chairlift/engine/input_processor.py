@@ -12,7 +12,7 @@ from chairlift.errors import RequestError
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.marked_text import unmarked
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.request import Request
 from chairlift.sampling_params import MAX_INTEGER, SEED_BITS, SamplingParams
 
@@ -175,8 +175,7 @@ class InputProcessor:
         """Render a conversation with the chat template, and tokenize and check it; raises as `encode`.
 
         Args:
-            allow_special_tokens_in_content: text in messages that spells an added token becomes this token; otherwise
-                it remains plain text.
+            allow_special_tokens_in_content, template_options: as for `LLM.chat`.
         """
         text = self.tokenizer.render_chat(messages, **template_options)
         if allow_special_tokens_in_content:

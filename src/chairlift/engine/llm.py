@@ -7,15 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import Message, Prompt
-from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor, RequestFailure
+from chairlift.engine.output_processor import AnswerBuilder, OutputProcessor
+from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import RequestError
 from chairlift.outputs import EngineCoreOutput, RequestOutput
@@ -80,15 +79,11 @@ class LLM:
                 it remains plain text.
             template_options: additional variables of the chat template.
         """
-
-        def encode(conversation: list[Message], params: SamplingParams) -> tuple[str | None, list[int]]:
-            return self.engine.input_processor.encode_chat(
-                conversation,
-                params,
-                allow_special_tokens_in_content=allow_special_tokens_in_content,
-                **template_options,
-            )
-
+        encode = partial(
+            self.engine.input_processor.encode_chat,
+            allow_special_tokens_in_content=allow_special_tokens_in_content,
+            **template_options,
+        )
         single = bool(messages) and isinstance(messages[0], dict)
         conversations = cast("list[list[Message]]", [messages] if single else messages)
         params = sampling_params or SamplingParams(max_tokens=None)
@@ -131,8 +126,10 @@ class LLM:
 
     def _step_until_done(self, ids: list[str], progress: bool) -> dict[str, AnswerBuilder]:
         answers = {request_id: AnswerBuilder() for request_id in ids}
-        with _defer_interrupts() as check_interrupt, _progress_bar(progress) as bar:
-            task = bar.add_task("answers", total=len(ids), tokens=0)
+        with (
+            _defer_interrupts() as check_interrupt,
+            progress_bar("answers", len(ids), "tokens", is_shown=progress) as advance,
+        ):
             num_unfinished, num_tokens = len(ids), 0
             while num_unfinished:
                 outputs = self.engine.core.step()
@@ -143,7 +140,7 @@ class LLM:
                     answers[delta.request_id].add(delta)
                 num_finished = sum(delta.finished for delta in deltas)
                 num_unfinished -= num_finished
-                bar.update(task, advance=num_finished, tokens=num_tokens)
+                advance(num_finished, tokens=num_tokens)
         return answers
 
     def _process(self, outputs: list[EngineCoreOutput]) -> list[RequestOutput]:
@@ -152,8 +149,8 @@ class LLM:
             self.engine.core.abort(request_id, FinishReason.STOP)
         deltas = []
         for _leader_id, update in updates:
-            if isinstance(update, RequestFailure):
-                raise update.error
+            if not isinstance(update, RequestOutput):
+                raise update
             deltas.append(update)
         return deltas
 
@@ -215,10 +212,3 @@ def _params_per_prompt(
             "sampling_params",
         )
     return sampling_params
-
-
-def _progress_bar(show: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    tokens = TextColumn("{task.fields[tokens]} tokens")
-    return Progress(*columns, tokens, console=console, disable=not (show and console.is_terminal), transient=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from chairlift.engine.detokenizer import IncrementalDetokenizer, NoDetokenizer, StopStrings, TokenDecoder
+from chairlift.engine.detokenizer import IncrementalDetokenizer, StopStrings, TokenDecoder
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.errors import ChairliftError, DeadlineError, RequestError
 from chairlift.outputs import (
@@ -17,6 +17,7 @@ from chairlift.outputs import (
     TokenLogprobs,
 )
 from chairlift.request import FinishReason
+from chairlift.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class _PromptGroup:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    params: SamplingParams
     num_unfinished: int
     next_prompt_logprob: int | None
 
@@ -41,23 +43,15 @@ class _PromptGroup:
 class _Sequence:
     group: _PromptGroup
     index: int
-    detokenizer: IncrementalDetokenizer | NoDetokenizer
+    detokenizer: IncrementalDetokenizer | None
     stop: StopStrings
-    min_tokens: int
-    shows_stop_token: bool
     num_tokens: int = 0
     cumulative_logprob: float | None = None
     times: RequestTimes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailure:
-    """The error that ended a request."""
-
-    error: Exception
-
-
-EngineUpdate = RequestOutput | RequestFailure
+EngineUpdate = RequestOutput | ChairliftError
+"""A delta, or the error that ended a request."""
 
 
 class OutputProcessor:
@@ -83,19 +77,17 @@ class OutputProcessor:
         """Add siblings, whose outputs get the id `request_id` of the user."""
         first = requests[0]
         params = first.sampling_params
+        prompt_ids = first.prompt_token_ids
         next_prompt_logprob = None if params.prompt_logprobs is None else 0
         group = _PromptGroup(
-            first.request_id, request_id, prompt, first.prompt_token_ids, len(requests), next_prompt_logprob
+            first.request_id, request_id, prompt, prompt_ids, params, len(requests), next_prompt_logprob
         )
         for index, request in enumerate(requests):
-            detokenizer: IncrementalDetokenizer | NoDetokenizer = NoDetokenizer()
+            detokenizer = None
             if params.detokenize:
-                detokenizer = IncrementalDetokenizer(self._decoder, group.prompt_token_ids, params.skip_special_tokens)
-            shows_stop = params.include_stop_str_in_output
-            stop = StopStrings(params.stop, shows_stop)
-            self._sequences[request.request_id] = _Sequence(
-                group, index, detokenizer, stop, params.min_tokens, shows_stop
-            )
+                detokenizer = IncrementalDetokenizer(self._decoder, prompt_ids, params.skip_special_tokens)
+            stop = StopStrings(params.stop, params.include_stop_str_in_output)
+            self._sequences[request.request_id] = _Sequence(group, index, detokenizer, stop)
 
     def remove(self, core_ids: Iterable[str]) -> list[str]:
         """Remove sequences; returns the ids of those that had not finished."""
@@ -105,8 +97,8 @@ class OutputProcessor:
         """Process the outputs of a step.
 
         Returns:
-            The deltas and errors, each with the leader's request id in the core; and the request ids that a stop string
-            has ended, which the caller must abort in the core.
+            The deltas and errors, each with the leader's request id in the core; and the ids of requests that ended at
+            a stop string, which the caller must abort in the core.
         """
         updates: list[tuple[str, EngineUpdate]] = []
         stopped: list[str] = []
@@ -116,7 +108,7 @@ class OutputProcessor:
                 continue
             if output.error is not None:
                 del self._sequences[output.request_id]
-                updates.append((sequence.group.leader_id, RequestFailure(_error(output))))
+                updates.append((sequence.group.leader_id, _error(output)))
                 continue
             delta = self._delta(sequence, output, now)
             if delta.outputs[0].finish_reason is not None:
@@ -162,13 +154,10 @@ def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutp
     if output.logprobs is not None:
         before = sequence.cumulative_logprob or 0.0
         sequence.cumulative_logprob = before + sum(entry.token.logprob for entry in output.logprobs)
-    hides_last = output.stop_token_id is not None and not sequence.shows_stop_token
-    text = sequence.detokenizer.add(output.new_token_ids[:-1] if hides_last else output.new_token_ids)
+    text = _new_text(sequence, output)
     finish_reason = output.finish_reason
     stop_reason: int | str | None = output.stop_token_id
-    if finish_reason is not None:
-        text += sequence.detokenizer.flush()
-    if sequence.num_tokens >= sequence.min_tokens:
+    if sequence.num_tokens >= sequence.group.params.min_tokens:
         text, stop_string = sequence.stop.add(text)
         if stop_string is not None:
             finish_reason, stop_reason = FinishReason.STOP.value, stop_string
@@ -183,6 +172,14 @@ def _completion(sequence: _Sequence, output: EngineCoreOutput) -> CompletionOutp
         logprobs=output.logprobs,
         cumulative_logprob=sequence.cumulative_logprob,
     )
+
+
+def _new_text(sequence: _Sequence, output: EngineCoreOutput) -> str:
+    if sequence.detokenizer is None:
+        return ""
+    hides_last = output.stop_token_id is not None and not sequence.group.params.include_stop_str_in_output
+    text = sequence.detokenizer.add(output.new_token_ids[:-1] if hides_last else output.new_token_ids)
+    return text if output.finish_reason is None else text + sequence.detokenizer.flush()
 
 
 def _prompt_logprobs(group: _PromptGroup, output: EngineCoreOutput) -> list[TokenLogprobs | None] | None:

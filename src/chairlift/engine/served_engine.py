@@ -11,7 +11,7 @@ from chairlift.engine.input_processor import InputProcessor, NoTokenizer, Reques
 from chairlift.events import EngineStarted
 from chairlift.grammar.compiler import GrammarCompiler
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.worker.kv_cache_plan import KVCachePlan
 
 

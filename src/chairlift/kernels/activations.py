@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
 GATED_SUFFIX: Final = "_and_mul"
+
+NativePrologueKind = Literal["none", "rms_norm", "layer_norm", "silu_and_mul", "relu"]
+NATIVE_PROLOGUES: Final[tuple[str, ...]] = get_args(NativePrologueKind)
+"""The norms and row kernels that native kernels compute before a product. Torch computes the others there too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +22,11 @@ class Activation:
 
     Attributes:
         definition: elementwise; returns a new tensor of the type of its argument.
-        fast: the same in one call; None: there is none.
-        native_kernels: the forms that native kernels compute, by the names of `activation_kernel`; torch computes the
-            others there too.
+        fast: the same function as one call of torch; None if torch has none.
     """
 
-    name: str
     definition: Callable[[torch.Tensor], torch.Tensor]
     fast: Callable[[torch.Tensor], torch.Tensor] | None = None
-    native_kernels: tuple[str, ...] = ()
 
 
 def _silu(x: torch.Tensor) -> torch.Tensor:
@@ -35,12 +35,10 @@ def _silu(x: torch.Tensor) -> torch.Tensor:
     return functional.silu(x)
 
 
-_TABLE = (
-    Activation("silu", lambda x: x * x.sigmoid(), _silu, native_kernels=("silu_and_mul",)),
-    Activation("relu", lambda x: x.clamp(min=0), lambda x: x.relu(), native_kernels=("relu",)),
-)
-
-ACTIVATIONS: Final[dict[str, Activation]] = {activation.name: activation for activation in _TABLE}
+ACTIVATIONS: Final[dict[str, Activation]] = {
+    "silu": Activation(lambda x: x * x.sigmoid(), _silu),
+    "relu": Activation(lambda x: x.clamp(min=0), lambda x: x.relu()),
+}
 """Name in a declaration -> the function. An architecture with a function of its own adds it here."""
 
 
@@ -57,8 +55,3 @@ def find_activation(kernel: str) -> tuple[Activation, bool]:
     if name == kernel:
         raise KeyError(kernel)
     return ACTIVATIONS[name], True
-
-
-def has_native_kernel(kernel: str) -> bool:
-    """Whether native kernels compute the activation of this row kernel."""
-    return kernel in find_activation(kernel)[0].native_kernels

@@ -1,13 +1,21 @@
-"""Records of attention over paged KV memory: packed queries, block tables and sequence lengths.
+"""The interface of attention over paged KV memory: its records, and the backend that a kernel set implements.
 
-One call computes prefills, chunks of prefills and decodes together."""
+Once per step, `AttentionBackend.plan` prepares everything that does not depend on the layer; each layer then calls
+`forward` with it. One call computes prefills, chunks of prefills and decodes together.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+
+CACHE_LINE_BYTES = 64
 
 
 class KVCache(NamedTuple):
@@ -61,3 +69,136 @@ class AttentionMetadata:
     query_start_loc_host: list[int]
     seq_lens_host: list[int]
     block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The parameters that all attention layers of one backend share.
+
+    Attributes:
+        scale: the factor of the dot products.
+        dtype: the type of activations.
+        kv_cache_dtype: the type of K and V in memory; None for `dtype`. torch.int8 has a scale for each token and head.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: torch.dtype
+    device: torch.device
+    kv_cache_dtype: torch.dtype | None = None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The type of K and V in memory."""
+        return self.kv_cache_dtype or self.dtype
+
+    @property
+    def group_size(self) -> int:
+        """The number of query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views of query [T, num_heads, head_dim], key and value [T, num_kv_heads, head_dim] of a fused tensor
+        [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        query, key, value = torch.split_with_sizes(qkv.view(len(qkv), -1, self.head_dim), sizes, dim=1)
+        return query, key, value
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeroed memory.
+
+    On the CPU the system allocates and clears its pages when they are first written. It starts at a cache line, so that
+    rows of 64 bytes or more do not share cache lines.
+    """
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    num_bytes = math.prod(size) * dtype.itemsize
+    memory = torch.from_numpy(np.zeros(num_bytes + CACHE_LINE_BYTES, dtype=np.uint8))
+    start = -memory.data_ptr() % CACHE_LINE_BYTES
+    return memory[start : start + num_bytes].view(dtype).view(size)
+
+
+class RotaryStep:
+    """The rotary embedding at the positions of one step, for all layers.
+
+    Args:
+        positions: int64 [T].
+        cos_sin_cache: float32 [max_position, head_dim], see `reference.rotate`.
+    """
+
+    def __init__(self, positions: torch.Tensor, cos_sin_cache: torch.Tensor) -> None:
+        self.positions = positions
+        self.cos_sin_cache = cos_sin_cache
+
+    @cached_property
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and signed sines, float32 [T, 1, head_dim] each, gathered on first use.
+
+        The cosines are the same in both halves; the sines are negative in the first half and positive in the second.
+        """
+        cos, sin = self.cos_sin_cache[self.positions][:, None, :].chunk(2, dim=-1)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+class StepContext(NamedTuple):
+    """The data of one step that all layers share.
+
+    Attributes:
+        positions: int64 [T], the position of each token in its sequence.
+        rotations: one for each rotary embedding of the model; each layer has an index into it.
+        plans: the result of `AttentionBackend.plan` for each backend of the model; each layer has an index into it.
+    """
+
+    positions: torch.Tensor
+    rotations: tuple[RotaryStep, ...]
+    plans: tuple[Any, ...]
+
+
+PlanT = TypeVar("PlanT")
+
+
+class AttentionBackend(ABC, Generic[PlanT]):
+    """The attention of a kernel set: query/key norm, rotary embedding, KV writes and attention."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+
+    def allocate(self, num_blocks: int, block_size: int) -> KVCache:
+        """Allocate the KV memory of one layer. It is zeroed, because masked values must still be finite."""
+        shape = self.shape
+        slots = (num_blocks + 1, shape.num_kv_heads, block_size)
+        key, value = (_zeros((*slots, shape.head_dim), shape.kv_dtype, shape.device) for _ in range(2))
+        if shape.kv_dtype != torch.int8:
+            return KVCache(key, value)
+        key_scale, value_scale = (_zeros(slots, torch.float32, shape.device) for _ in range(2))
+        return KVCache(key, value, key_scale, value_scale)
+
+    @abstractmethod
+    def plan(self, metadata: AttentionMetadata) -> PlanT:
+        """Everything that depends on the step but not on the layer."""
+
+    @abstractmethod
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        rotary: RotaryStep | None,
+        cache: KVCache,
+        plan: PlanT,
+        sliding_window: int | None,
+        qk_norm: QKNorm | None,
+    ) -> torch.Tensor:
+        """Normalize and rotate query and key, write K and V into their slots, and compute attention.
+
+        Args:
+            qkv: [T, (num_heads + 2 * num_kv_heads) * head_dim], contiguous: query, key and value of each token. It may
+                be overwritten.
+            rotary: None leaves query and key as they are.
+            sliding_window: see `reference.paged_attention`.
+            qk_norm: None leaves query and key as they are.
+
+        Returns:
+            [T, num_heads * head_dim], valid until the next call of `forward` with any plan.
+        """

@@ -1,9 +1,4 @@
-"""The reference implementation of every kernel in plain torch. It is slow, and tests compare the fast kernels with it.
-
-KV memory of one layer is two tensors [num_blocks + 1, num_kv_heads, block_size, head_dim], one of keys and one of
-values. Slot s is row `s % block_size` of block `s // block_size`. The last block belongs to no sequence: kernels may
-write padding there (see `chairlift.kernels.attention.KVCache`).
-"""
+"""The reference implementation of every kernel in plain torch. It is slow; tests compare the fast kernels with it."""
 
 from __future__ import annotations
 
@@ -11,9 +6,9 @@ from typing import Final
 
 import torch
 
-from chairlift.kernels.activations import find_activation
-from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.linear import NORM_KINDS, NativePrologueKind, Prologue
+from chairlift.kernels.activations import NativePrologueKind, find_activation
+from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, KVCache, QKNorm, RotaryStep
+from chairlift.kernels.interface import NORM_KINDS, Prologue
 
 
 def embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -220,3 +215,29 @@ def _attend(
     scores = torch.einsum("qhd,hkd->hqk", query, keys.repeat_interleave(group, dim=0)) * scale
     weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1).nan_to_num(0.0)
     return torch.einsum("hqk,hkd->qhd", weights, values.repeat_interleave(group, dim=0))
+
+
+class ReferenceAttention(AttentionBackend[AttentionMetadata]):
+    """The reference implementation of attention, which prepares nothing."""
+
+    def plan(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        return metadata
+
+    def forward(
+        self,
+        qkv: torch.Tensor,
+        rotary: RotaryStep | None,
+        cache: KVCache,
+        plan: AttentionMetadata,
+        sliding_window: int | None,
+        qk_norm: QKNorm | None,
+    ) -> torch.Tensor:
+        query, key, value = self.shape.split(qkv)
+        if qk_norm is not None:
+            query = rms_norm(query, qk_norm.query, qk_norm.eps)
+            key = rms_norm(key, qk_norm.key, qk_norm.eps)
+        if rotary is not None:
+            query = rotate(query, rotary.positions, rotary.cos_sin_cache)
+            key = rotate(key, rotary.positions, rotary.cos_sin_cache)
+        write_kv(key, value, cache, plan.slot_mapping)
+        return paged_attention(query, cache, plan, self.shape.scale, sliding_window).flatten(1)

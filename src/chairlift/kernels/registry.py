@@ -9,15 +9,9 @@ import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
 from chairlift.kernels import reference, torch_ops
-from chairlift.kernels.backend import ReferenceAttention
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import ComposedLinear, LinearKernel, Prologue, RowKernel
+from chairlift.kernels.interface import ComposedLinear, Kernels, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.torch_attention import TorchAttention
 from chairlift.kernels.weights import load_tensor
-
-
-def _reference_embedding(table: torch.Tensor) -> RowKernel:
-    return partial(reference.embedding, table=table)
 
 
 def _reference_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
@@ -26,10 +20,6 @@ def _reference_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue:
 
 def _reference_prologue(prologue: Prologue) -> RowKernel:
     return partial(reference.apply_prologue, prologue=prologue)
-
-
-def _torch_embedding(table: torch.Tensor) -> RowKernel:
-    return partial(F.embedding, weight=table)
 
 
 def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
@@ -41,16 +31,16 @@ def _torch_linear(weight: torch.Tensor, bias: torch.Tensor | None, prologue: Pro
 REFERENCE = Kernels(
     name="reference",
     load_matrix=load_tensor,
-    make_embedding=_reference_embedding,
+    make_embedding=lambda table: partial(reference.embedding, table=table),
     make_linear=_reference_linear,
     make_prologue=_reference_prologue,
-    attention=ReferenceAttention,
+    attention=reference.ReferenceAttention,
 )
 
 TORCH = Kernels(
     name="torch",
     load_matrix=load_tensor,
-    make_embedding=_torch_embedding,
+    make_embedding=lambda table: partial(F.embedding, weight=table),
     make_linear=_torch_linear,
     make_prologue=torch_ops.make_prologue,
     attention=TorchAttention,

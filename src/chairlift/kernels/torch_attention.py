@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.errors import ConfigError
-from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
-from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
+from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.torch_ops import rms_norm, rotate
 from chairlift.kernels.torch_plan import AttentionPlanner, PrefillChunk, TorchPlan, WindowPlan
 
 
-class TorchAttention:
-    """Implements `AttentionBackend` with loops over tiles and prompts, but not over tokens.
+class TorchAttention(AttentionBackend[TorchPlan]):
+    """Attention with loops over tiles and prompts, but not over tokens.
 
     Raises:
         ConfigError: The type of K and V in memory differs from the type of activations.
@@ -29,11 +28,8 @@ class TorchAttention:
                 f"kv_cache_dtype must be {computed} with torch kernels, like the activations, got {kept}: leave it "
                 f"out, set dtype={kept}, or choose another kernel set with kernels"
             )
-        self.shape = shape
+        super().__init__(shape)
         self._planner = AttentionPlanner(shape)
-
-    def allocate(self, num_blocks: int, block_size: int) -> KVCache:
-        return allocate_kv_cache(self.shape, num_blocks, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> TorchPlan:
         return self._planner.plan(metadata)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from chairlift.kernels.activations import find_activation
-from chairlift.kernels.linear import NORM_KINDS, Prologue, RowKernel
+from chairlift.kernels.interface import NORM_KINDS, Prologue, RowKernel
 
 PACK_ROWS = 16
 """The number of rows that oneDNN optimizes the layout of packed weights for.

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.backend import AttentionShape
+from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache
 
 CPU_TILE_BYTES = 1 << 22
 """The maximum size of the gathered K and V of a tile on the CPU, so that the product finds them in the cache."""

@@ -74,15 +74,11 @@ def packed_tensor(tensor: torch.Tensor) -> PackedRows:
     return PackedRows(name, tensor.view(torch.uint8).numpy(), tensor.shape[1], FLOAT_READERS[name])
 
 
-def _read_bfloat16(rows: ByteArray) -> FloatArray:
-    return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
 _FORMATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 FLOAT_READERS: dict[str, Callable[[ByteArray], FloatArray]] = {
     "f32": lambda rows: rows.view(np.float32),
     "f16": lambda rows: rows.view(np.float16).astype(np.float32),
-    "bf16": _read_bfloat16,
+    "bf16": lambda rows: (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32),
 }
 """`PackedRows.to_floats` for the formats of plain values."""

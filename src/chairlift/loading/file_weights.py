@@ -13,7 +13,7 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 
 
 class FileWeights(ABC):
@@ -50,10 +50,9 @@ class FileWeights(ABC):
 
     @abstractmethod
     def _file_names(self) -> Iterable[str]:
-        """Return the names of all tensors in the file that a model must read."""
+        """Return the names of the tensors in the file, without those that are computed instead of read."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See Weights.tensor."""
         file_name = self._find(name)
         tensor = self._read(name, file_name)
         self._check(file_name, tuple(tensor.shape), shape)
@@ -62,7 +61,6 @@ class FileWeights(ABC):
         return (tensor if order is None else tensor[order]).to(device=self.device, dtype=self.dtype).contiguous()
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        """See Weights.packed."""
         file_name = self._find(name)
         packed = self._read_packed(name, file_name, shape)
         order = self._row_order(name, shape[0])

@@ -16,7 +16,7 @@ from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import ByteArray, FloatArray, PackedRows
 from chairlift.loading.file_weights import FileWeights
 from chairlift.loading.gguf_file import ROPE_FREQS, GGUFFile
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
 
 VALUES_PER_ROW: Final = 8192
@@ -45,11 +45,8 @@ class GGUFWeights(FileWeights):
     def _read_packed(self, name: str, file_name: str, shape: tuple[int, int]) -> PackedRows:
         tensor = self._file.tensors[file_name]
         self._check(file_name, tensor.shape, shape)
-        rows, to_floats = self._file.raw(file_name), partial(self._to_floats, file_name)
-        return PackedRows(tensor.type.name.lower(), rows, shape[1], to_floats)
-
-    def _to_floats(self, file_name: str, rows: ByteArray) -> FloatArray:
-        return _dequantize(self._file, file_name, rows).reshape(len(rows), -1)
+        to_floats = partial(dequantize, self._file, file_name)
+        return PackedRows(tensor.type.name.lower(), self._file.raw(file_name), shape[1], to_floats)
 
     def _row_order(self, name: str, num_rows: int) -> npt.NDArray[np.int64] | None:
         num_heads = self._interleaved.get(name.rpartition(".")[0])
@@ -68,18 +65,20 @@ def interleaved_heads(config: ModelConfig) -> dict[str, int]:
     return queries | {spec.qkv.parts[1][0]: spec.num_kv_heads for spec in specs}
 
 
-def dequantize(file: GGUFFile, name: str) -> FloatArray:
+def dequantize(file: GGUFFile, name: str, raw: ByteArray | None = None) -> FloatArray:
     """Return a tensor in float32, in writable memory.
+
+    Args:
+        raw: some rows of the tensor, uint8 [n, bytes per row]; None for all of them.
 
     Raises:
         ModelLoadError: `gguf` cannot dequantize the tensor.
     """
-    return _dequantize(file, name, file.raw(name)).reshape(file.tensors[name].shape)
-
-
-def _dequantize(file: GGUFFile, name: str, raw: ByteArray) -> FloatArray:
-    """Dequantize blocks of a tensor to float32, in writable memory. The caller must reshape the result."""
-    kind = file.tensors[name].type
+    kind, shape = file.tensors[name].type, file.tensors[name].shape
+    if raw is None:
+        raw = file.raw(name)
+    else:
+        shape = (len(raw), shape[-1])
     try:
         values = gguf.dequantize(_regroup(raw, kind), kind)
     except NotImplementedError as error:
@@ -87,7 +86,7 @@ def _dequantize(file: GGUFFile, name: str, raw: ByteArray) -> FloatArray:
             f"{file.path}: tensor {name} is quantized as {kind.name}, which the gguf package cannot dequantize "
             f"({error}); use another quantization of the model, such as Q4_K or Q8_0"
         ) from error
-    return np.require(values, dtype=np.float32, requirements=["C", "W"])
+    return np.require(values, dtype=np.float32, requirements=["C", "W"]).reshape(shape)
 
 
 def _regroup(raw: ByteArray, kind: gguf.GGMLQuantizationType) -> ByteArray:

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from chairlift.kernels.weights import PackedRows, packed_tensor
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 
 STD: Final = 0.02
 BIAS_SUFFIX: Final = ".bias"
@@ -30,7 +30,6 @@ class RandomWeights:
         self._norms = frozenset(f"{name}.weight" for name in config.norm_names)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See Weights.tensor."""
         if name in self._norms:
             return torch.ones(shape, dtype=self.dtype, device=self.device)
         if name.endswith(BIAS_SUFFIX):
@@ -40,11 +39,9 @@ class RandomWeights:
         return drawn.to(self._file_dtype).to(self.dtype)
 
     def packed(self, name: str, shape: tuple[int, int]) -> PackedRows:
-        """See Weights.packed."""
         return packed_tensor(self.tensor(name, shape).to("cpu", self._file_dtype))
 
     def unused(self) -> list[str]:
-        """See FileWeights.unused. A random source never has unused parameters."""
         return []
 
     def _seed_of(self, name: str) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from chairlift.errors import ModelLoadError
 from chairlift.loading.fetch import DEFAULT_MODEL, fetch_default_model
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture, read_gguf_config, read_hf_config
 
 if TYPE_CHECKING:
@@ -186,23 +186,14 @@ def matrix_formats(files: ModelFiles | None, config: ModelConfig) -> Callable[[s
     default = DTYPE_FORMATS[config.dtype]
     if files is None:
         return lambda name: default
-    if files.kind == "gguf":
-        return _gguf_formats(open_gguf(files.path), config, default)
+    architecture = get_architecture(config)
     found: dict[str, str] = {}
+    if files.kind == "gguf":
+        found = {name: tensor.type.name.lower() for name, tensor in open_gguf(files.path).tensors.items()}
+        return lambda name: found.get(architecture.gguf_name(name) or "", default)
     for file in sorted(files.path.glob("*.safetensors")):
-        found.update(_safetensors_formats(file))
-    hf_names = get_architecture(config).hf_names
-    return lambda name: next((found[each] for each in hf_names(name) if each in found), default)
-
-
-def _gguf_formats(file: GGUFFile, config: ModelConfig, default: str) -> Callable[[str], str]:
-    gguf_name = get_architecture(config).gguf_name
-
-    def find(name: str) -> str:
-        tensor = file.tensors.get(gguf_name(name) or "")
-        return default if tensor is None else tensor.type.name.lower()
-
-    return find
+        found |= _safetensors_formats(file)
+    return lambda name: next((found[each] for each in architecture.hf_names(name) if each in found), default)
 
 
 def _safetensors_formats(file: Path) -> dict[str, str]:
@@ -235,7 +226,9 @@ def open_weights(files: ModelFiles, config: ModelConfig, dtype: torch.dtype, dev
     from chairlift.loading.safetensors_weights import SafetensorsWeights
 
     if files.path.is_file():
-        raise ModelLoadError(f"{files.path}: a config.json contains no weights; use --load-format dummy")
+        raise ModelLoadError(
+            f"{files.path}: a config.json contains no weights; use --load-format dummy for random ones"
+        )
     return SafetensorsWeights(files.path, config, dtype, device)
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.weights import PackedRows, packed_tensor
 from chairlift.loading.file_weights import FileWeights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.registry import get_architecture
 
 SINGLE: Final = "model.safetensors"
@@ -34,9 +34,13 @@ class SafetensorsWeights(FileWeights):
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(path, config, dtype, device)
         self._architecture = get_architecture(config)
-        self._shards = {file: _open(path / file, device) for file in _files(path)}
+        weight_map = _weight_map(path)
+        files = _single_file(path) if weight_map is None else sorted(set(weight_map.values()))
+        self._shards = {file: _open(path / file, device) for file in files}
         self._shard_of = {name: file for file, shard in self._shards.items() for name in shard.keys()}  # noqa: SIM118
-        _check_index(path, self._shard_of)
+        for name, file in (weight_map or {}).items():
+            if self._shard_of.get(name) != file:
+                raise ModelLoadError(f"{path / INDEX}: tensor {name} is not in {file}; download both files again")
 
     def _file_name(self, name: str) -> str | None:
         return next((found for found in self._architecture.hf_names(name) if found in self._shard_of), None)
@@ -60,9 +64,7 @@ class SafetensorsWeights(FileWeights):
         return (name for name in self._shard_of if not name.endswith((*RECOMPUTED, *tied)))
 
 
-def _files(folder: Path) -> list[str]:
-    if (folder / INDEX).is_file():
-        return sorted(set(_weight_map(folder).values()))
+def _single_file(folder: Path) -> list[str]:
     if (folder / SINGLE).is_file():
         return [SINGLE]
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
@@ -74,9 +76,11 @@ def _files(folder: Path) -> list[str]:
     raise ModelLoadError(f"{folder}: contains neither {SINGLE} nor {INDEX}; --load-format dummy needs no weight files")
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
-    """Read the file name of each tensor from the index."""
+def _weight_map(folder: Path) -> dict[str, str] | None:
+    """Read the file name of each tensor from the index, or return None if there is no index."""
     index = folder / INDEX
+    if not index.is_file():
+        return None
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -90,14 +94,6 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 def _is_plain_name(file: Any) -> bool:
     return isinstance(file, str) and file.endswith(".safetensors") and Path(file).name == file
-
-
-def _check_index(folder: Path, shard_of: dict[str, str]) -> None:
-    if not (folder / INDEX).is_file():
-        return
-    for name, file in _weight_map(folder).items():
-        if shard_of.get(name) != file:
-            raise ModelLoadError(f"{folder / INDEX}: tensor {name} is not in {file}; download both files again")
 
 
 def _open(file: Path, device: torch.device) -> Any:

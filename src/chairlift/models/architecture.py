@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import ConfigFields
+from chairlift.models.declaration import ModelConfig
 
 LAYER_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 

@@ -9,13 +9,11 @@ import torch
 
 from chairlift.errors import ModelLoadError
 from chairlift.kernels.activations import ACTIVATIONS
-from chairlift.kernels.attention import AttentionMetadata
-from chairlift.kernels.backend import AttentionBackend, AttentionShape, RotaryStep, StepContext
-from chairlift.kernels.interface import Kernels, run_in_order
-from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel
+from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, RotaryStep, StepContext
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, run_in_order
 from chairlift.kernels.registry import get_kernels
 from chairlift.kernels.weights import Weights
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.layers import Attention, DecoderLayer, LayerBuilder, attention_shape
 from chairlift.models.registry import get_architecture
 from chairlift.models.rotary import rotary_table

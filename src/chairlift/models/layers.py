@@ -6,13 +6,10 @@ from typing import Any
 
 import torch
 
-from chairlift.kernels.attention import KVCache, QKNorm
-from chairlift.kernels.backend import AttentionShape, StepContext
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, Prologue, RowKernel
+from chairlift.kernels.attention import AttentionShape, KVCache, QKNorm, StepContext
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
 from chairlift.kernels.weights import Weights
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, NormSpec
+from chairlift.models.declaration import AttentionSpec, BranchNorms, LayerSpec, MatrixSpec, ModelConfig, NormSpec
 
 
 class LayerBuilder:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chairlift.models.architecture import Architecture, GGUFHeader
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import REQUIRED, ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
@@ -25,6 +24,7 @@ from chairlift.models.declaration import (
     HeadNormSpec,
     LayerSpec,
     MatrixSpec,
+    ModelConfig,
     NormSpec,
     RopeConfig,
 )
@@ -142,18 +142,20 @@ class _HFConfigReader:
     qk_norm: bool = False
 
     def __call__(self, fields: ConfigFields) -> ModelConfig:
-        hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", high=MAX_LAYERS)
+        layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
         heads = fields.integer("num_attention_heads")
+        kv_heads = fields.integer("num_key_value_heads", heads)
+        exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
         qkv_bias, output_bias, mlp_bias = self._biases(fields)
         return LlamaSizes(
             name=self.name,
             vocab_size=fields.integer("vocab_size"),
-            hidden_size=hidden,
+            hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=_kv_heads(fields, heads),
-            head_dim=_head_dim(fields, hidden, heads),
+            num_kv_heads=kv_heads,
+            head_dim=_head_dim(fields, "head_dim", "hidden_size", "num_attention_heads", heads),
             max_position_embeddings=fields.integer("max_position_embeddings"),
             norm_eps=fields.number("rms_norm_eps", high=1.0),
             sliding_windows=self.windows(fields, layers),
@@ -182,20 +184,15 @@ class _HFConfigReader:
         return self.qkv_bias, False, mlp
 
 
-def _head_dim(fields: ConfigFields, hidden: int, heads: int) -> int:
-    if fields.get("head_dim") is None:
-        head_dim = exact_quotient(fields, "hidden_size", hidden, "num_attention_heads", heads)
+def _head_dim(fields: ConfigFields, key: str, hidden_key: str, heads_key: str, heads: int) -> int:
+    """Read the head size at `key`; if it is absent, it is the hidden size divided by the number of heads."""
+    if fields.get(key) is None:
+        head_dim = exact_quotient(fields, hidden_key, fields.integer(hidden_key), heads_key, heads)
     else:
-        head_dim = fields.integer("head_dim", high=4096)
+        head_dim = fields.integer(key, high=4096)
     if head_dim % 2:
-        raise fields.error("head_dim", f"must be even for rotary embeddings, got {head_dim}")
+        raise fields.error(key, f"must be even for rotary embeddings, got {head_dim}")
     return head_dim
-
-
-def _kv_heads(fields: ConfigFields, heads: int) -> int:
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    exact_quotient(fields, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    return kv_heads
 
 
 def _rope(fields: ConfigFields) -> RopeConfig:
@@ -249,7 +246,11 @@ def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
     fields.allow_only("expert_used_count", 0, "mixtures of experts are not supported")
     layers = fields.integer("block_count", high=MAX_LAYERS)
     heads = _uniform(fields, "attention.head_count")
-    head_dim = _gguf_head_dim(fields, heads)
+    kv_heads = _uniform(fields, "attention.head_count_kv", heads)
+    exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
+    head_dim = _head_dim(fields, "attention.key_length", "embedding_length", "attention.head_count", heads)
+    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
+    fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
     return LlamaSizes(
         name=name,
         vocab_size=_vocab_size(fields, header.tokens),
@@ -257,7 +258,7 @@ def read_llama_gguf(header: GGUFHeader) -> ModelConfig:
         intermediate_size=_uniform(fields, "feed_forward_length"),
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=_gguf_kv_heads(fields, heads),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=fields.integer("context_length"),
         norm_eps=fields.number("attention.layer_norm_rms_epsilon", high=1.0),
@@ -279,23 +280,6 @@ def _uniform(fields: ConfigFields, key: str, default: Any = REQUIRED) -> int:
     if not value or any(item != value[0] for item in value):
         raise fields.error(key, f"differs between layers ({value!r}), which is not supported")
     return fields.as_integer(key, value[0])
-
-
-def _gguf_kv_heads(fields: ConfigFields, heads: int) -> int:
-    kv_heads = _uniform(fields, "attention.head_count_kv", heads)
-    exact_quotient(fields, "attention.head_count", heads, "attention.head_count_kv", kv_heads)
-    return kv_heads
-
-
-def _gguf_head_dim(fields: ConfigFields, heads: int) -> int:
-    hidden = fields.integer("embedding_length")
-    if fields.get("attention.key_length") is None:
-        head_dim = exact_quotient(fields, "embedding_length", hidden, "attention.head_count", heads)
-    else:
-        head_dim = fields.integer("attention.key_length", high=4096)
-    fields.allow_only("attention.value_length", head_dim, "K and V must have the same width")
-    fields.allow_only("rope.dimension_count", head_dim, WHOLE_HEAD)
-    return head_dim
 
 
 def _vocab_size(fields: ConfigFields, tokens: ConfigFields) -> int:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from chairlift.models.architecture import Architecture
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import ConfigFields, exact_quotient
 from chairlift.models.declaration import (
     ATTENTION,
@@ -24,6 +23,7 @@ from chairlift.models.declaration import (
     FeedForwardSpec,
     LayerSpec,
     MatrixSpec,
+    ModelConfig,
     NormSpec,
     PositionTableSpec,
 )

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from chairlift.errors import ModelLoadError
 from chairlift.models.architecture import Architecture, GGUFHeader, HFReader
-from chairlift.models.config import ModelConfig
 from chairlift.models.config_fields import REQUIRED, ConfigFields, unique
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.llama import LLAMA
 from chairlift.models.neutral_fields import NEUTRAL_GGUF, NEUTRAL_HF
 from chairlift.models.opt import OPT

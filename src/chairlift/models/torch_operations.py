@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from chairlift.kernels.activations import has_native_kernel
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LayerSpec
+from chairlift.kernels.activations import NATIVE_PROLOGUES
+from chairlift.models.declaration import LayerSpec, ModelConfig
 
 
 def torch_operations(config: ModelConfig) -> list[str]:
@@ -25,7 +24,7 @@ def _of_layer(layer: LayerSpec) -> list[str]:
         found += ["norms of the residual stream after a branch"] if norms.of_sum is not None else []
     if layer.residual_multiplier != 1:
         found.append("residual multipliers")
-    if not has_native_kernel(layer.feed_forward.activation_kernel):
+    if layer.feed_forward.activation_kernel not in NATIVE_PROLOGUES:
         found.append(f"activation {layer.feed_forward.activation_kernel}")
     return found
 

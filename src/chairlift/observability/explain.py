@@ -4,17 +4,17 @@ requests."""
 from __future__ import annotations
 
 import hashlib
+import heapq
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from chairlift.observability.admission_forecast import QueuedForecast, RunningForecast, steps_until_admitted
 from chairlift.observability.explained_span import BatchMember, ExplainedSpan, describe_span
 from chairlift.observability.queue_timeline import BlockHolder, QueueInterval
 from chairlift.observability.tracked_request import TrackedRequest, WaitSpan
 from chairlift.observability.tracker import RequestTracker
-from chairlift.observability.what_if import BlockedRequest, RequestSize, WhatIf, what_ifs
+from chairlift.observability.what_if import BlockedRequest, RequestSize, WhatIf
 
 MAX_HOLDERS_SHOWN: Final = 3
 
@@ -89,6 +89,13 @@ class Explanation:
     contention: ContentionCost
 
 
+class BlockUse(NamedTuple):
+    """A number of steps in which a request holds a number of blocks."""
+
+    num_steps: int
+    num_blocks: int
+
+
 class Explainer:
     """Explains requests from the state of a tracker, without changing it."""
 
@@ -96,18 +103,14 @@ class Explainer:
         self._tracker = tracker
 
     def explain(
-        self, request: TrackedRequest, viewer: Viewer, now: float, would_admit: Sequence[WhatIf] | None = None
+        self, request: TrackedRequest, viewer: Viewer, now: float, would_admit: Sequence[WhatIf]
     ) -> Explanation:
         """Explain one sequence.
 
         Args:
             now: seconds of the engine's clock.
-            would_admit: the result of `what_ifs` for `blocked_request`, if the caller has computed it on a thread,
-                because it may take long.
+            would_admit: the result of `what_ifs` for `blocked_request`, which may take long.
         """
-        if would_admit is None:
-            blocked = self.blocked_request(request)
-            would_admit = [] if blocked is None else what_ifs(blocked)
         spans_by_wait = self._tracker.spans(request, now)
         waits = tuple(self._wait(request, viewer, index, spans) for index, spans in enumerate(spans_by_wait))
         position, expected_wait = self._forecast(request)
@@ -147,7 +150,7 @@ class Explainer:
                 num_running=interval.num_running,
                 num_waiting=interval.num_waiting,
                 largest_holders=tuple(
-                    BatchMember(viewer.display_id(holder.request_id, holder.tenant), holder.num_blocks)
+                    BatchMember(viewer.display_id(holder.arrived.request_id, holder.arrived.tenant), holder.num_blocks)
                     for holder in interval.holders[:MAX_HOLDERS_SHOWN]
                 ),
                 estimate=self._estimate(interval) if is_head else None,
@@ -156,10 +159,7 @@ class Explainer:
 
     def _estimate(self, interval: QueueInterval) -> float | None:
         needed, free, _, _ = _block_counts(interval)
-        queue = [QueuedForecast(needed or 0, 1)]
-        free_seats = self._free_seats(interval.num_running)
-        steps = steps_until_admitted(self._running_forecasts(interval.holders), queue, free, free_seats)
-        return self._seconds(steps, interval.num_running)
+        return self._seconds_until_admitted(interval.holders, [BlockUse(1, needed or 0)], free, interval.num_running)
 
     # -- forecast ------------------------------------------------------------------------------------------------
 
@@ -170,12 +170,11 @@ class Explainer:
             return None, None
         ahead = [other for other in self._tracker.waiting() if other is not request and self._precedes(other, request)]
         queue = [
-            QueuedForecast(self._needed_blocks(entry), 1 + entry.max_output_tokens - entry.num_output_tokens)
+            BlockUse(1 + entry.max_output_tokens - entry.num_output_tokens, self._needed_blocks(entry))
             for entry in (*ahead, request)
         ]
-        running = self._running_forecasts(self._tracker.holders())
-        steps = steps_until_admitted(running, queue, last.free_blocks, self._free_seats(last.num_running))
-        return len(ahead), self._seconds(steps, last.num_running)
+        holders = self._tracker.holders()
+        return len(ahead), self._seconds_until_admitted(holders, queue, last.free_blocks, last.num_running)
 
     def _precedes(self, one: TrackedRequest, other: TrackedRequest) -> bool:
         """Whether one request is ahead of another one in the queue; under the fair policy, for requests of one tenant
@@ -194,17 +193,24 @@ class Explainer:
         block_size = 1 if self._tracker.started is None else self._tracker.started.block_size
         return -(-(request.arrived.num_prompt_tokens + request.num_output_tokens) // block_size)
 
-    def _running_forecasts(self, holders: Sequence[BlockHolder]) -> list[RunningForecast]:
+    def _seconds_until_admitted(
+        self, holders: Sequence[BlockHolder], queue: Sequence[BlockUse], free_blocks: int, num_running: int
+    ) -> float | None:
+        steps = steps_until_admitted(self._running(holders), queue, free_blocks, self._free_seats(num_running))
+        seconds = self._tracker.cost.seconds(num_running)
+        return None if steps is None or seconds is None else max(1, steps) * seconds
+
+    def _running(self, holders: Sequence[BlockHolder]) -> list[BlockUse]:
         started = self._tracker.started
         budget = 1 if started is None else started.max_num_batched_tokens
         running = [
-            RunningForecast(h.num_left + -(-max(0, h.num_prompt_tokens - h.num_computed) // budget), h.num_blocks)
+            BlockUse(h.num_left + -(-max(0, h.arrived.num_prompt_tokens - h.num_computed) // budget), h.num_blocks)
             for h in holders
         ]
         if started is None or started.batching != "static" or not running:
             return running
-        longest = max(request.steps_left for request in running)
-        return [RunningForecast(longest, request.num_blocks) for request in running]
+        longest = max(use.num_steps for use in running)
+        return [use._replace(num_steps=longest) for use in running]
 
     def _free_seats(self, num_running: int) -> int:
         started = self._tracker.started
@@ -213,10 +219,6 @@ class Explainer:
         if started.static_batch_size is None:
             return started.max_num_seqs - num_running
         return 0 if num_running else started.static_batch_size
-
-    def _seconds(self, steps: int | None, num_running: int) -> float | None:
-        seconds = self._tracker.cost.seconds(num_running)
-        return None if steps is None or seconds is None else max(1, steps) * seconds
 
     # -- changes that would have admitted it ---------------------------------------------------------------------
 
@@ -232,18 +234,18 @@ class Explainer:
         return BlockedRequest(
             started=started,
             reason=interval.reason or "unknown",
-            request=_request_size(request, needed if is_head else None),
+            request=RequestSize(request.arrived, needed=needed if is_head else None),
             holders=interval.holders,
-            ahead=() if is_head else tuple(_request_size(other) for other in self._requests_ahead(request, interval)),
+            ahead=() if is_head else self._requests_ahead(request, interval),
             num_running=interval.num_running,
             free_blocks=free,
             largest_free_piece=interval.free_blocks if largest is None else largest,
         )
 
-    def _requests_ahead(self, request: TrackedRequest, interval: QueueInterval) -> list[TrackedRequest]:
+    def _requests_ahead(self, request: TrackedRequest, interval: QueueInterval) -> list[RequestSize]:
         step = max(interval.first_step, request.waits[0].queued_step or 0)
         return [
-            other
+            RequestSize(other.arrived)
             for other in self._tracker.requests()
             if other is not request and _is_queued(other, step) and self._precedes(other, request)
         ]
@@ -271,16 +273,33 @@ def _is_queued(request: TrackedRequest, step: int) -> bool:
     )
 
 
-def _request_size(request: TrackedRequest, needed: int | None = None) -> RequestSize:
-    arrived = request.arrived
-    return RequestSize(
-        arrived.num_prompt_tokens, arrived.num_prompt_tokens, arrived.max_tokens, arrived.output_len, needed
-    )
-
-
 def _block_counts(interval: QueueInterval) -> tuple[int | None, int, int, int | None]:
     """Needed, free and evictable blocks and the largest free piece, as in the event of the head if there was one."""
     event = interval.waiting_event
     if event is None:
         return None, interval.free_blocks, interval.evictable_blocks, None
     return event.needed_blocks, event.free_blocks, event.evictable_blocks, event.largest_free_piece
+
+
+def steps_until_admitted(
+    running: Iterable[BlockUse], queue: Iterable[BlockUse], free_blocks: int, free_seats: int
+) -> int | None:
+    """The number of steps until the last request of the queue is admitted; None if it never fits.
+
+    Requests are assumed to be admitted in the order of the queue and to hold the same blocks until they end. Blocks
+    that running requests will still allocate are not counted.
+    """
+    ends = [(use.num_steps, use.num_blocks) for use in running]
+    heapq.heapify(ends)
+    step = 0
+    for queued in queue:
+        while free_seats < 1 or free_blocks < queued.num_blocks:
+            if not ends:
+                return None
+            step, num_blocks = heapq.heappop(ends)
+            free_blocks += num_blocks
+            free_seats += 1
+        free_seats -= 1
+        free_blocks -= queued.num_blocks
+        heapq.heappush(ends, (step + queued.num_steps, queued.num_blocks))
+    return step

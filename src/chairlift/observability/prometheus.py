@@ -102,7 +102,6 @@ class PrometheusMetrics(Collector):
         self._arrivals: dict[str, float] = {}
         self._last_tokens: dict[str, float] = {}
         self._leaving: list[str] = []
-        self._seen: set[str] = set()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -118,7 +117,6 @@ class PrometheusMetrics(Collector):
         elif isinstance(event, EngineStarted):
             self._arrivals.clear()
             self._last_tokens.clear()
-            self._seen.clear()
 
     def _count(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name][labels] += amount  # type: ignore[assignment]
@@ -139,7 +137,6 @@ class PrometheusMetrics(Collector):
         for request_id in self._leaving:
             self._arrivals.pop(request_id, None)
             self._last_tokens.pop(request_id, None)
-            self._seen.discard(request_id)
         self._leaving.clear()
 
     @property
@@ -153,9 +150,8 @@ class PrometheusMetrics(Collector):
         has_cache = started is not None and started.enable_prefix_caching
         for request_id in step.admitted:
             request = self._tracker.get(request_id)
-            if request is None or request_id in self._seen:
+            if request is None or request.num_preemptions:
                 continue
-            self._seen.add(request_id)
             self._count("vllm:prompt_tokens", request.arrived.num_prompt_tokens)
             if has_cache:
                 self._count("vllm:prefix_cache_queries", request.arrived.num_prompt_tokens)
@@ -238,9 +234,7 @@ class PrometheusMetrics(Collector):
             **{name: (text, value()) for name, (text, value) in self._gauges.items()},
         }
         for name, (text, number) in values.items():
-            gauge = GaugeMetricFamily(name, text, labels=list(labels))
-            gauge.add_metric(list(labels.values()), float(number))
-            yield gauge
+            yield _gauge(name, text, labels, number)
         kinds = GaugeMetricFamily("chairlift:kv_slots", "KV slots by kind.", labels=[*labels, "kind"])
         for kind, count in self._tracker.slots().items():
             kinds.add_metric([*labels.values(), kind], float(count))
@@ -250,7 +244,7 @@ class PrometheusMetrics(Collector):
 
 
 def _cache_config(started: EngineStarted) -> Metric:
-    shown = {
+    labels = {
         "engine": "0",
         "block_size": str(started.block_size),
         "num_gpu_blocks": str(started.num_blocks),
@@ -259,6 +253,10 @@ def _cache_config(started: EngineStarted) -> Metric:
         "kv": started.kv,
         "batching": started.batching,
     }
-    info = GaugeMetricFamily("vllm:cache_config_info", "Configuration of the KV pool.", labels=list(shown))
-    info.add_metric(list(shown.values()), 1.0)
-    return info
+    return _gauge("vllm:cache_config_info", "Configuration of the KV pool.", labels, 1)
+
+
+def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=list(labels))
+    gauge.add_metric(list(labels.values()), float(value))
+    return gauge

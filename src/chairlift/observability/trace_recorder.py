@@ -10,7 +10,6 @@ import threading
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,19 +24,9 @@ HASH_BLOCK_SIZE: Final = 16
 """Number of prompt tokens for each hash."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """An unfinished request."""
-
-    time: float
-    num_prompt_tokens: int
-    prompt_hashes: list[str]
-    max_tokens: int
-    priority: int
-
-
 class TraceRecorder:
-    """Writes each finished request as a JSON line in Chairlift's trace format. Its methods can be called by any thread.
+    """Writes each finished request of an engine core as a JSON line in Chairlift's trace format. The core calls
+    `on_add` with its requests and `emit` with its events, possibly on different threads.
 
     Texts, tokens and request ids are not written. Prompts with a common prefix have equal hashes of their blocks of 16
     tokens. Each hash includes the previous one and a random key that is not written, so hashes of one file can be
@@ -56,38 +45,42 @@ class TraceRecorder:
             raise unwritable_file_error("record_trace", Path(path), error) from None
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
-        self._unfinished: dict[str, _Arrival] = {}
+        self._unfinished: dict[str, dict[str, Any]] = {}
         self._start: float | None = None
-        self._num_left_out = 0
 
-    def arrived(
-        self, request_id: str, prompt_token_ids: Sequence[int], max_tokens: int, now: float, priority: int = 0
-    ) -> None:
-        """Record the arrival of a request at `now`, in seconds; no unfinished request may have the same id."""
-        hashes = _block_hashes(self._key, prompt_token_ids)
+    def on_add(self, request: Request) -> None:
+        """Record the arrival of a request; no unfinished request may have the same id."""
+        hashes = _block_hashes(self._key, request.token_ids[: request.num_prompt_tokens])
+        line: dict[str, Any] = {
+            "arrival": 0.0,
+            "prompt_len": request.num_prompt_tokens,
+            "output_len": 0,
+            "max_tokens": request.max_total_tokens - request.num_prompt_tokens,
+            "e2e_latency": 0.0,
+        }
+        if request.priority:
+            line["priority"] = request.priority
+        if hashes:
+            line |= {"hash_block_size": HASH_BLOCK_SIZE, "prompt_hashes": hashes}
         with self._lock:
-            assert request_id not in self._unfinished, f"{request_id!r} is unfinished"
+            assert request.request_id not in self._unfinished, f"{request.request_id!r} is unfinished"
             if self._start is None:
-                self._start = now
-            arrival = _Arrival(now, len(prompt_token_ids), hashes, max_tokens, priority)
-            self._unfinished[request_id] = arrival
+                self._start = request.arrival_time
+            line["arrival"] = round(max(0.0, request.arrival_time - self._start), 6)
+            self._unfinished[request.request_id] = line
 
-    def finished(self, request_id: str, num_output_tokens: int, now: float) -> None:
-        """Record the end of a request at `now`, for any reason."""
+    def emit(self, event: Event) -> None:
+        """Write the line of a request that ended with an output token."""
+        if not isinstance(event, RequestFinished):
+            return
         with self._lock:
-            arrival = self._unfinished.pop(request_id)
-            assert now >= arrival.time, f"{request_id!r} ended before it arrived"
-            assert num_output_tokens <= arrival.max_tokens, f"{request_id!r} has more than max_tokens"
-            if num_output_tokens < 1 or self._file.closed:
-                self._num_left_out += 1
-                return
-            assert self._start is not None
-            self._write(json.dumps(_line(arrival, self._start, num_output_tokens, now)) + "\n")
-
-    @property
-    def num_left_out(self) -> int:
-        """The number of requests that ended without an output token or could not be written."""
-        return self._num_left_out
+            line = self._unfinished.pop(event.request_id)
+            assert event.time >= event.arrival_time, f"{event.request_id!r} ended before it arrived"
+            assert event.num_output_tokens <= line["max_tokens"], f"{event.request_id!r} has more than max_tokens"
+            if event.num_output_tokens and not self._file.closed:
+                line["output_len"] = event.num_output_tokens
+                line["e2e_latency"] = round(event.time - event.arrival_time, 6)
+                self._write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Close the file. Requests that end later are not recorded."""
@@ -99,35 +92,9 @@ class TraceRecorder:
         try:
             self._file.write(line)
         except OSError as error:
-            self._num_left_out += 1
             logger.error("trace %s: cannot be written (%s); recording ends", self._file.name, error.strerror or error)
             with suppress(OSError):
                 self._file.close()
-
-    def __enter__(self) -> TraceRecorder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class EngineRecorder:
-    """Connects a TraceRecorder to an engine core, which calls `on_add` with requests and `emit` with events."""
-
-    def __init__(self, recorder: TraceRecorder) -> None:
-        self._recorder = recorder
-
-    def on_add(self, request: Request) -> None:
-        prompt = request.token_ids[: request.num_prompt_tokens]
-        max_tokens = request.max_total_tokens - request.num_prompt_tokens
-        self._recorder.arrived(request.request_id, prompt, max_tokens, request.arrival_time, request.priority)
-
-    def emit(self, event: Event) -> None:
-        if isinstance(event, RequestFinished):
-            self._recorder.finished(event.request_id, event.num_output_tokens, event.time)
-
-    def close(self) -> None:
-        self._recorder.close()
 
 
 def _block_hashes(key: bytes, token_ids: Sequence[int]) -> list[str]:
@@ -139,18 +106,3 @@ def _block_hashes(key: bytes, token_ids: Sequence[int]) -> list[str]:
         previous = hashlib.blake2b(previous + block, digest_size=DIGEST_BYTES, key=key).digest()
         hashes.append(previous.hex())
     return hashes
-
-
-def _line(arrival: _Arrival, start: float, num_output_tokens: int, now: float) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "arrival": round(max(0.0, arrival.time - start), 6),
-        "prompt_len": arrival.num_prompt_tokens,
-        "output_len": num_output_tokens,
-        "max_tokens": arrival.max_tokens,
-        "e2e_latency": round(now - arrival.time, 6),
-    }
-    if arrival.priority:
-        line["priority"] = arrival.priority
-    if arrival.prompt_hashes:
-        line |= {"hash_block_size": HASH_BLOCK_SIZE, "prompt_hashes": arrival.prompt_hashes}
-    return line

@@ -33,12 +33,15 @@ class WaitSpan(NamedTuple):
     intervals: tuple[QueueInterval, ...] = ()
 
     def decisive_interval(self, request_id: str) -> QueueInterval | None:
-        """The first interval with the request at the head of the queue, otherwise the first interval."""
+        """The interval that explains the span: the first one with the request at the head of the queue.
+
+        If the request never was at the head, the first interval is returned.
+        """
         at_head = (interval for interval in self.intervals if interval.head_id == request_id)
         return next(at_head, next(iter(self.intervals), None))
 
     def with_decisive_interval(self, request_id: str) -> WaitSpan:
-        """The span without its other intervals."""
+        """The span with this interval only."""
         interval = self.decisive_interval(request_id)
         return self._replace(intervals=() if interval is None else (interval,))
 

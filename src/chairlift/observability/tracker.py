@@ -6,7 +6,7 @@ The number of requests in memory is bounded: the last `max_finished` requests th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 from typing import Final
@@ -93,7 +93,11 @@ class RequestTracker:
 
     def holders(self) -> tuple[BlockHolder, ...]:
         """The running requests after the schedule of the last step, in descending order of their blocks."""
-        return _block_holders(self._batch.values())
+        holders = (
+            BlockHolder(r.arrived, r.num_blocks, r.num_computed, max(0, r.max_output_tokens - r.num_output_tokens))
+            for r in self._batch.values()
+        )
+        return tuple(sorted(holders, key=lambda holder: -holder.num_blocks))
 
     def spans(self, request: TrackedRequest, now: float | None = None) -> list[list[WaitSpan]]:
         """The spans of each wait of a request. Within a wait they follow one another without gaps.
@@ -326,21 +330,3 @@ class _Part:
     first_step: int
     num_steps: int
     intervals: list[QueueInterval] = field(default_factory=list)
-
-
-def _block_holders(batch: Iterable[TrackedRequest]) -> tuple[BlockHolder, ...]:
-    holders = [
-        BlockHolder(
-            request.request_id,
-            request.tenant,
-            request.num_blocks,
-            request.arrived.num_prompt_tokens,
-            request.arrived.max_tokens,
-            request.arrived.output_len,
-            request.num_computed,
-            max(0, request.max_output_tokens - request.num_output_tokens),
-        )
-        for request in batch
-    ]
-    holders.sort(key=lambda holder: -holder.num_blocks)
-    return tuple(holders)

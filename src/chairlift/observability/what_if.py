@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from chairlift.config import KV_POLICIES
 from chairlift.core.baselines.selection import KVPool, make_kv_cache_manager
 from chairlift.core.kv.kv_cache_manager import KVCacheManager
 from chairlift.errors import ConfigError
-from chairlift.events import EngineStarted
+from chairlift.events import EngineStarted, RequestArrived
 from chairlift.observability.queue_timeline import BlockHolder
 from chairlift.request import Request
 from chairlift.sampling_params import SamplingParams
@@ -26,17 +26,15 @@ MAX_AHEAD: Final = 64
 
 
 class RequestSize(NamedTuple):
-    """The lengths of a waiting request.
+    """The lengths of a request.
 
     Attributes:
-        num_known: number of its known tokens.
+        num_computed: number of tokens that have K and V.
         needed: number of blocks that it needs, if an event contained it.
     """
 
-    num_prompt_tokens: int
-    num_known: int
-    max_tokens: int
-    output_len: int | None
+    arrived: RequestArrived
+    num_computed: int = 0
     needed: int | None = None
 
 
@@ -78,10 +76,7 @@ class BlockedRequest:
             manager = _kv_cache_manager(self.started, kv, num_blocks)
         except ConfigError:  # The pool is smaller than one reservation of kv=max.
             return False
-        members = [
-            RequestSize(h.num_prompt_tokens, max(h.num_prompt_tokens, h.num_computed), h.max_tokens, h.output_len)
-            for h in self.holders
-        ]
+        members = [RequestSize(holder.arrived, holder.num_computed) for holder in self.holders]
         return all(manager.allocate(_request(size, index)) for index, size in enumerate((*members, *self.queue)))
 
     def fits_with_seats(self, kv: str) -> bool:
@@ -159,7 +154,7 @@ def _min_num_blocks(blocked: BlockedRequest) -> int:
 
 
 def _needed_blocks(started: EngineStarted, sizes: Iterable[RequestSize]) -> list[int]:
-    """The number of blocks that each request needs: as in its event, or in an empty pool."""
+    """The number of blocks that each request needs: from its event if that has it, otherwise as in an empty pool."""
     manager = _kv_cache_manager(started, started.kv, started.num_blocks)
 
     def needed(size: RequestSize) -> int:
@@ -181,16 +176,16 @@ def _smaller_max_tokens(blocked: BlockedRequest) -> WhatIf | None:
         text = "a smaller max_tokens would not have admitted it: paged blocks are allocated on demand"
         return WhatIf({"max_tokens": 1}, False, text)
     limit = blocked.free_blocks if started.kv == "paged" else blocked.largest_free_piece
-    lengths = range(1, size.max_tokens)
+    lengths = range(1, size.arrived.max_tokens)
     fitting = bisect_left(
-        lengths, True, key=lambda tokens: _needed_blocks(started, [_shortened(size, tokens)])[0] > limit
+        lengths, True, key=lambda tokens: _needed_blocks(started, [_shortened(size.arrived, tokens)])[0] > limit
     )
     return _option("max_tokens", fitting or 1, fitting > 0)
 
 
-def _shortened(size: RequestSize, max_tokens: int) -> RequestSize:
-    output_len = None if size.output_len is None else min(size.output_len, max_tokens)
-    return size._replace(max_tokens=max_tokens, output_len=output_len, needed=None)
+def _shortened(arrived: RequestArrived, max_tokens: int) -> RequestSize:
+    output_len = None if arrived.output_len is None else min(arrived.output_len, max_tokens)
+    return RequestSize(replace(arrived, max_tokens=max_tokens, output_len=output_len))
 
 
 # -- other policies ------------------------------------------------------------------------------------------------
@@ -201,8 +196,8 @@ def _other_kv_policies(blocked: BlockedRequest) -> list[WhatIf]:
     started = blocked.started
     if not blocked.is_short_of_memory or started.batching == "static":
         return []
-    output_lens = [holder.output_len for holder in blocked.holders] + [size.output_len for size in blocked.queue]
-    has_forced_lengths = None not in output_lens
+    arrived = [holder.arrived for holder in blocked.holders] + [size.arrived for size in blocked.queue]
+    has_forced_lengths = all(each.output_len is not None for each in arrived)
     return [
         _option("kv", kv, blocked.fits_with_seats(kv))
         for kv in KV_POLICIES
@@ -211,7 +206,7 @@ def _other_kv_policies(blocked: BlockedRequest) -> list[WhatIf]:
 
 
 def _head_of_queue(blocked: BlockedRequest) -> WhatIf:
-    """The request at the head of the queue."""
+    """What if the request were at the head of the queue?"""
     started = blocked.started
     seats = started.max_num_seqs if started.static_batch_size is None else started.static_batch_size
     limit = blocked.largest_free_piece if started.kv != "paged" else blocked.free_blocks
@@ -231,8 +226,9 @@ def _kv_cache_manager(started: EngineStarted, kv: str, num_blocks: int) -> KVCac
 
 
 def _request(size: RequestSize, index: int = 0) -> Request:
-    prompt = [0] * size.num_prompt_tokens
-    request = Request(str(index), prompt, SamplingParams(), size.max_tokens, output_len=size.output_len)
-    request.token_ids += [0] * (size.num_known - size.num_prompt_tokens)
-    request.num_tokens = max(size.num_known, size.num_prompt_tokens)
+    arrived = size.arrived
+    prompt = [0] * arrived.num_prompt_tokens
+    request = Request(str(index), prompt, SamplingParams(), arrived.max_tokens, output_len=arrived.output_len)
+    request.token_ids += [0] * (size.num_computed - arrived.num_prompt_tokens)
+    request.num_tokens = len(request.token_ids)
     return request

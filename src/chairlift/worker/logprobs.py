@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from chairlift.outputs import Logprob, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobTensors:
+class LogprobTensors(NamedTuple):
     """The logprobs at N positions: column 0 has the given token, the others the K most likely tokens in order.
 
     Attributes:
@@ -26,7 +25,7 @@ class LogprobTensors:
 
     def to_host(self) -> LogprobTensors:
         """Start a copy to the host without waiting; it is complete when the device has finished its queued work."""
-        return LogprobTensors(*(t.to("cpu", non_blocking=True) for t in (self.token_ids, self.logprobs, self.ranks)))
+        return LogprobTensors(*(t.to("cpu", non_blocking=True) for t in self))
 
     def records(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
         """One record for each position; the record of position i has its `num_top[i]` <= K most likely tokens."""
@@ -36,8 +35,4 @@ class LogprobTensors:
 
     @staticmethod
     def concatenate(parts: Sequence[LogprobTensors]) -> LogprobTensors:
-        return LogprobTensors(
-            torch.cat([part.token_ids for part in parts]),
-            torch.cat([part.logprobs for part in parts]),
-            torch.cat([part.ranks for part in parts]),
-        )
+        return LogprobTensors(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

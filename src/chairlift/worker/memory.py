@@ -14,17 +14,8 @@ from chairlift.system.control_groups import ControlGroups
 if TYPE_CHECKING:
     import torch
 
-UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
+DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BINARY_UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
 _MEMORY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -40,7 +31,8 @@ def parse_memory(text: str | int, field: str = "memory") -> int:
         ConfigError: the text has another form, or the amount is less than one byte.
     """
     match = None if isinstance(text, bool) else _MEMORY.fullmatch(str(text))
-    unit = UNITS.get((match[2] or "B").upper()) if match else None
+    units = DECIMAL_UNITS | {name.upper(): size for name, size in BINARY_UNITS.items()}
+    unit = units.get((match[2] or "B").upper()) if match else None
     num_bytes = int(Decimal(match[1]) * unit) if match and unit else 0
     if num_bytes < 1:
         raise ConfigError(
@@ -52,7 +44,7 @@ def parse_memory(text: str | int, field: str = "memory") -> int:
 
 def format_memory(num_bytes: int) -> str:
     """Format an amount in the largest binary unit that it reaches: 1536 -> "1.5 KiB"."""
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, size in BINARY_UNITS.items():
         if num_bytes >= size:
             return f"{num_bytes / size:.4g} {unit}"
     return f"{num_bytes} bytes"

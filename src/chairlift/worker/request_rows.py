@@ -30,8 +30,6 @@ class RequestRows:
 
     Args:
         max_num_seqs: number of rows.
-        max_model_len: maximum number of prompt and output tokens in a row.
-        block_size: slots in each block.
         device: the device of the token ids.
     """
 
@@ -51,12 +49,6 @@ class RequestRows:
         self._row_of: dict[str, int] = {}
         self._last_rows: tuple[list[str], IntArray] = ([], np.zeros(0, dtype=np.int64))
         self._free_rows = list(reversed(range(max_num_seqs)))
-
-    def __len__(self) -> int:
-        return len(self._row_of)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._row_of
 
     def row_of(self, request_id: str) -> int:
         return self._row_of[request_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -72,6 +73,12 @@ class Sampler:
         self._choose = sampling.make_sampler(state.parameters(rows.num_tokens))
         self._device = rows.device
         self._counts = torch.zeros(0, device=rows.device)
+        self._changes = (
+            (SamplingFeature.MIN_TOKENS, self._mask_stop_tokens),
+            (SamplingFeature.LOGIT_BIAS, self._add_bias),
+            (SamplingFeature.PENALTIES, self._apply_penalties),
+            (SamplingFeature.BAD_WORDS, self._mask_bad_words),
+        )
 
     def sample(self, logits: torch.Tensor, rows: IntArray) -> SampledTokens:
         """Sample the next token of each row.
@@ -86,14 +93,10 @@ class Sampler:
         needed = int(np.bitwise_or.reduce(features))
         with_logprobs = np.flatnonzero(features & SamplingFeature.LOGPROBS)
         raw = logits[to_device(with_logprobs, self._device)] if len(with_logprobs) else None
-        if needed & SamplingFeature.MIN_TOKENS:
-            self._mask_stop_tokens(logits, rows, features)
-        if needed & SamplingFeature.LOGIT_BIAS:
-            self._add_bias(logits, rows, features)
-        if needed & SamplingFeature.PENALTIES:
-            self._apply_penalties(logits, rows, features)
-        if needed & SamplingFeature.BAD_WORDS:
-            self._mask_bad_words(logits, rows, features)
+        for feature, change in self._changes:
+            if needed & feature:
+                index = np.flatnonzero(features & feature)
+                change(logits, index, rows[index])
         errors = self._apply_masks(logits, rows, features) if needed & SamplingFeature.MASK else {}
         token_ids = self._choose(logits, rows)
         if raw is None:
@@ -109,48 +112,44 @@ class Sampler:
         errors = zip(masked.tolist(), map(self._masks.error, rows[masked].tolist()), strict=True)
         return {index: error for index, error in errors if error is not None}
 
-    def _mask_bad_words(self, logits: torch.Tensor, rows: IntArray, features: FeatureArray) -> None:
-        index = np.flatnonzero(features & SamplingFeature.BAD_WORDS)
-        words = [self._state.bad_words[row] for row in rows[index].tolist()]
+    def _mask_bad_words(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
+        words = [self._state.bad_words[row] for row in rows.tolist()]
         starts = [
             max(int(self._rows.num_prompt_tokens[row]), int(self._rows.num_tokens[row]) - word.max_before)
-            for row, word in zip(rows[index].tolist(), words, strict=True)
+            for row, word in zip(rows.tolist(), words, strict=True)
         ]
-        outputs = self._rows.tokens_from(rows[index].tolist(), starts)
+        outputs = self._rows.tokens_from(rows.tolist(), starts)
         completing = [word.completing_tokens(output) for word, output in zip(words, outputs, strict=True)]
-        flat = np.repeat(index, [len(ids) for ids in completing]) * logits.shape[1] + np.concatenate(completing)
-        logits.view(-1)[to_device(flat, self._device)] = -torch.inf
+        logits.view(-1)[self._flat_index(logits, index, completing)] = -torch.inf
 
-    def _mask_stop_tokens(self, logits: torch.Tensor, rows: IntArray, features: FeatureArray) -> None:
+    def _mask_stop_tokens(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
         num_output = self._rows.num_tokens[rows] - self._rows.num_prompt_tokens[rows]
-        masked = np.flatnonzero(
-            (features & SamplingFeature.MIN_TOKENS).astype(bool) & (num_output < self._state.min_tokens[rows])
-        )
-        if not len(masked):
-            return
-        stop_ids = [self._state.stop_ids[row] for row in rows[masked].tolist()]
-        flat = np.repeat(masked, [len(ids) for ids in stop_ids]) * logits.shape[1] + np.concatenate(stop_ids)
-        logits.view(-1)[to_device(flat, self._device)] = -torch.inf
+        is_early = num_output < self._state.min_tokens[rows]
+        if is_early.any():
+            stop_ids = [self._state.stop_ids[row] for row in rows[is_early].tolist()]
+            logits.view(-1)[self._flat_index(logits, index[is_early], stop_ids)] = -torch.inf
 
-    def _add_bias(self, logits: torch.Tensor, rows: IntArray, features: FeatureArray) -> None:
-        biased = np.flatnonzero(features & SamplingFeature.LOGIT_BIAS)
-        token_ids, amounts = zip(*(self._state.bias[row] for row in rows[biased].tolist()), strict=True)
-        flat = np.repeat(biased, [len(ids) for ids in token_ids]) * logits.shape[1] + np.concatenate(token_ids)
-        logits.view(-1)[to_device(flat, self._device)] += to_device(np.concatenate(amounts), self._device)
+    def _add_bias(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
+        token_ids, amounts = zip(*(self._state.bias[row] for row in rows.tolist()), strict=True)
+        flat = self._flat_index(logits, index, token_ids)
+        logits.view(-1)[flat] += to_device(np.concatenate(amounts), self._device)
 
-    def _apply_penalties(self, logits: torch.Tensor, rows: IntArray, features: FeatureArray) -> None:
-        state, device = self._state, self._device
-        penalised = np.flatnonzero(features & SamplingFeature.PENALTIES)
-        chosen = rows[penalised]
-        lengths = to_device(self._rows.num_tokens[chosen], device)[:, None]
-        prompts = to_device(self._rows.num_prompt_tokens[chosen], device)[:, None]
-        positions = torch.arange(int(self._rows.num_tokens[chosen].max()), device=device)
-        token_ids = self._rows.token_ids[to_device(chosen, device), : len(positions)].long()
+    def _flat_index(self, logits: torch.Tensor, index: IntArray, token_ids: Sequence[IntArray]) -> torch.Tensor:
+        """The positions of the tokens `token_ids[i]` of row `index[i]` in the flattened logits."""
+        flat = np.repeat(index, [len(ids) for ids in token_ids]) * logits.shape[1] + np.concatenate(token_ids)
+        return to_device(flat, self._device)
+
+    def _apply_penalties(self, logits: torch.Tensor, index: IntArray, rows: IntArray) -> None:
+        device = self._device
+        lengths = to_device(self._rows.num_tokens[rows], device)[:, None]
+        prompts = to_device(self._rows.num_prompt_tokens[rows], device)[:, None]
+        positions = torch.arange(int(self._rows.num_tokens[rows].max()), device=device)
+        token_ids = self._rows.token_ids[to_device(rows, device), : len(positions)].long()
         # Beyond its end a row repeats its first token, which has occurred in any case.
         token_ids = torch.where(positions < lengths, token_ids, token_ids[:, :1])
         is_output = ((positions >= prompts) & (positions < lengths)).float()
-        penalties = np.stack((state.repetition_penalty, state.presence_penalty, state.frequency_penalty))[:, chosen]
         if self._counts.numel() < logits.numel():
             self._counts = torch.zeros(logits.numel(), device=device)
-        index = to_device(penalised, device)[:, None]
-        apply_penalties(logits, index, token_ids, is_output, to_device(penalties, device)[:, :, None], self._counts)
+        penalties = to_device(self._state.penalties[:, rows], device)[:, :, None]
+        batch_index = to_device(index, device)[:, None]
+        apply_penalties(logits, batch_index, token_ids, is_output, penalties, self._counts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +73,7 @@ class SamplingState:
         num_with_features: number of rows that need a feature.
         is_random: uint8, 0 for greedy sampling.
         keys: uint64, the key of the request's random stream.
+        penalties: float32 [3, rows]: repetition, presence, frequency.
         bias: row -> (token ids int64, amounts float32), for rows with LOGIT_BIAS.
         stop_ids: row -> int64 ids of the stop tokens that are masked until min_tokens, for rows with MIN_TOKENS. Rows
             with a grammar are not among them, because their mask contains it.
@@ -87,9 +90,7 @@ class SamplingState:
         self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
         self.top_p = np.ones(max_num_seqs, dtype=np.float64)
         self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
-        self.repetition_penalty = np.ones(max_num_seqs, dtype=np.float32)
-        self.presence_penalty = np.zeros(max_num_seqs, dtype=np.float32)
-        self.frequency_penalty = np.zeros(max_num_seqs, dtype=np.float32)
+        self.penalties = np.zeros((3, max_num_seqs), dtype=np.float32)
         self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
@@ -98,8 +99,10 @@ class SamplingState:
         self.bad_words: dict[int, BadWords] = {}
 
     def add(self, row: int, new: NewRequest) -> None:
-        """Fill a row. The input processor has checked that all token ids are in the vocabulary, and has replaced bad
-        words by token ids."""
+        """Set the sampling parameters of a row to those of a new request.
+
+        The input processor has checked that all token ids are in the vocabulary, and has tokenized bad words.
+        """
         params = new.sampling_params
         self.keys[row] = stream_key(new.seed)
         self.is_random[row] = not params.is_greedy and params.top_k != 1
@@ -107,9 +110,7 @@ class SamplingState:
         self.top_k[row] = params.top_k if 0 < params.top_k < self.vocab_size else 0
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
-        self.repetition_penalty[row] = params.repetition_penalty
-        self.presence_penalty[row] = params.presence_penalty
-        self.frequency_penalty[row] = params.frequency_penalty
+        self.penalties[:, row] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = params.logprobs or 0
         self.num_prompt_logprobs[row] = params.prompt_logprobs or 0
@@ -141,19 +142,14 @@ class SamplingState:
         self.bad_words.pop(row, None)
 
     def _features(self, row: int, params: SamplingParams) -> SamplingFeature:
-        features = SamplingFeature.NONE
-        if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
-            features |= SamplingFeature.PENALTIES
-        if params.logit_bias:
-            features |= SamplingFeature.LOGIT_BIAS
-        if row in self.stop_ids and len(self.stop_ids[row]):
-            features |= SamplingFeature.MIN_TOKENS
-        if params.logprobs is not None:
-            features |= SamplingFeature.LOGPROBS
-        if params.prompt_logprobs is not None:
-            features |= SamplingFeature.PROMPT_LOGPROBS
-        if params.structured_outputs is not None or params.allowed_token_ids is not None:
-            features |= SamplingFeature.MASK
-        if params.bad_words:
-            features |= SamplingFeature.BAD_WORDS
-        return features
+        has_penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        is_needed = {
+            SamplingFeature.PENALTIES: has_penalties,
+            SamplingFeature.LOGIT_BIAS: params.logit_bias,
+            SamplingFeature.MIN_TOKENS: len(self.stop_ids.get(row, ())),
+            SamplingFeature.LOGPROBS: params.logprobs is not None,
+            SamplingFeature.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+            SamplingFeature.MASK: params.structured_outputs is not None or params.allowed_token_ids is not None,
+            SamplingFeature.BAD_WORDS: params.bad_words,
+        }
+        return reduce(or_, (feature for feature, needed in is_needed.items() if needed), SamplingFeature.NONE)

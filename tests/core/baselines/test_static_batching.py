@@ -111,7 +111,7 @@ def test_global_decodes_every_batch_to_the_longest_output_of_all() -> None:
     answers = run_to_end(core)
     assert {name: len(tokens) for name, tokens in answers.items()} == {str(i): n for i, n in enumerate(lengths)}
     assert len(executor.outputs) == 3 * 7, "iterations = batches times the longest output"
-    padding = sum(out.total_num_padding_tokens for out in executor.outputs)
+    padding = sum(sum(out.num_padding_tokens.values()) for out in executor.outputs)
     assert padding == 5 * 7 - sum(lengths)
     assert sum(sum(step.num_padding) for step in steps(events)) == padding
 

@@ -11,7 +11,7 @@ import pytest
 from chairlift.engine.input_processor import EngineRequest
 from chairlift.engine.process import engine_process
 from chairlift.engine.process.commands import Abort, Add, Stop
-from chairlift.engine.process.engine_process import CommandSocket, Outbox
+from chairlift.engine.process.engine_process import FrontEnd
 from chairlift.engine.process.wire import (
     EngineFailed,
     EventCredit,
@@ -86,11 +86,11 @@ def test_records_arrive_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_events_of_all_types_arrive_unchanged(tmp_path: Path) -> None:
     front, address = open_front_link(tmp_path)
     engine = open_engine_link(address)
-    outbox = Outbox(engine)
+    front_end = FrontEnd(engine)
     events = [make_event(kind) for kind in EVENT_TYPES.values()]
     for event in events:
-        outbox.emit(event)
-    outbox.send_result([FULL_OUTPUT])
+        front_end.emit(event)
+    front_end.send_result([FULL_OUTPUT])
     assert front.wait(5)
     result = front.receive()
     assert isinstance(result, StepResult)
@@ -104,13 +104,12 @@ def test_unread_step_events_are_dropped_and_counted(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(engine_process, "MAX_UNREAD_EVENTS", 3)
     front, address = open_front_link(tmp_path)
     engine = open_engine_link(address)
-    outbox = Outbox(engine)
-    inbox = CommandSocket(engine, outbox)
+    front_end = FrontEnd(engine)
 
     def received(num_events: int) -> tuple[list[Any], int, int]:
         for number in range(num_events):
-            outbox.emit(Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0))
-        outbox.send_result([FULL_OUTPUT])
+            front_end.emit(Step(float(number), number, 0.0, [], [], [], [], [], [], [], 0, 0, 0, 0))
+        front_end.send_result([FULL_OUTPUT])
         assert front.wait(5)
         result = front.receive()
         assert isinstance(result, StepResult)
@@ -119,12 +118,12 @@ def test_unread_step_events_are_dropped_and_counted(tmp_path: Path, monkeypatch:
     assert received(2) == ([0, 1], 1, 0)
     assert received(4) == ([0], 1, 3)
     assert received(1) == ([], 1, 1)
-    outbox.emit(RequestRejected(7.0, "", ""))
+    front_end.emit(RequestRejected(7.0, "", ""))
     assert received(1) == ([7], 1, 1), "events about a request are never dropped"
     assert front.has_receiver(5)
     front.send(EventCredit(4))
     assert engine.wait(5)
-    assert inbox.take(wait=False) is None
+    assert front_end.take(wait=False) is None
     assert received(2) == ([0, 1], 1, 0)
     front.close()
     engine.close()

@@ -29,8 +29,7 @@ from chairlift.lab.bench.kernels.tables import print_kernels
 from chairlift.loading.random_weights import RandomWeights
 from chairlift.loading.resolve import load_config, resolve_model
 from chairlift.models import decoder
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LM_HEAD
+from chairlift.models.declaration import LM_HEAD, ModelConfig
 from chairlift.models.decoder import build_model
 from native import needs_native
 

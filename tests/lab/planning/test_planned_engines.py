@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from chairlift import LLM, EngineConfig, SamplingParams
-from chairlift.config import QUANTIZATIONS
+from chairlift.config import QUANTIZATIONS, SchedulerConfig
 from chairlift.core.baselines.selection import KVPool
 from chairlift.core.engine_core import EngineCore
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
-from chairlift.engine.startup.memory_plan import StepLimits, plan_weights, total
+from chairlift.engine.startup.memory_plan import plan_weights, total
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.native_memory_plan import native_read_bytes
 from chairlift.engine.startup.pool_capacity import PoolCapacity, RequestLengths, compute_pool_capacity
@@ -361,8 +361,8 @@ def test_a_step_stays_below_the_planned_activations(
         kernels=kernels,
     )
     engine = build_engine(config)
-    limits, choice = StepLimits(240, 16, 200, 16), choose_kernels(config, engine.facts.model_config.dtype)
-    items = planned_activations(engine.facts.model_config, choice, "cpu", limits)
+    limits, choice = SchedulerConfig(200, 16, 240), choose_kernels(config, engine.facts.model_config.dtype)
+    items = planned_activations(engine.facts.model_config, choice, "cpu", limits, 16)
     bound = total([item for item in items if not item.name.startswith("gathered")])
     rng = random.Random(0)
     for index, length in enumerate([15] * 12 + [198] * 3):

@@ -19,7 +19,6 @@ from chairlift.engine.startup.memory_plan import (
     PROMPT_LOGPROB_ROWS,
     TILE_BYTES,
     MemoryItem,
-    StepLimits,
     plan_activations,
     plan_weights,
     total,
@@ -95,9 +94,9 @@ def all_amounts() -> list[MemoryItem]:
     for shape in MODEL_SHAPES.values():
         for device, dtype in (("cpu", "float32"), ("cuda", "bfloat16")):
             items += plan_weights(shape.config, dtype, device)
-            for limits in (StepLimits(512, 64, 2048, 16), StepLimits(8192, 1000, 30_000, 7)):
-                items += plan_activations(shape.config, limits, dtype, device)
-                items += plan_native_activations(shape.config, limits)
+            for limits, block_size in ((SchedulerConfig(2048, 64, 512), 16), (SchedulerConfig(30_000, 1000, 8192), 7)):
+                items += plan_activations(shape.config, limits, block_size, dtype, device)
+                items += plan_native_activations(shape.config, limits, block_size)
         for quantization in (None, *QUANTIZATIONS):
             items += plan_native_weights(shape.config, lambda name: "bf16", quantization)
     return items

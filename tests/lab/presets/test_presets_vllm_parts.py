@@ -22,6 +22,7 @@ from chairlift.lab.presets.vllm_experiments import (
 )
 from chairlift.lab.presets.vllm_fig12 import STEPS_PER_OCTAVE, THRESHOLDS, RatePoint, latency_curve, sustained_rate
 from chairlift.lab.report.memory import true_kinds
+from chairlift.lab.report.trace import trace_events
 from chairlift.lab.sim.simulator import simulate
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.observability.tracker import SLOT_KINDS
@@ -50,7 +51,7 @@ def test_steady_state_equals_the_report_with_true_lengths(kv: str) -> None:
         if WARM_UP_SHARE * 150 <= len(seen) < 150:
             counted.append(index)
             assert step.num_waiting > 0, "the queue is not empty"
-    kinds = true_kinds(events.events)
+    kinds = true_kinds(trace_events(events.events))
     num_slots = sum(sum(kinds[index]) for index in counted)
     steady = tally.result()
     for kind in SLOT_KINDS:

@@ -51,7 +51,7 @@ def steps_of(run: RecordedRun) -> list[Step]:
 @given(recorded_runs())
 def test_true_kinds_against_slots_that_were_written_in_the_end(run: RecordedRun) -> None:
     steps, started = steps_of(run), started_of(run)
-    for step, kinds, holders in zip(steps, true_kinds(run.events), run.holders, strict=True):
+    for step, kinds, holders in zip(steps, true_kinds(trace_events(run.events)), run.holders, strict=True):
         assert sum(kinds) == started.num_blocks * started.block_size
         assert kinds.reserved == reserved_slots(holders, run.written, started.block_size)
         assert kinds.reserved + kinds.internal == step.reserved + step.internal
@@ -63,7 +63,7 @@ def test_true_kinds_against_slots_that_were_written_in_the_end(run: RecordedRun)
 @given(recorded_runs(forced=True))
 def test_true_kinds_are_the_live_ones_where_max_tokens_is_the_length(run: RecordedRun) -> None:
     steps_of(run)
-    assert true_kinds(run.events) == live_kinds(trace_events(run.events))
+    assert true_kinds(trace_events(run.events)) == live_kinds(trace_events(run.events))
 
 
 def test_an_early_stop_turns_reserved_into_internal() -> None:
@@ -75,7 +75,7 @@ def test_an_early_stop_turns_reserved_into_internal() -> None:
         core.step()
     trace = trace_events(log.events)
     assert live_kinds(trace) == [MemoryKinds(3, 8, 1, 4, 16), MemoryKinds(4, 7, 1, 4, 16)]
-    assert true_kinds(log.events) == [MemoryKinds(3, 1, 8, 4, 16), MemoryKinds(4, 0, 8, 4, 16)]
+    assert true_kinds(trace_events(log.events)) == [MemoryKinds(3, 1, 8, 4, 16), MemoryKinds(4, 0, 8, 4, 16)]
 
 
 def test_an_unfinished_request_counts_with_its_max_tokens() -> None:
@@ -83,7 +83,7 @@ def test_an_unfinished_request_counts_with_its_max_tokens() -> None:
     log.events.append(engine_started(num_blocks=8, kv="exact", kv_arena="buddy"))
     core.add(make_request("a", [1, 2, 3], 9))
     core.step()
-    assert true_kinds(log.events) == [MemoryKinds(3, 8, 1, 4, 16)]
+    assert true_kinds(trace_events(log.events)) == [MemoryKinds(3, 8, 1, 4, 16)]
 
 
 def test_a_log_without_memory_has_no_kinds() -> None:

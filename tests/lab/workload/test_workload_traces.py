@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from chairlift.errors import ConfigError
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import synthetic_tokens
 from chairlift.lab.workload.traces.records import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import FORMATS, RecordedTrace, load_trace
+from chairlift.lab.workload.traces.trace_loader import FORMATS, detect_trace_format, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
@@ -63,13 +63,22 @@ SHAREGPT = [
 ]
 
 
-def load(folder: Path, text: str, **options: Any) -> RecordedTrace:
+class LoadedTrace(NamedTuple):
+    format: str
+    requests: list[WorkloadRequest]
+    num_skipped: int
+
+
+def load(folder: Path, text: str, **options: Any) -> LoadedTrace:
     path = folder / "trace"
     path.write_text(text, newline="")
-    return load_trace(path, TraceOptions(**options))
+    requests = read_trace(path, TraceOptions(**options))
+    name = detect_trace_format(path)
+    num_skipped = sum(request is None for request in FORMATS[name](path, TraceOptions(**options)))
+    return LoadedTrace(name, requests, num_skipped)
 
 
-def lens(trace: RecordedTrace) -> list[tuple[float, int, int]]:
+def lens(trace: LoadedTrace) -> list[tuple[float, int, int]]:
     return [(r.arrival, len(r.prompt_token_ids), r.output_len) for r in trace.requests]
 
 
@@ -196,7 +205,7 @@ def test_number_of_skipped_requests_is_logged(tmp_path: Path, caplog: pytest.Log
     path = tmp_path / "trace"
     path.write_text(AZURE)
     with caplog.at_level(logging.WARNING, "chairlift"):
-        assert len(load_trace(path).requests) == 3
+        assert len(read_trace(path)) == 3
     assert "skipped 2 of 5 requests" in caplog.text
 
 
@@ -288,10 +297,10 @@ def test_invalid_files_are_rejected_with_their_place(tmp_path: Path, text: str, 
 
 def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: cannot be read \(No such file"):
-        load_trace(tmp_path / "nowhere")
+        read_trace(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="binary: is not UTF-8 text"):
-        load_trace(tmp_path / "binary")
+        read_trace(tmp_path / "binary")
 
 
 def test_invalid_options_are_rejected(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from chairlift.events import RequestRejected
 from chairlift.observability.tracker import RequestTracker
 from chairlift.server.access.keys import Key, KeyInfo, KeyRing, digest
 from chairlift.server.api.engine import event_stream
-from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, ReadinessCheck
+from chairlift.server.api.health import NOT_RUNNING, STALL_SECONDS, readiness_obstacle
 from plain_http import NO_TLS
 from running_server import RunningServer, run_server
 
@@ -122,22 +122,23 @@ def test_a_slow_event_reader_receives_the_number_of_lost_events() -> None:
     assert [json.loads(event.split("data: ")[1])["request_id"] for event in events] == ["r3", "r4"]
 
 
-def readiness(
+def obstacle(
     state: EngineState, unfinished: int = 0, stalled: float = 0.0, last_failure: str | None = None
-) -> ReadinessCheck:
+) -> str | None:
     llm = SimpleNamespace(status=lambda: EngineStatus(state, 0, 3600.0, unfinished, stalled, last_failure))
-    return ReadinessCheck(llm)  # type: ignore[arg-type]
+    admission = SimpleNamespace(is_draining=False)
+    return readiness_obstacle(llm, admission)  # type: ignore[arg-type]
 
 
 def test_an_engine_that_restarts_or_has_died_is_not_ready() -> None:
-    assert readiness("running", 3).obstacle() is None
-    reasons = {state: readiness(state, last_failure="SIGKILL").obstacle() or "" for state in NOT_RUNNING}
+    assert obstacle("running", 3) is None
+    reasons = {state: obstacle(state, last_failure="SIGKILL") or "" for state in NOT_RUNNING}
     assert len(set(reasons.values())) == len(NOT_RUNNING) == 4
     assert reasons["restarting"] == "the engine died and is restarting: SIGKILL"
     assert "cannot be restarted" in reasons["cannot_restart"]
 
 
 def test_a_hanging_engine_is_not_ready_but_an_idle_one_is() -> None:
-    assert readiness("running", 2, STALL_SECONDS - 1).obstacle() is None
-    stalled = readiness("running", 2, STALL_SECONDS)
-    assert stalled.obstacle() == "no step for 10 seconds with 2 unfinished requests"
+    assert obstacle("running", 2, STALL_SECONDS - 1) is None
+    stalled = obstacle("running", 2, STALL_SECONDS)
+    assert stalled == "no step for 10 seconds with 2 unfinished requests"

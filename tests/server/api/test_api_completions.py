@@ -182,6 +182,6 @@ def test_minus_infinity_becomes_a_number() -> None:
             raise NotImplementedError
 
     position = TokenLogprobs(Logprob(65, float("-inf"), 9), [Logprob(200, -0.5, 1)])
-    (entry,) = LogprobWriter(Letters(), as_token_ids=False).chat([position])
+    entry = LogprobWriter(Letters(), as_token_ids=False).chat(position)
     assert (entry["token"], entry["logprob"]) == ("A", MIN_LOGPROB)
     assert entry["top_logprobs"] == [{"token": "bytes:\\xc8", "logprob": -0.5, "bytes": [200]}]

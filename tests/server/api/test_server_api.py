@@ -298,3 +298,17 @@ def test_text_that_is_not_valid_unicode_is_a_400(server: RunningServer) -> None:
 
 def test_health(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("ChatCompletionResponse", {"id", "choices", "usage", "timings"}),
+        ("CompletionResponseChoice", {"index", "text", "logprobs", "token_ids"}),
+        ("MessagesResponse", {"content", "stop_reason", "usage"}),
+        ("ResponseObject", {"output", "status", "incomplete_details"}),
+    ],
+)
+def test_openapi_describes_the_fields_of_responses(api_server: RunningServer, name: str, fields: set[str]) -> None:
+    schemas = httpx.get(f"{api_server.url}/openapi.json").json()["components"]["schemas"]
+    assert fields <= schemas[name]["properties"].keys()

@@ -13,8 +13,8 @@ from chairlift import EngineConfig
 from chairlift.core.engine_core import EngineCore
 from chairlift.errors import EngineDeadError
 from chairlift.server.batch import line_processor
-from chairlift.server.batch.asgi_client import AsgiResponse, post
 from chairlift.server.batch.batch_runner import run_batch
+from chairlift.server.batch.line_processor import AsgiResponse, post
 from tiny_engine import tiny_options
 
 

@@ -66,7 +66,7 @@ def guarded() -> Iterator[GuardedProcess]:
     process = subprocess.Popen([sys.executable, "-u", "-c", GUARDED], stdout=pipe, stderr=pipe, text=True)
     found = GuardedProcess(process)
     try:
-        found.wait_for(lambda: "ready\n" in found.output)
+        found.wait_for(lambda: "ready\n" in found.output and found.guards())
         yield found
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -41,3 +41,32 @@ def test_the_response_is_closed_when_the_client_disconnects(blocked_at: str) -> 
     asyncio.run(run())
     assert closed == [True]
     assert sent[-1] == blocked_at
+
+
+def test_the_call_is_closed_before_its_tasks_end() -> None:
+    """The engine's requests are aborted even if a task takes long to end."""
+    ended: list[str] = []
+
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            yield b"data: x\n\n"
+            await asyncio.sleep(60)
+        finally:
+            ended.append("task")
+
+    async def run() -> None:
+        disconnected = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await disconnected.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                disconnected.set()
+
+        response = EventStream(events(), on_close=lambda: ended.append("call"))
+        await asyncio.wait_for(response({"type": "http"}, receive, send), timeout=30)
+
+    asyncio.run(run())
+    assert ended == ["call", "task"]

@@ -22,24 +22,22 @@ from hypothesis import strategies as st
 
 from byte_tokenizer import VOCAB_SIZE
 from chairlift import AsyncLLM
-from chairlift.errors import OverloadedError, RequestError
+from chairlift.errors import EngineDeadError, OverloadedError, RequestError
 from chairlift.loading.resolve import resolve_model
 from chairlift.loading.text.chat_template import ChatTemplate
 from chairlift.server.access.keys import Key, KeyInfo, KeyLimits, KeyRing, digest
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.preparation import (
     NUM_THREADS,
     Preparation,
-    PreparationJob,
     PreparationWorkers,
     TenantQueues,
 )
+from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
-    WorkerFailure,
     WorkerSetup,
     tokenizer_fingerprint,
 )
@@ -120,7 +118,9 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "x", "nonsense": 1}),
     ("/v1/completions", {"prompt": "x", "stop": ["\ud800"]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\udc00"}]}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": -1}),
     ("/v1/responses", {"input": "x", "max_output_tokens": 100_000}),
+    ("/v1/responses", {"input": "x", "max_output_tokens": 2, "min_tokens": 3}),
     ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1, "output_config": WRONG_OUTPUT}),
     ("/detokenize", {"tokens": [999_999]}),
 ]
@@ -201,16 +201,15 @@ def test_cancelling_a_call_ends_its_work(setup: Any) -> None:
     body = json.dumps({"tokens": [3]}).encode()
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", body)
+        await workers.run("a", "/detokenize", body)
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)  # As if it computed for a long time.
-        call = asyncio.ensure_future(workers.run("a", "detokenize", body))
-        waiting = asyncio.ensure_future(workers.run("b", "detokenize", body))
+        call = asyncio.ensure_future(workers.run("a", "/detokenize", body))
+        waiting = asyncio.ensure_future(workers.run("b", "/detokenize", body))
         await asyncio.sleep(0.1)
         call.cancel()
-        reply = await waiting
-        assert isinstance(reply.outcome, PreparedRequest)
+        assert isinstance(await waiting, PreparedRequest)
         assert workers.processes[0].pid != pid
 
     run_alone(setup[1], scenario)
@@ -219,20 +218,20 @@ def test_cancelling_a_call_ends_its_work(setup: Any) -> None:
 def test_a_body_that_takes_too_long_is_rejected(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
         body = json.dumps({"tokens": [3]}).encode()
-        await workers.run("a", "detokenize", body)
+        await workers.run("a", "/detokenize", body)
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RequestError, match=r"took more than 0.2 s: shorten it"):
-            await workers.run("a", "detokenize", body)
-        assert (await workers.run("a", "detokenize", body)).cpu_seconds >= 0
+            await workers.run("a", "/detokenize", body)
+        assert isinstance(await workers.run("a", "/detokenize", body), PreparedRequest)
 
     run_alone(setup[1], scenario, max_seconds=0.2)
 
 
 def test_an_idle_worker_ends(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pid = workers.processes[0].pid
         assert pid is not None
         deadline = time.monotonic() + 10
@@ -247,7 +246,7 @@ def test_closing_the_pool_ends_its_workers(setup: Any) -> None:
     pids: list[int | None] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pids.append(workers.processes[0].pid)
 
     run_alone(setup[1], scenario)
@@ -261,10 +260,11 @@ def test_tenants_are_served_in_rotation(tenants: list[str]) -> None:
     loop = asyncio.new_event_loop()
     try:
         queues = TenantQueues()
-        jobs = [PreparationJob(tenant, "chat", b"%d" % n, loop.create_future()) for n, tenant in enumerate(tenants)]
-        for job in jobs:
-            queues.push(job)
-        order = [job.tenant for job in iter(queues.pop, None)]
+        turns = [(tenant, loop.create_future()) for tenant in tenants]
+        for tenant, turn in turns:
+            queues.push(tenant, turn)
+        tenant_of = {turn: tenant for tenant, turn in turns}
+        order = [tenant_of[turn] for turn in iter(queues.pop, None)]
     finally:
         loop.close()
     assert sorted(order) == sorted(tenants)
@@ -275,17 +275,45 @@ def test_tenants_are_served_in_rotation(tenants: list[str]) -> None:
             assert all(window.count(other) <= window.count(tenant) + 1 for other in window)
 
 
-def test_cancelled_jobs_are_dropped() -> None:
+def test_cancelled_turns_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     try:
         queues = TenantQueues()
-        jobs = [PreparationJob("a", "chat", b"", loop.create_future()) for _ in range(3)]
-        for job in jobs:
-            queues.push(job)
-        jobs[0].reply.cancel()
-        assert [queues.pop(), queues.pop(), queues.pop()] == [jobs[1], jobs[2], None]
+        turns = [loop.create_future() for _ in range(3)]
+        for turn in turns:
+            queues.push("a", turn)
+        turns[0].cancel()
+        assert [queues.pop(), queues.pop(), queues.pop()] == [turns[1], turns[2], None]
     finally:
         loop.close()
+
+
+def test_a_call_that_is_cancelled_with_its_turn_returns_the_process(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        body = json.dumps({"tokens": [3]}).encode()
+        first = asyncio.ensure_future(workers.run("a", "/detokenize", body))
+        waiting = asyncio.ensure_future(workers.run("b", "/detokenize", body))
+        await first
+        waiting.cancel()
+        assert isinstance(await asyncio.wait_for(workers.run("c", "/detokenize", body), 30), PreparedRequest)
+
+    run_alone(setup[1], scenario)
+
+
+def test_stopping_the_pool_ends_waiting_and_running_calls(setup: Any) -> None:
+    async def scenario(workers: PreparationWorkers) -> None:
+        body = json.dumps({"tokens": [3]}).encode()
+        await workers.run("a", "/detokenize", body)
+        assert workers.processes[0].pid is not None
+        os.kill(workers.processes[0].pid, signal.SIGSTOP)
+        calls = [asyncio.ensure_future(workers.run("a", "/detokenize", body)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        workers.stop(EngineDeadError("stopped"))
+        for call in calls:
+            with pytest.raises(EngineDeadError, match="stopped"):
+                await call
+
+    run_alone(setup[1], scenario)
 
 
 def test_disconnecting_ends_the_work_for_a_request(server: RunningServer, workers: PreparationWorkers) -> None:
@@ -321,17 +349,17 @@ def test_a_failed_start_of_a_worker_is_reported_and_repeated(setup: Any, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr("chairlift.system.child_process.subprocess.Popen", fail)
             with pytest.raises(OverloadedError, match="Too many open files"):
-                await workers.run("a", "detokenize", b'{"tokens": [3]}')
-        assert isinstance((await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome, PreparedRequest)
+                await workers.run("a", "/detokenize", b'{"tokens": [3]}')
+        assert isinstance(await workers.run("a", "/detokenize", b'{"tokens": [3]}'), PreparedRequest)
 
     run_alone(setup[1], scenario)
 
 
 def test_a_worker_fails_if_the_files_of_the_model_have_changed(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
-        outcome = (await workers.run("a", "detokenize", b'{"tokens": [3]}')).outcome
-        assert isinstance(outcome, WorkerFailure)
-        assert "has changed since the server was started" in outcome.message
+        with pytest.raises(OverloadedError, match="has changed since the server was started") as failure:
+            await workers.run("a", "/detokenize", b'{"tokens": [3]}')
+        assert failure.value.code == "preparation_failed"
 
     run_alone(replace(setup[1], fingerprint="other"), scenario)
 
@@ -340,11 +368,11 @@ def test_cpu_time_of_a_cancelled_call_is_accounted_for(setup: Any) -> None:
     charged: list[tuple[str, float]] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')  # The worker has started.
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')  # The worker has started.
         workers.on_cpu_seconds = lambda tenant, seconds: charged.append((tenant, seconds))
         body = b'{"prompt": "x", "vllm_xargs": {"k": [' + b"[]," * 2_000_000 + b"[]]}}"  # Parsing takes a second.
         earlier = workers.processes[0].cpu_seconds()
-        call = asyncio.ensure_future(workers.run("b", "completions", body))
+        call = asyncio.ensure_future(workers.run("b", "/v1/completions", body))
         deadline = time.monotonic() + 20
         while not 0.02 < workers.processes[0].cpu_seconds() < earlier:  # Counted from the start of this body.
             assert time.monotonic() < deadline
@@ -368,25 +396,26 @@ def with_template(template: str) -> bytes:
 def test_cpu_time_of_a_chat_template_is_charged_to_the_request(setup: Any) -> None:
     charged: list[float] = []
 
-    class Planner(DetokenizePlanner):
-        def plan(self, body: DetokenizeRequest) -> bytes:
-            return ChatTemplate(TEMPLATE_LOOP, {}, from_request=True).render([]).encode()
+    def render(_body: DetokenizeRequest) -> bytes:
+        return ChatTemplate(TEMPLATE_LOOP, {}, from_request=True).render([]).encode()
 
     async def on_a_thread() -> None:
         preparation = Preparation(lambda _tenant, seconds: charged.append(seconds))
-        await preparation.plan("a", Planner(setup[0].engine), DetokenizeRequest(tokens=[]))
+        await preparation.plan("a", RequestPlanner(DetokenizeRequest, render), DetokenizeRequest(tokens=[]))
         await asyncio.sleep(0)  # The event loop makes the charge.
         preparation.close()
 
-    async def in_a_worker(workers: PreparationWorkers) -> float:
-        reply = await workers.run("a", "chat", with_template("prompt"))
-        assert isinstance(reply.outcome, PreparedRequest), reply.outcome
-        return (await workers.run("a", "chat", with_template(TEMPLATE_LOOP))).cpu_seconds
+    async def in_a_worker(workers: PreparationWorkers) -> None:
+        workers.on_cpu_seconds = lambda _tenant, seconds: charged.append(seconds)
+        await workers.run("a", "/v1/chat/completions", with_template("prompt"))
+        charged.clear()
+        await workers.run("a", "/v1/chat/completions", with_template(TEMPLATE_LOOP))
 
     asyncio.run(on_a_thread())
     assert sum(charged) > 0.05
     trusting = replace(setup[1], api=ApiOptions(trust_request_chat_template=True))
-    assert run_alone(trusting, in_a_worker) > 0.05
+    run_alone(trusting, in_a_worker)
+    assert sum(charged) > 0.05
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -401,9 +430,9 @@ def test_cancelling_a_call_ends_its_template_and_charges_its_cpu_time(setup: Any
     charged: list[float] = []
 
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "chat", with_template("prompt"))
+        await workers.run("a", "/v1/chat/completions", with_template("prompt"))
         workers.on_cpu_seconds = lambda _tenant, seconds: charged.append(seconds)
-        call = asyncio.ensure_future(workers.run("b", "chat", with_template(ENDLESS_TEMPLATE)))
+        call = asyncio.ensure_future(workers.run("b", "/v1/chat/completions", with_template(ENDLESS_TEMPLATE)))
         pid = workers.processes[0].pid
         assert pid is not None
         (template_process,) = psutil.Process(pid).children()
@@ -425,15 +454,14 @@ def test_cancelling_a_call_ends_its_template_and_charges_its_cpu_time(setup: Any
 def test_templates_of_requests_do_not_block_the_threads_of_other_requests(setup: Any) -> None:
     may_end = threading.Event()
 
-    class Planner(TokenizePlanner):
-        def plan(self, body: TokenizeRequest) -> bytes:
-            if body.chat_template is not None:
-                assert may_end.wait(20), "other requests were blocked by this one"
-            return b"planned"
+    def plan(body: TokenizeRequest) -> bytes:
+        if body.chat_template is not None:
+            assert may_end.wait(20), "other requests were blocked by this one"
+        return b"planned"
 
     async def scenario() -> None:
         preparation = Preparation(lambda _tenant, _seconds: None)
-        planner = Planner.__new__(Planner)
+        planner = RequestPlanner(TokenizeRequest, plan)
         with_templates = TokenizeRequest(messages=MESSAGES, chat_template="{{ messages }}")
         plans = [asyncio.ensure_future(preparation.plan("a", planner, with_templates)) for _ in range(NUM_THREADS + 1)]
         await asyncio.sleep(0)
@@ -448,12 +476,12 @@ def test_templates_of_requests_do_not_block_the_threads_of_other_requests(setup:
 
 def test_a_worker_that_does_not_read_is_killed_after_the_timeout(setup: Any) -> None:
     async def scenario(workers: PreparationWorkers) -> None:
-        await workers.run("a", "detokenize", b'{"tokens": [3]}')
+        await workers.run("a", "/detokenize", b'{"tokens": [3]}')
         pid = workers.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(RequestError, match="took more than"):
-            await workers.run("a", "detokenize", b" " * 1_000_000)  # More than the buffer of a pipe.
+            await workers.run("a", "/detokenize", b" " * 1_000_000)  # More than the buffer of a pipe.
 
     run_alone(setup[1], scenario, max_seconds=0.3)
 

@@ -47,14 +47,14 @@ def answering(status: int = 200, call_id: str | None = "r3", is_disconnected: bo
 @pytest.fixture
 def observer() -> EngineObserver:
     """The observer of an engine in which r3 waited for a seat."""
-    crowd = TrackedEngine(max_num_seqs=2)
+    engine = TrackedEngine(max_num_seqs=2)
     for start in range(3):
-        crowd.add([start, 5, 6], 4, late=0.01, tenant="ann")
-    crowd.to_end()
+        engine.add([start, 5, 6], 4, late=0.01, tenant="ann")
+    engine.to_end()
     hub = EventHub()
     found = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
-    assert crowd.tracker.started is not None
-    hub.publish([crowd.tracker.started, *crowd.log.events])
+    assert engine.tracker.started is not None
+    hub.publish([engine.tracker.started, *engine.log.events])
     return found
 
 
@@ -130,12 +130,12 @@ def test_a_stop_string_is_logged_as_finish_reason_stop(api_server: RunningServer
 
 
 def test_the_finish_reason_is_logged_before_the_engine_event(tmp_path: Path) -> None:
-    crowd = TrackedEngine()
-    crowd.add([1, 2, 3], 9, tenant="ann")
-    crowd.steps(3)
+    engine = TrackedEngine()
+    engine.add([1, 2, 3], 9, tenant="ann")
+    engine.steps(3)
     hub = EventHub()
     observer = EngineObserver(SimpleNamespace(events=hub), VirtualClock())  # type: ignore[arg-type]
-    hub.publish(crowd.log.events)
+    hub.publish(engine.log.events)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["usage"] = CallUsage(3, finish_reason="stop")

@@ -116,8 +116,8 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 PARSERS: dict[str, Callable[[], AnswerParser]] = {
     **{family: tool_parser(family) for family in (*TOOL_CALL_FORMATS, "forced")},
     "named": lambda: NamedToolParser("f", None),
-    "reasoning": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")()),
-    "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser()),
+    "reasoning": lambda: ReasoningParser(Reasoning("<think>", "</think>"), tool_parser("hermes")),
+    "inside": lambda: ReasoningParser(Reasoning("<think>", "</think>", is_inside=True), PlainTextParser),
 }
 
 
@@ -159,7 +159,7 @@ def test_calls_as_a_template_writes_them_are_parsed(arguments: list[dict[str, st
     ],
 )
 def test_reasoning_is_separated_from_the_content(text: str, is_inside: bool, expected: tuple[str, str]) -> None:
-    parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainTextParser())
+    parser = ReasoningParser(Reasoning("<think>", "</think>", is_inside), PlainTextParser)
     assert read(parser, [text])[:2] == expected
 
 

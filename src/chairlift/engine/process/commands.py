@@ -17,7 +17,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
     @classmethod
     def from_siblings(cls, requests: list[EngineRequest]) -> Add:
-        """Create the command for siblings that all carry their prompt."""
+        """Create the command from siblings that all have the prompt; in the command only the first one has it."""
         first, *others = requests
         return cls([first, *(replace(request, prompt_token_ids=[]) for request in others)])
 

@@ -70,8 +70,9 @@ class EngineLaunch(msgspec.Struct):
         return cls(address, json.loads(json.dumps(asdict(config), default=str)), str(folder), log_level)
 
 
-class Outbox:
-    """Sends one message for each step to the front end, with the events since the last message.
+class FrontEnd:
+    """The front end of an engine core: takes its commands, and sends it one message for each step, with the events
+    since the last message.
 
     Events are limited by the credit that the front end gives for those that it has read.
     """
@@ -89,16 +90,24 @@ class Outbox:
         self._num_unread += 1
         self._events.append(event)
 
-    def add_credit(self, num_events: int) -> None:
-        """Record that the front end has read this number of events."""
-        self._num_unread -= num_events
+    def take(self, wait: bool) -> Command | None:
+        """Remove and return the next command. If there is none, wait for one, or return None unless `wait` is set."""
+        while True:
+            message = self._link.receive()
+            if isinstance(message, EventCredit):
+                self._num_unread -= message.num_events
+            elif message is not None or not wait:
+                return message
+            else:
+                self._flush()
+                self._link.wait()
 
     def send_result(self, outputs: list[EngineCoreOutput]) -> None:
         """Send the outputs of a step, even if there are none, because the message proves progress."""
         self._link.send(StepResult(outputs, pack_events(self._events), self._num_dropped))
         self._events, self._num_dropped = [], 0
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Send the events since the last step."""
         if self._events or self._num_dropped:
             self.send_result([])
@@ -109,25 +118,6 @@ class Outbox:
     def send_started(self, request_ids: list[str]) -> None:
         """Send the ids of the requests that the next step computes for the first time."""
         self._link.send(RequestsStarted(request_ids))
-
-
-class CommandSocket:
-    """Receives the commands of the front end."""
-
-    def __init__(self, link: Link[ToEngine], outbox: Outbox) -> None:
-        self._link = link
-        self._outbox = outbox
-
-    def take(self, wait: bool) -> Command | None:
-        while True:
-            message = self._link.receive()
-            if isinstance(message, EventCredit):
-                self._outbox.add_credit(message.num_events)
-            elif message is not None or not wait:
-                return message
-            else:
-                self._outbox.flush()
-                self._link.wait()
 
 
 class AnnouncingExecutor:
@@ -178,9 +168,9 @@ def main() -> None:
 
 def run(config: EngineConfig, link: Link[ToEngine]) -> int:
     """Build an engine and run it over the link; returns the exit status of the process."""
-    outbox = Outbox(link)
+    front_end = FrontEnd(link)
     try:
-        engine = _build(config, outbox)
+        engine = _build(config, front_end)
     except ChairliftError as error:
         link.send(StartFailed(type(error).__name__, str(error)))
         return 2
@@ -192,7 +182,7 @@ def run(config: EngineConfig, link: Link[ToEngine]) -> int:
         link.send(StartFailed("EngineDeadError", f"the engine could not be started: {error!r}"))
         return 1
     try:
-        run_core(engine.core, CommandSocket(link, outbox).take, outbox.send_result, _make_gate(engine))
+        run_core(engine.core, front_end.take, front_end.send_result, _make_gate(engine))
     except BaseException as error:
         logger.exception("the engine died")
         link.send(EngineFailed(repr(error)))
@@ -210,14 +200,14 @@ def _make_gate(engine: Any) -> GrammarGate:
     return GrammarGate(grammars)
 
 
-def _build(config: EngineConfig, outbox: Outbox) -> Any:
+def _build(config: EngineConfig, front_end: FrontEnd) -> Any:
     from chairlift.engine.startup.factory import build_engine
 
     engine = build_engine(
-        config, events=outbox, around_executor=lambda inner: AnnouncingExecutor(inner, outbox.send_started)
+        config, events=front_end, around_executor=lambda inner: AnnouncingExecutor(inner, front_end.send_started)
     )
     trim_memory()
-    outbox.send_ready(engine.facts)
+    front_end.send_ready(engine.facts)
     return engine
 
 

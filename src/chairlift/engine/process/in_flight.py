@@ -15,7 +15,7 @@ MAX_RUNS: Final = 3
 request has started."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _SiblingGroup:
     """The unfinished requests among siblings."""
 
@@ -28,37 +28,31 @@ class InFlightRequests:
     """Unfinished requests in order of arrival, siblings together."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _SiblingGroup] = {}
-        self._leader_of: dict[str, str] = {}
+        self._group_of: dict[str, _SiblingGroup] = {}
 
     def __len__(self) -> int:
-        return len(self._leader_of)
+        return len(self._group_of)
 
     @property
     def waiting(self) -> list[EngineRequest]:
         """Requests of which no token was computed."""
-        return [r for group in self._groups.values() if not group.has_started for r in group.requests.values()]
+        return [group.requests[rid] for rid, group in self._group_of.items() if not group.has_started]
 
     @property
     def started(self) -> list[EngineRequest]:
-        return [r for group in self._groups.values() if group.has_started for r in group.requests.values()]
+        return [group.requests[rid] for rid, group in self._group_of.items() if group.has_started]
 
     def add(self, requests: list[EngineRequest], *, is_sent: bool = True) -> None:
         """Add siblings that were sent to the engine, or that wait for a restart."""
-        leader = requests[0].request_id
-        self._groups[leader] = _SiblingGroup({r.request_id: r for r in requests}, num_runs=int(is_sent))
-        self._leader_of.update((request.request_id, leader) for request in requests)
+        group = _SiblingGroup({request.request_id: request for request in requests}, num_runs=int(is_sent))
+        self._group_of.update(dict.fromkeys(group.requests, group))
 
     def remove(self, request_ids: Iterable[str]) -> None:
         """Remove requests that have finished or were aborted; unknown ids are ignored."""
         for request_id in request_ids:
-            leader = self._leader_of.pop(request_id, None)
-            if leader is None:
-                continue
-            group = self._groups[leader]
-            del group.requests[request_id]
-            if not group.requests:
-                del self._groups[leader]
+            group = self._group_of.pop(request_id, None)
+            if group is not None:
+                del group.requests[request_id]
 
     def remove_finished(self, outputs: Iterable[EngineCoreOutput]) -> None:
         """Remove the requests whose outputs have a finish reason."""
@@ -67,28 +61,25 @@ class InFlightRequests:
     def mark_started(self, request_ids: Iterable[str]) -> None:
         """Record that the engine is about to compute these requests."""
         for request_id in request_ids:
-            leader = self._leader_of.get(request_id)
-            if leader is not None:
-                self._groups[leader].has_started = True
+            if request_id in self._group_of:
+                self._group_of[request_id].has_started = True
 
     def remove_lost(self) -> list[str]:
         """Remove the requests that are lost with a dead engine: those that have started, and those that were sent to
         MAX_RUNS engines. Returns their ids."""
-        lost: list[str] = []
-        for group in self._groups.values():
-            if group.has_started or group.num_runs == MAX_RUNS:
-                lost += group.requests
+        lost = [rid for rid, group in self._group_of.items() if group.has_started or group.num_runs == MAX_RUNS]
         self.remove(lost)
         return lost
 
     def clear(self) -> list[str]:
         """Remove all requests; returns their ids."""
-        lost = list(self._leader_of)
+        lost = list(self._group_of)
         self.remove(lost)
         return lost
 
     def make_resend_commands(self) -> list[Add]:
         """Create the commands that send all requests to a new engine, and count one more run of each."""
-        for group in self._groups.values():
+        groups = dict.fromkeys(self._group_of.values())
+        for group in groups:
             group.num_runs += 1
-        return [Add.from_siblings(list(group.requests.values())) for group in self._groups.values()]
+        return [Add.from_siblings(list(group.requests.values())) for group in groups]

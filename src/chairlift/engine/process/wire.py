@@ -172,7 +172,7 @@ def open_front_link(folder: Path) -> tuple[Link[ToFront], Address]:
 
 
 def open_engine_link(address: Address) -> Link[ToEngine]:
-    """Open the engine's end."""
+    """Open the engine's end of the sockets between the front end and the engine."""
     decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
     outgoing, incoming = _sockets()
     for socket, endpoint in ((outgoing, address.to_front), (incoming, address.to_engine)):

@@ -13,7 +13,7 @@ from chairlift.core.engine_core import EngineCore, Executor
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.engine.served_engine import EngineFacts, ServedEngine
 from chairlift.engine.startup.loaded_model import LoadedModel, load_model
-from chairlift.engine.startup.memory_plan import DTYPE_BYTES, StepLimits, kv_slot_bytes
+from chairlift.engine.startup.memory_plan import DTYPE_BYTES, kv_slot_bytes
 from chairlift.engine.startup.model_shape import ModelShape
 from chairlift.engine.startup.startup_plan import plan_pool, planned_activations, planned_pool, startup_summary
 from chairlift.engine.startup.token_budget import (
@@ -26,9 +26,8 @@ from chairlift.engine.startup.token_budget import (
 from chairlift.events import EngineStarted, EventBroadcaster, EventFile, EventSink, open_event_log
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.models.parameter_memory import native_matrix_bytes, parameter_bytes
-from chairlift.observability.trace_recorder import EngineRecorder, TraceRecorder
+from chairlift.observability.trace_recorder import TraceRecorder
 from chairlift.worker.kv_cache_plan import KVCachePlan, default_memory_bytes
-from chairlift.worker.memory import format_memory
 from chairlift.worker.model_runner import ModelRunner
 
 logger = logging.getLogger("chairlift")
@@ -42,13 +41,13 @@ class _Listeners:
     """The listeners to events: the event log and the trace recorder; `sink` passes events to all of them."""
 
     event_file: EventFile | None
-    recorder: EngineRecorder | None
+    recorder: TraceRecorder | None
     sink: EventSink | None
 
     @classmethod
     def open(cls, config: EngineConfig, events: EventSink | None) -> _Listeners:
         event_file = open_event_log(config.event_log)
-        recorder = None if config.record_trace is None else EngineRecorder(TraceRecorder(config.record_trace))
+        recorder = None if config.record_trace is None else TraceRecorder(config.record_trace)
         sinks = [sink for sink in (event_file, recorder, events) if sink is not None]
         return cls(event_file, recorder, EventBroadcaster(*sinks) if sinks else None)
 
@@ -95,8 +94,10 @@ def build_engine(
     logs_summary = loaded is None
     loaded = loaded or load_model(config)
     assert loaded.matches(config), "the model was loaded for another configuration"
-    plan = _plan_pool(config, loaded)
-    pool = planned_pool(config, loaded.config.max_position_embeddings, plan.num_blocks)
+    context = loaded.config.max_position_embeddings
+    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
+    plan = plan_pool(config, slot_bytes, context, default_memory_bytes(loaded.device))
+    pool = planned_pool(config, context, plan.num_blocks)
     limits = RequestLimits(pool.max_model_len, pool.max_request_slots, config.scheduling_policy != "fcfs")
     loaded.provide_kv_cache(plan)
     times = _step_times(config, loaded, limits.max_model_len, plan)
@@ -149,12 +150,6 @@ def _runner(loaded: LoadedModel, max_num_seqs: int, max_model_len: int, plan: KV
     )
 
 
-def _plan_pool(config: EngineConfig, loaded: LoadedModel) -> KVCachePlan:
-    """Plan the KV pool. Call it after the weights are loaded, because the free memory is measured now."""
-    slot_bytes = kv_slot_bytes(loaded.config, loaded.choice.kv_cache_dtype)
-    return plan_pool(config, slot_bytes, loaded.config.max_position_embeddings, default_memory_bytes(loaded.device))
-
-
 def _started(
     config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan, now: float
 ) -> EngineStarted:
@@ -192,43 +187,20 @@ def _read_bytes(loaded: LoadedModel) -> int:
 def _log_startup_summary(
     config: EngineConfig, loaded: LoadedModel, scheduler_config: SchedulerConfig, plan: KVCachePlan
 ) -> None:
-    logger.info(
-        "KV pool: %d blocks of %d slots = %d tokens in %s; max_model_len=%d, max_num_seqs=%d, "
-        "max_num_batched_tokens=%d",
-        plan.num_blocks,
-        plan.block_size,
-        plan.num_slots,
-        format_memory(plan.num_bytes),
-        scheduler_config.max_model_len,
-        scheduler_config.max_num_seqs,
-        scheduler_config.max_num_batched_tokens,
-    )
     if not logger.isEnabledFor(logging.INFO):
         return
-    step = StepLimits(
-        scheduler_config.max_num_batched_tokens,
-        scheduler_config.max_num_seqs,
-        scheduler_config.max_model_len,
-        plan.block_size,
+    activations = planned_activations(
+        loaded.config, loaded.choice, loaded.device.type, scheduler_config, plan.block_size
     )
     for line in startup_summary(
-        config,
-        scheduler_config,
-        plan,
-        weights=loaded.planned_weights,
-        activations=planned_activations(loaded.config, loaded.choice, loaded.device.type, step),
-        held_bytes=parameter_bytes(loaded.model),
+        config, scheduler_config, plan, loaded.planned_weights, activations, parameter_bytes(loaded.model)
     ):
-        logger.info("%s", line)
+        logger.info(line)
 
 
 def _log_token_budget(budget: int, times: StepTimes) -> None:
     logger.info(
-        "max_num_batched_tokens=%d: about %.0f ms per step on this machine "
-        "(%d tokens: %.0f ms; target: at most %.0f ms)",
-        budget,
-        times.estimate(budget) * 1e3,
-        2 * budget,
-        times.estimate(2 * budget) * 1e3,
-        TARGET_STEP_SECONDS * 1e3,
+        f"max_num_batched_tokens={budget}: about {times.estimate(budget) * 1e3:.0f} ms per step on this machine "
+        f"({2 * budget} tokens: {times.estimate(2 * budget) * 1e3:.0f} ms; target: at most "
+        f"{TARGET_STEP_SECONDS * 1e3:.0f} ms)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import torch
 
@@ -30,9 +30,10 @@ from chairlift.loading.resolve import (
     resolve_model,
 )
 from chairlift.loading.text.tokenizer import Tokenizer
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.decoder import DecoderModel, build_model
 from chairlift.system.control_groups import ControlGroups
+from chairlift.system.memory_limits import is_out_of_memory
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import available_memory, format_memory, total_memory
 
@@ -56,9 +57,6 @@ MAX_NAMES_SHOWN: Final = 5
 
 MAX_THREADS: Final = 256
 """Maximum number of threads: kMaxThreads in kernels/cpu/csrc/pool.h."""
-
-CPU_ALLOCATOR_MESSAGES: Final = ("can't allocate memory", "not enough memory")
-"""Parts of the RuntimeErrors of torch's CPU allocators on POSIX and on Windows (c10/core/impl/alloc_cpu.cpp)."""
 
 
 @dataclass(slots=True)
@@ -106,13 +104,9 @@ class LoadedModel:
         if self.engine_config.skip_tokenizer_init or not self.config.eos_token_ids:
             return None
         if self._grammars is None:
-            self._grammars = GrammarCompiler(self._text_tokenizer, self.config.vocab_size, self.config.eos_token_ids)
+            vocab_size, eos_token_ids = self.config.vocab_size, self.config.eos_token_ids
+            self._grammars = GrammarCompiler(lambda: cast(Tokenizer, self.tokenizer), vocab_size, eos_token_ids)
         return self._grammars
-
-    def _text_tokenizer(self) -> Tokenizer:
-        tokenizer = self.tokenizer
-        assert isinstance(tokenizer, Tokenizer), "without a tokenizer there are no grammars"
-        return tokenizer
 
     def matches(self, config: EngineConfig) -> bool:
         """Whether `config` has the same loading options as the configuration that the model was loaded for."""
@@ -134,7 +128,7 @@ class LoadedModel:
         try:
             self.model.allocate_kv_cache(plan.num_blocks, plan.block_size)
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not isinstance(error, torch.OutOfMemoryError) and not is_out_of_memory(error):
                 raise
             raise _kv_cache_too_large(plan, f"which cannot be allocated ({error})") from None
         self.kv_cache_plan = plan
@@ -144,10 +138,9 @@ class LoadedModel:
         available = available_memory(self.device)
         if self.device.type == "cpu" and plan.num_bytes > available:
             logger.warning(
-                "the KV pool takes %s when it is full, but only %s are free now, so the system may kill the engine: "
-                "lower kv_cache_memory_bytes or free some memory",
-                format_memory(plan.num_bytes),
-                format_memory(available),
+                f"the KV pool takes {format_memory(plan.num_bytes)} when it is full, but only "
+                f"{format_memory(available)} are free now, so the system may kill the engine: lower "
+                "kv_cache_memory_bytes or free some memory"
             )
 
 
@@ -165,7 +158,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     choice = choose_kernels(config, model_config.dtype)
     _set_threads(config.num_threads, choice)
     dtype = _torch_dtype(choice.dtype)
-    weights = _weights(config, files, model_config, dtype, device)
+    weights: FileWeights | RandomWeights
+    if config.load_format == "dummy":
+        weights = RandomWeights(model_config, dtype, device)
+    else:
+        weights = open_weights(files, model_config, dtype, device)
     model = build_model(
         model_config,
         weights,
@@ -177,14 +174,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
     _reject_undeclared_tensors(weights.unused(), files, model_config)
     logger.info(
-        "%s (%s, %d layers) on %s, %s kernels; activations in %s, K and V in %s",
-        files.name,
-        model_config.name,
-        model_config.num_layers,
-        device,
-        choice.kernels,
-        choice.dtype,
-        choice.kv_cache_dtype,
+        f"{files.name} ({model_config.name}, {model_config.num_layers} layers) on {device}, {choice.kernels} kernels; "
+        f"activations in {choice.dtype}, K and V in {choice.kv_cache_dtype}"
     )
     formats = matrix_formats(None if config.load_format == "dummy" else files, model_config)
     planned = planned_weights(model_config, choice, device.type, formats)
@@ -200,13 +191,6 @@ def _reject_undeclared_tensors(names: list[str], files: ModelFiles, model_config
         f"{files.path}: {len(names)} tensors are not declared by the {model_config.architecture} architecture "
         f"({model_config.name}): {shown}. Ignoring them would change the results: use a checkpoint without them"
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed for lack of memory; on the CPU torch has no error type for it."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    return any(message in str(error) for message in CPU_ALLOCATOR_MESSAGES)
 
 
 def _kv_cache_too_large(plan: KVCachePlan, why: str) -> ConfigError:
@@ -254,11 +238,3 @@ def _torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def _weights(
-    config: EngineConfig, files: ModelFiles, model_config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> FileWeights | RandomWeights:
-    if config.load_format == "dummy":
-        return RandomWeights(model_config, dtype, device)
-    return open_weights(files, model_config, dtype, device)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec
+from chairlift.config import SchedulerConfig
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, AttentionSpec, FeedForwardSpec, ModelConfig
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -55,7 +55,7 @@ def total(items: Sequence[MemoryItem]) -> int:
 
 def kv_slot_bytes(config: ModelConfig, kv_cache_dtype: str) -> int:
     """Bytes of K and V of one token in all layers, with scales. The type is a key of KV_DTYPE_BYTES."""
-    num_heads = sum(layer.state.num_kv_heads for layer in config.layers)
+    num_heads = sum(layer.attention.num_kv_heads for layer in config.layers)
     scales = INT8_SCALE_BYTES * num_heads if kv_cache_dtype == "int8" else 0
     return config.kv_values_per_token * KV_DTYPE_BYTES[kv_cache_dtype] + scales
 
@@ -135,23 +135,9 @@ def value_item(name: str, formula: str, count: int, size: int) -> MemoryItem:
 # -- activations -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The limits of a step.
-
-    Attributes:
-        num_tokens: the token budget.
-        num_seqs: the number of seats.
-        max_model_len: maximum number of tokens that a query attends to.
-    """
-
-    num_tokens: int
-    num_seqs: int
-    max_model_len: int
-    block_size: int
-
-
-def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device: str) -> list[MemoryItem]:
+def plan_activations(
+    config: ModelConfig, limits: SchedulerConfig, block_size: int, dtype: str, device: str
+) -> list[MemoryItem]:
     """Plan an upper bound of the memory of the largest step on the torch kernels, without weights, K and V.
 
     With T tokens, N sampled rows, L = max_model_len, hidden size H, inner size I, and b bytes for each value:
@@ -170,29 +156,29 @@ def plan_activations(config: ModelConfig, limits: StepLimits, dtype: str, device
     return [
         _residual(config, limits, size),
         _widest(config, limits, size),
-        _gathered(config, limits, size, device),
-        _masks(config, limits, size),
+        _gathered(config, limits, block_size, size, device),
+        _masks(config, limits, block_size, size),
         plan_logits(config, limits, LOGIT_BYTES + size, PROMPT_LOGIT_BYTES + size),
-        plan_request_rows(limits),
+        plan_request_rows(limits, block_size),
     ]
 
 
-def _residual(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
-    tokens, hidden = limits.num_tokens, config.hidden_size
+def _residual(config: ModelConfig, limits: SchedulerConfig, size: int) -> MemoryItem:
+    tokens, hidden = limits.max_num_batched_tokens, config.hidden_size
     copies = 4 if all(layer.is_fused for layer in config.layers) else 6
     formula = f"{copies} x {tokens:,} x {hidden:,} x {size} bytes"
     return MemoryItem("residual stream", formula, copies * tokens * hidden * size)
 
 
-def _widest(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
+def _widest(config: ModelConfig, limits: SchedulerConfig, size: int) -> MemoryItem:
     """The branch with the largest activations."""
     found = [_attention(layer.attention, limits, size) for layer in config.layers]
     found += [_mlp(layer.feed_forward, limits, size) for layer in config.layers]
     return max(found, key=lambda item: item.num_bytes)
 
 
-def _attention(spec: AttentionSpec, limits: StepLimits, size: int) -> MemoryItem:
-    tokens, heads, kv_heads, dim = limits.num_tokens, spec.num_heads, spec.num_kv_heads, spec.head_dim
+def _attention(spec: AttentionSpec, limits: SchedulerConfig, size: int) -> MemoryItem:
+    tokens, heads, kv_heads, dim = limits.max_num_batched_tokens, spec.num_heads, spec.num_kv_heads, spec.head_dim
     values = dim * (7 * heads + 3 * kv_heads)
     rotation = 4 * dim * (4 * heads + 4) if spec.rope is not None else 0
     ids = 32 * kv_heads
@@ -202,16 +188,16 @@ def _attention(spec: AttentionSpec, limits: StepLimits, size: int) -> MemoryItem
     return MemoryItem("widest layer: attention", formula, tokens * (values * size + rotation + ids))
 
 
-def _mlp(spec: FeedForwardSpec, limits: StepLimits, size: int) -> MemoryItem:
-    tokens, inner = limits.num_tokens, spec.inner_size
+def _mlp(spec: FeedForwardSpec, limits: SchedulerConfig, size: int) -> MemoryItem:
+    tokens, inner = limits.max_num_batched_tokens, spec.inner_size
     factor = 3 if spec.gated else 2
     formula = f"{tokens:,} x {factor} x {inner:,} x {size} bytes"
     return MemoryItem("widest layer: MLP", formula, tokens * factor * inner * size)
 
 
-def _gathered(config: ModelConfig, limits: StepLimits, size: int, device: str) -> MemoryItem:
+def _gathered(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int, device: str) -> MemoryItem:
     """The gathered K and V of all attention backends, each of which has its own tile."""
-    found = [_gathered_by(key_size, limits, size, device) for key_size in _backend_key_sizes(config)]
+    found = [_gathered_by(key_size, limits, block_size, size, device) for key_size in _backend_key_sizes(config)]
     formula, count = join_terms(formula for formula, _ in found), sum(count for _, count in found)
     return MemoryItem("gathered K and V of a layer", f"2 x {formula} bytes", 2 * count)
 
@@ -224,38 +210,38 @@ def _backend_key_sizes(config: ModelConfig) -> list[int]:
     ]
 
 
-def _gathered_by(key_size: int, limits: StepLimits, size: int, device: str) -> tuple[str, int]:
-    blocks = -(-limits.max_model_len // limits.block_size)
-    sequence = blocks * limits.block_size * 2 * key_size * size
-    batch = limits.num_seqs * sequence
+def _gathered_by(key_size: int, limits: SchedulerConfig, block_size: int, size: int, device: str) -> tuple[str, int]:
+    blocks = -(-limits.max_model_len // block_size)
+    sequence = blocks * block_size * 2 * key_size * size
+    batch = limits.max_num_seqs * sequence
     formula = f"min(max({TILE_BYTES[device]:,} tile, {sequence:,} sequence), {batch:,} batch)"
     return formula, min(max(TILE_BYTES[device], sequence), batch)
 
 
-def _masks(config: ModelConfig, limits: StepLimits, size: int) -> MemoryItem:
-    tokens, seqs = limits.num_tokens, min(limits.num_seqs, limits.num_tokens)
-    length = -(-limits.max_model_len // limits.block_size) * limits.block_size
+def _masks(config: ModelConfig, limits: SchedulerConfig, block_size: int, size: int) -> MemoryItem:
+    tokens, seqs = limits.max_num_batched_tokens, min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    length = -(-limits.max_model_len // block_size) * block_size
     specs = [layer.attention for layer in config.layers]
     sets = len({(spec.scale, spec.query_size, spec.head_dim, spec.key_size, spec.sliding_window) for spec in specs})
-    ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // limits.block_size)
+    ids = (8 * max(spec.num_kv_heads for spec in specs) + 32) * (length // block_size)
     row = length * (size + 9) + ids
     formula = f"{sets} x ({tokens:,} x {length:,} x {size + 1} + {seqs:,} x {row:,}) bytes"
     return MemoryItem("masks and block ids", formula, sets * (tokens * length * (size + 1) + seqs * row))
 
 
-def plan_logits(config: ModelConfig, limits: StepLimits, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
+def plan_logits(config: ModelConfig, limits: SchedulerConfig, logit_bytes: int, prompt_logit_bytes: int) -> MemoryItem:
     """Plan the logits and their copies: those of sampled rows, or those of prompt logprobs if they need more."""
-    vocab, rows = config.vocab_size, min(limits.num_seqs, limits.num_tokens)
-    prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.num_tokens)
+    vocab, rows = config.vocab_size, min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    prompt_rows = min(PROMPT_LOGPROB_ROWS, limits.max_num_batched_tokens)
     sampled, prompt = rows * vocab * logit_bytes, prompt_rows * vocab * prompt_logit_bytes
     if prompt > sampled:
         return MemoryItem("logits: prompt logprobs", f"{prompt_rows} x {vocab:,} x {prompt_logit_bytes} bytes", prompt)
     return MemoryItem("logits and sampling", f"{rows} x {vocab:,} x {logit_bytes} bytes", sampled)
 
 
-def plan_request_rows(limits: StepLimits) -> MemoryItem:
+def plan_request_rows(limits: SchedulerConfig, block_size: int) -> MemoryItem:
     """Plan the request rows: int32 token ids and block tables, and index arrays of penalties (48 bytes a token)."""
-    seqs, length = limits.num_seqs, limits.max_model_len
-    blocks = -(-length // limits.block_size)
+    seqs, length = limits.max_num_seqs, limits.max_model_len
+    blocks = -(-length // block_size)
     formula = f"{seqs:,} x ({length:,} x (4 + 48) + {blocks:,} x 4) bytes"
     return MemoryItem("request rows and penalties", formula, seqs * (length * 52 + blocks * 4))

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LayerSpec
+from chairlift.models.declaration import LayerSpec, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +26,9 @@ class LayerCost:
 
     @classmethod
     def from_layer(cls, layer: LayerSpec) -> LayerCost:
-        state = layer.state
+        spec = layer.attention
         num_weights = sum(matrix.num_weights for matrix in layer.matrices)
-        return cls(num_weights, layer.attention.query_size, state.num_kv_heads, state.values_per_token)
+        return cls(num_weights, spec.query_size, spec.num_kv_heads, 2 * spec.key_size)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from chairlift.config import SchedulerConfig
 from chairlift.engine.startup.memory_plan import (
     MemoryItem,
-    StepLimits,
     plan_logits,
     plan_request_rows,
     rotary_tables,
@@ -16,8 +16,7 @@ from chairlift.engine.startup.memory_plan import (
     value_item,
 )
 from chairlift.kernels.cpu.formats import common_format, matrix_bytes, stripes
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec
+from chairlift.models.declaration import EMBEDDING, LM_HEAD, MatrixSpec, ModelConfig
 from chairlift.models.torch_operations import torch_operations
 
 MatrixFormats = Callable[[str], str]
@@ -69,7 +68,7 @@ def _term(out_features: int, in_features: int, name: str, count: int) -> str:
     return f"{count} x {num_stripes:,} stripes x {stripe_bytes:,} bytes ({out_features:,} x {in_features:,} in {name})"
 
 
-def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[MemoryItem]:
+def plan_native_activations(config: ModelConfig, limits: SchedulerConfig, block_size: int) -> list[MemoryItem]:
     """Plan the activations as `plan_activations`. All layers write to the same float32 rows.
 
     With T tokens, hidden size H, and for the widest layer Q and K as the widths of queries and keys, I as the inner
@@ -80,7 +79,7 @@ def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Mem
         MLP               2 T I
         product inputs    T times the widest input, at most float32, with scales
     """
-    tokens, hidden = limits.num_tokens, config.hidden_size
+    tokens, hidden = limits.max_num_batched_tokens, config.hidden_size
     inner = max(layer.feed_forward.inner_size for layer in config.layers)
     specs = [layer.attention for layer in config.layers]
     queries, keys = max(spec.query_size for spec in specs), max(spec.key_size for spec in specs)
@@ -98,7 +97,7 @@ def plan_native_activations(config: ModelConfig, limits: StepLimits) -> list[Mem
         value_item("inputs of the products", f"{tokens:,} x 2 x {widest:,}", tokens * 2 * widest, FLOAT_BYTES),
         *_torch_rows(config, tokens, inner),
         plan_logits(config, limits, LOGIT_BYTES, FLOAT_BYTES),
-        plan_request_rows(limits),
+        plan_request_rows(limits, block_size),
     ]
 
 

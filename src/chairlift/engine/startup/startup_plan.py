@@ -10,13 +10,13 @@ from typing import Final
 from chairlift.config import EngineConfig, SchedulerConfig
 from chairlift.core.baselines.arena import ARENAS
 from chairlift.core.baselines.selection import KVPool
-from chairlift.engine.startup.memory_plan import MemoryItem, StepLimits, plan_activations, plan_weights, total
+from chairlift.engine.startup.memory_plan import MemoryItem, plan_activations, plan_weights, total
 from chairlift.engine.startup.native_memory_plan import MatrixFormats, plan_native_activations, plan_native_weights
 from chairlift.engine.startup.pool_capacity import RequestLengths, compute_pool_capacity
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice
-from chairlift.models.config import ModelConfig
-from chairlift.worker.kv_cache_plan import KVCachePlan, plan_kv_cache
+from chairlift.models.declaration import ModelConfig
+from chairlift.worker.kv_cache_plan import SPARE_BLOCKS, KVCachePlan
 from chairlift.worker.memory import format_memory
 
 TYPICAL: Final = RequestLengths(256, 256, 256)
@@ -24,25 +24,39 @@ TYPICAL: Final = RequestLengths(256, 256, 256)
 
 
 def plan_pool(config: EngineConfig, slot_bytes: int, context: int, memory_bytes: int) -> KVCachePlan:
-    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`.
+    """Plan the pool: `num_kv_blocks`, or the blocks that fit in `kv_cache_memory_bytes`, or else in `memory_bytes`, but
+    no more than `max_num_seqs` sequences of full length can use.
 
     Args:
         slot_bytes: bytes of K and V of one token in all layers.
         context: the model's maximum number of tokens.
 
     Raises:
-        ConfigError: as `plan_kv_cache`.
+        ConfigError: the budget does not hold one sequence of `max_model_len` tokens; or one block, if `max_model_len`
+            is None, because the caller then lowers it to the size of the pool.
     """
+    block_size, max_model_len = config.block_size, config.max_model_len
+    block_bytes = slot_bytes * block_size
     if config.num_kv_blocks is not None:
-        return KVCachePlan(config.num_kv_blocks, config.block_size, slot_bytes * config.block_size, "num_kv_blocks")
-    return plan_kv_cache(
-        slot_bytes=slot_bytes,
-        context=context,
-        block_size=config.block_size,
-        memory_bytes=config.kv_cache_memory_bytes or memory_bytes,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        rounded=int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size,
+        return KVCachePlan(config.num_kv_blocks, block_size, block_bytes, "num_kv_blocks")
+    rounded = int if config.kv == "paged" else ARENAS[config.kv_arena](1).rounded_size
+    memory_bytes = config.kv_cache_memory_bytes or memory_bytes
+    affordable = max(0, memory_bytes // block_bytes - SPARE_BLOCKS)
+    blocks_per_seq = rounded(-(-(max_model_len or context) // block_size))
+    needed = 1 if max_model_len is None else blocks_per_seq
+    if affordable >= needed:
+        usable = config.max_num_seqs * blocks_per_seq
+        limited_by = "memory" if affordable < usable else "demand"
+        return KVCachePlan(min(affordable, usable), block_size, block_bytes, limited_by)
+    spare = f"and {SPARE_BLOCKS} spare block, each of {block_size} slots and {format_memory(block_bytes)}"
+    budget = f"the KV memory budget of {format_memory(memory_bytes)} holds {affordable} blocks ({spare})"
+    required = f"set kv_cache_memory_bytes to at least {format_memory((needed + SPARE_BLOCKS) * block_bytes)}"
+    if max_model_len is None or not affordable:
+        raise ConfigError(f"{budget}, but {needed} are needed: {required}, or lower block_size")
+    longest = block_size * next((blocks for blocks in range(affordable, 0, -1) if rounded(blocks) <= affordable), 0)
+    raise ConfigError(
+        f"{budget}, at most {longest} tokens for one request, but max_model_len={max_model_len} needs {needed} blocks: "
+        f"{required}, or max_model_len to at most {longest}"
     )
 
 
@@ -83,19 +97,18 @@ def planned_weights(
 
 
 def planned_activations(
-    model_config: ModelConfig, choice: KernelChoice, device: str, limits: StepLimits
+    model_config: ModelConfig, choice: KernelChoice, device: str, limits: SchedulerConfig, block_size: int
 ) -> list[MemoryItem]:
     """An upper bound of the memory that the largest step needs in addition to weights, K and V."""
     if choice.kernels == "native":
-        return plan_native_activations(model_config, limits)
-    return plan_activations(model_config, limits, choice.dtype, device)
+        return plan_native_activations(model_config, limits, block_size)
+    return plan_activations(model_config, limits, block_size, choice.dtype, device)
 
 
 def startup_summary(
     config: EngineConfig,
     limits: SchedulerConfig,
     plan: KVCachePlan,
-    *,
     weights: Sequence[MemoryItem],
     activations: Sequence[MemoryItem],
     held_bytes: int,
@@ -116,6 +129,9 @@ def startup_summary(
     is_static = limits.batching == "static"
     batch = f"static_batch_size={limits.static_batch_size}" if is_static else f"max_num_seqs={limits.max_num_seqs}"
     return [
+        f"KV pool: {plan.num_blocks} blocks of {plan.block_size} slots = {plan.num_slots} tokens in "
+        f"{format_memory(plan.num_bytes)}; max_model_len={limits.max_model_len}, max_num_seqs={limits.max_num_seqs}, "
+        f"max_num_batched_tokens={limits.max_num_batched_tokens}",
         f"weights: {format_memory(held_bytes)} (planned: {format_memory(total(weights))}); activations of a step: at "
         f"most {format_memory(total(activations))}",
         f"kv={pool.name}: the pool holds {counts[0]} concurrent requests of max_model_len tokens, or {counts[1]} of "

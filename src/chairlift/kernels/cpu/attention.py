@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from chairlift.errors import ConfigError
-from chairlift.kernels.attention import AttentionMetadata, KVCache, QKNorm
-from chairlift.kernels.backend import AttentionShape, RotaryStep, allocate_kv_cache
+from chairlift.kernels.attention import AttentionBackend, AttentionMetadata, AttentionShape, KVCache, QKNorm, RotaryStep
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 
@@ -42,8 +41,8 @@ class NativePlan:
     kv_allocations: int
 
 
-class NativeAttention:
-    """Implements `AttentionBackend` for float32 activations on the CPU, with float32, bfloat16 or int8 KV memory.
+class NativeAttention(AttentionBackend[NativePlan]):
+    """Attention for float32 activations on the CPU, with float32, bfloat16 or int8 KV memory.
 
     Raises:
         ConfigError: The kernels do not support the shape or the types.
@@ -51,7 +50,7 @@ class NativeAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         _check(shape)
-        self.shape = shape
+        super().__init__(shape)
         self._native = load()
         self._attention = self._native.PagedAttention(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, KV_DTYPES[shape.kv_dtype]
@@ -61,7 +60,7 @@ class NativeAttention:
 
     def allocate(self, num_blocks: int, block_size: int) -> KVCache:
         self._kv_allocations += 1
-        return allocate_kv_cache(self.shape, num_blocks, block_size)
+        return super().allocate(num_blocks, block_size)
 
     def plan(self, metadata: AttentionMetadata) -> NativePlan:
         step = self._native.AttentionStep(

@@ -13,7 +13,6 @@ import math
 from collections.abc import Collection
 from typing import Final
 
-GROUPED: Final = ("q4_0", "q4_1", "q8_0")
 FLOATS: Final = ("bf16", "f16", "f32")
 
 NEAREST: Final = {"q4_k": "q4_1"}

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from chairlift.kernels import torch_ops
+from chairlift.kernels.activations import NATIVE_PROLOGUES
 from chairlift.kernels.cpu import load
 from chairlift.kernels.cpu.attention import NativeAttention
 from chairlift.kernels.cpu.formats import common_format
@@ -20,9 +22,8 @@ from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.repacking import RepackingLoss, is_exact, pack, repacking_notes
 from chairlift.kernels.cpu.row_buffers import RowBuffers
 from chairlift.kernels.cpu.tape import RecordedLayers
-from chairlift.kernels.interface import Kernels
-from chairlift.kernels.linear import NO_PROLOGUE, LinearKernel, NativePrologueKind, Prologue, RowKernel
-from chairlift.kernels.weights import FloatArray, MatrixParts, Weights
+from chairlift.kernels.interface import NO_PROLOGUE, Kernels, LinearKernel, Prologue, RowKernel
+from chairlift.kernels.weights import MatrixParts, Weights
 
 if TYPE_CHECKING:
     from chairlift.kernels.cpu import _native
@@ -40,11 +41,8 @@ def native_kernels(quantization: str | None = None) -> Kernels:
     native = load()
     loader, buffers = MatrixLoader(native, quantization), RowBuffers()
 
-    def make_embedding(matrix: NativeMatrix) -> RowKernel:
-        return NativeEmbedding(matrix, buffers)
-
     def make_linear(matrix: NativeMatrix, bias: torch.Tensor | None, prologue: Prologue) -> LinearKernel:
-        if prologue.kind in get_args(NativePrologueKind):
+        if prologue.kind in NATIVE_PROLOGUES:
             return NativeLinear(native, matrix, bias, prologue, buffers)
         product = NativeLinear(native, matrix, bias, NO_PROLOGUE, buffers)
         return TorchThenNative(torch_ops.make_prologue(prologue), product)
@@ -52,7 +50,7 @@ def native_kernels(quantization: str | None = None) -> Kernels:
     return Kernels(
         name="native",
         load_matrix=loader.load,
-        make_embedding=make_embedding,
+        make_embedding=partial(NativeEmbedding, buffers=buffers),
         make_linear=make_linear,
         make_prologue=torch_ops.make_prologue,
         attention=NativeAttention,
@@ -131,7 +129,9 @@ class NativeLinear:
         prologue: Prologue,
         buffers: RowBuffers,
     ) -> None:
-        vectors = [_float_array(vector) for vector in (bias, prologue.weight, prologue.bias)]
+        vectors = [
+            None if vector is None else vector.float().numpy() for vector in (bias, prologue.weight, prologue.bias)
+        ]
         bias_array, norm_weight, norm_bias = vectors
         self._matrix = matrix
         self._kernel = native.FusedLinear(
@@ -161,7 +161,3 @@ class TorchThenNative:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self._product(self._prologue(x), residual)
-
-
-def _float_array(vector: torch.Tensor | None) -> FloatArray | None:
-    return None if vector is None else vector.float().numpy()

@@ -26,12 +26,9 @@ class RowBuffers:
         """
         rows = self._rows.get(key)
         if rows is None or rows.shape[0] != num_rows:
-            rows = self._rows[key] = self._cut(key, num_rows)
+            whole = self._whole.get(key)
+            if whole is None or whole.shape[0] < num_rows:
+                whole = self._whole[key] = torch.empty((num_rows, key[1]))
+                self.num_allocations += 1
+            rows = self._rows[key] = whole[:num_rows]
         return rows
-
-    def _cut(self, key: tuple[str, int], num_rows: int) -> torch.Tensor:
-        whole = self._whole.get(key)
-        if whole is None or whole.shape[0] < num_rows:
-            whole = self._whole[key] = torch.empty((num_rows, key[1]))
-            self.num_allocations += 1
-        return whole[:num_rows]

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from chairlift.kernels.cpu import load
-from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.sampling import Bits, IntArray, SamplingParameters, TokenSampler
 
 
@@ -26,7 +25,17 @@ class NativeSampling:
         self._native = load()
 
     def make_sampler(self, parameters: SamplingParameters) -> TokenSampler:
-        return NativeSampler(self._native, parameters)
+        """A sampler that does not change the logits."""
+        p = parameters
+        sampler = self._native.TokenSampler(p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions)
+
+        def sample(logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
+            _check(logits)
+            token_ids: IntArray = np.empty(len(rows), np.int64)
+            sampler.sample(logits.data_ptr(), logits.shape[1], rows, token_ids)
+            return torch.from_numpy(token_ids)
+
+        return sample
 
     def mask(self, logits: torch.Tensor, index: IntArray, masks: Bits) -> None:
         _check(logits)
@@ -42,22 +51,6 @@ class NativeSampling:
         values = np.empty(shape, np.float32)
         self._native.logprobs(logits.data_ptr(), vocab_size, token_ids.numpy(), ids, values, ranks)
         return torch.from_numpy(ids), torch.from_numpy(values), torch.from_numpy(ranks)
-
-
-class NativeSampler:
-    """A `TokenSampler` that does not change the logits."""
-
-    def __init__(self, native: NativeExtension, parameters: SamplingParameters) -> None:
-        p = parameters
-        self._sample = native.TokenSampler(
-            p.is_random, p.temperature, p.top_k, p.top_p, p.min_p, p.keys, p.positions
-        ).sample
-
-    def __call__(self, logits: torch.Tensor, rows: IntArray) -> torch.Tensor:
-        _check(logits)
-        token_ids: IntArray = np.empty(len(rows), np.int64)
-        self._sample(logits.data_ptr(), logits.shape[1], rows, token_ids)
-        return torch.from_numpy(token_ids)
 
 
 def _check(logits: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from chairlift.kernels.backend import StepContext
+from chairlift.kernels.attention import StepContext
 from chairlift.kernels.cpu.attention import NativePlan
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.row_buffers import RowBuffers
@@ -52,7 +52,9 @@ class RecordedLayers:
 
     def __call__(self, layers: Sequence[Layer], x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """Compute all layers: x [T, hidden_size] of the embedding -> [T, hidden_size]."""
-        num_rows, plan = len(x), _only_plan(step)
+        (plan,) = step.plans
+        assert isinstance(plan, NativePlan)
+        num_rows = len(x)
         assert num_rows == plan.num_tokens == len(step.positions), "the plan must belong to this step"
         if num_rows > MAX_ROWS:
             return run_in_order(layers, x, step)
@@ -72,10 +74,3 @@ class RecordedLayers:
         if addresses != self._addresses or layers is not self._layers:
             self._tapes.clear()
             self._addresses, self._layers = addresses, layers
-
-
-def _only_plan(step: StepContext) -> NativePlan:
-    """A tape is repeated with one plan."""
-    (plan,) = step.plans
-    assert isinstance(plan, NativePlan)
-    return plan

@@ -1,1 +1,1 @@
-"""Benchmarks: drive an engine through a workload and report what its events say."""
+"""Benchmarks: run a workload on an engine, and report measurements that are computed from its events."""

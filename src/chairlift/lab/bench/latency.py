@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO
 
 from chairlift.config import EngineConfig
+from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import Engine, build_engine
 from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, EventList, RequestArrived, RequestWaiting, Step
@@ -21,7 +22,6 @@ from chairlift.lab.workload.lengths import FixedLength
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.request import WaitReason
-from chairlift.server.batch.progress import progress_bar
 
 CAPACITY_WAIT_REASONS = {
     WaitReason.SEATS.value: "max_num_seqs seats",

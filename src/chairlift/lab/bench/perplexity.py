@@ -16,6 +16,7 @@ import torch
 
 from chairlift.config import EngineConfig
 from chairlift.engine.input_processor import NoTokenizer
+from chairlift.engine.progress import progress_bar
 from chairlift.engine.startup.factory import build_engine
 from chairlift.engine.startup.loaded_model import load_model
 from chairlift.errors import ConfigError, RequestError
@@ -26,7 +27,6 @@ from chairlift.lab.tables import make_table, print_report
 from chairlift.loading.text.tokenizer import Tokenizer
 from chairlift.models.decoder import DecoderModel
 from chairlift.sampling_params import SamplingParams
-from chairlift.server.batch.progress import progress_bar
 
 FLOAT32: Final = "float32"
 """Value of `against` that selects the same model in float32."""

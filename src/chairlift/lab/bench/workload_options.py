@@ -16,7 +16,7 @@ from chairlift.lab.workload.lengths import parse_lengths
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.synthetic import make_workload
 from chairlift.lab.workload.traces.records import TraceOptions
-from chairlift.lab.workload.traces.trace_loader import load_trace
+from chairlift.lab.workload.traces.trace_loader import read_trace
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -70,7 +70,7 @@ class WorkloadOptions:
                 continue
             if self.trace is not None:
                 raise ConfigError(
-                    f"{name}={text} cannot be combined with trace, which has lengths: leave one of them out"
+                    f"{name}={text} cannot be combined with trace, which determines the lengths: leave one of them out"
                 )
             parse_lengths(text)
         check_minimums(self, num_prompts=1, seed=0, max_tokens=1, max_concurrency=1)
@@ -106,7 +106,7 @@ class WorkloadOptions:
         self, trace: Path, vocab_size: int, token_round: int, tokenize: Tokenize | None
     ) -> list[WorkloadRequest]:
         options = TraceOptions(limit=self.num_prompts, vocab_size=vocab_size, tokenize=tokenize)
-        workload = load_trace(trace, options).requests
+        workload = read_trace(trace, options)
         if self.request_rate is not None:
             arrivals = ArrivalProcess(self.request_rate, self.burstiness)
             workload = with_arrivals(workload, arrivals, np.random.default_rng(self.seed))

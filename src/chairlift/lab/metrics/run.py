@@ -1,12 +1,12 @@
-"""Metrics of a run: throughput, latency percentiles, batch sizes and KV memory."""
+"""Metrics of a run: throughput, latency percentiles, batch sizes and KV memory, and which of them are printed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from chairlift.events import EngineStarted, Event, RequestArrived, RequestRejected, Step
 from chairlift.lab.metrics.percentile import Summary
@@ -127,6 +127,7 @@ class RunTally:
         duration = 0.0
         if steps.last_time is not None and self._first_time is not None:
             duration = steps.last_time - self._first_time
+        summaries = {name: Summary.from_values(values) for name, values in requests.values.items()}
         per_second = 1 / duration if duration > 0 else 0.0
         return RunMetrics(
             duration=duration,
@@ -141,12 +142,12 @@ class RunTally:
             output_tokens_per_s=requests.output_tokens * per_second,
             total_tokens_per_s=(requests.prompt_tokens + requests.output_tokens) * per_second,
             requests_per_s=requests.num_answered * per_second,
-            ttft=Summary.from_values(requests.ttft),
-            tpot=Summary.from_values(requests.tpot),
+            ttft=summaries["ttft"],
+            tpot=summaries["tpot"],
             itl=Summary.from_counts(requests.itls),
-            e2e_latency=Summary.from_values(requests.e2e_latency),
-            normalized_latency=Summary.from_values(requests.normalized_latency),
-            queue_time=Summary.from_values(requests.queue_time),
+            e2e_latency=summaries["e2e_latency"],
+            normalized_latency=summaries["normalized_latency"],
+            queue_time=summaries["queue_time"],
             mean_batch_size=steps.per_step(steps.num_rows),
             peak_batch_size=steps.peak_batch_size,
             mean_batch_tokens=steps.per_step(steps.num_tokens),
@@ -159,6 +160,10 @@ class RunTally:
         )
 
 
+SUMMARIZED: Final = ("ttft", "tpot", "e2e_latency", "normalized_latency", "queue_time")
+"""The properties of RequestMetrics whose values are summarized."""
+
+
 @dataclass(slots=True)
 class _RequestTotals:
     """Sums and values over requests. ITLs are counted by value, because the requests of a step share them."""
@@ -169,11 +174,7 @@ class _RequestTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
-    ttft: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-    e2e_latency: list[float] = field(default_factory=list)
-    normalized_latency: list[float] = field(default_factory=list)
-    queue_time: list[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in SUMMARIZED})
     itls: Counter[float] = field(default_factory=Counter)
 
     def add(self, request: RequestMetrics) -> None:
@@ -184,14 +185,8 @@ class _RequestTotals:
         self.cached_tokens += request.num_cached_tokens
         self.output_tokens += request.num_output_tokens
         self.itls.update(request.itls)
-        for values, value in (
-            (self.ttft, request.ttft),
-            (self.tpot, request.tpot),
-            (self.e2e_latency, request.e2e_latency),
-            (self.normalized_latency, request.normalized_latency),
-            (self.queue_time, request.queue_time),
-        ):
-            if value is not None:
+        for name, values in self.values.items():
+            if (value := getattr(request, name)) is not None:
                 values.append(value)
 
 
@@ -241,3 +236,56 @@ class _StepTotals:
     def memory(self) -> MemoryShares | None:
         total = sum(self.kinds)
         return MemoryShares(*(kind / total for kind in self.kinds)) if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedMetric:
+    """A metric of a run: its label, the unit of the value after scaling, and the function that returns the value."""
+
+    key: str
+    label: str
+    unit: str
+    value: Callable[[RunMetrics], float | None]
+    scale: float = 1.0
+
+
+def _p(percent: int, summary: Callable[[RunMetrics], Summary | None]) -> Callable[[RunMetrics], float | None]:
+    return lambda run: None if (s := summary(run)) is None else float(getattr(s, f"p{percent}"))
+
+
+def _normalized_latency(run: RunMetrics) -> float | None:
+    return None if run.normalized_latency is None else run.normalized_latency.mean
+
+
+def _share(kind: str) -> Callable[[RunMetrics], float | None]:
+    return lambda run: None if run.memory is None else float(getattr(run.memory, kind))
+
+
+REPORTED_METRICS: Final = (
+    ReportedMetric("output_tokens_per_s", "output tokens", "/s", lambda run: run.output_tokens_per_s),
+    ReportedMetric("total_tokens_per_s", "prompt and output tokens", "/s", lambda run: run.total_tokens_per_s),
+    ReportedMetric("requests_per_s", "requests", "/s", lambda run: run.requests_per_s),
+    ReportedMetric("e2e_latency_p50", "E2E latency p50", "s", _p(50, lambda run: run.e2e_latency)),
+    ReportedMetric("e2e_latency_p99", "E2E latency p99", "s", _p(99, lambda run: run.e2e_latency)),
+    ReportedMetric("normalized_latency_mean", "E2E latency by output token, mean", "s", _normalized_latency),
+    ReportedMetric("ttft_p50", "TTFT p50", "s", _p(50, lambda run: run.ttft)),
+    ReportedMetric("ttft_p99", "TTFT p99", "s", _p(99, lambda run: run.ttft)),
+    ReportedMetric("itl_p50", "ITL p50", "ms", _p(50, lambda run: run.itl), 1e3),
+    ReportedMetric("itl_p99", "ITL p99", "ms", _p(99, lambda run: run.itl), 1e3),
+    ReportedMetric("mean_batch_size", "batch, mean", "requests", lambda run: run.mean_batch_size),
+    ReportedMetric("mean_batch_tokens", "step, mean", "tokens", lambda run: run.mean_batch_tokens),
+    ReportedMetric("kv_use_mean", "KV blocks held, mean over steps", "%", lambda run: run.kv_use_mean, 100),
+    ReportedMetric("kv_use_peak", "KV blocks held, peak", "%", lambda run: run.kv_use_peak, 100),
+    ReportedMetric("token_states", "KV slots with token states", "%", _share("token_states"), 100),
+    ReportedMetric("reserved", "KV slots reserved", "%", _share("reserved"), 100),
+    ReportedMetric("internal", "KV slots, internal fragmentation", "%", _share("internal"), 100),
+    ReportedMetric("external", "KV slots, external fragmentation", "%", _share("external"), 100),
+    ReportedMetric("free", "KV slots free", "%", _share("free"), 100),
+    ReportedMetric("preemptions", "preemptions", "", lambda run: run.preemptions),
+    ReportedMetric(
+        "recomputed_tokens", "tokens computed again after preemption", "", lambda run: run.recomputed_tokens
+    ),
+    ReportedMetric("padding_tokens", "padding tokens computed", "", lambda run: run.padding_tokens),
+    ReportedMetric("cached_tokens", "prompt tokens from the prefix cache", "", lambda run: run.cached_tokens),
+)
+"""The metrics that benchmarks and simulations print, one line each."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from chairlift.engine.startup.memory_plan import INT8_SCALE_BYTES, KV_DTYPE_BYTE
 from chairlift.lab.metrics.percentile import Summary
 from chairlift.lab.planning.planner import DeploymentPlan, PolicyFit
 from chairlift.lab.planning.predicted_speed import PredictedSpeed
-from chairlift.lab.tables import make_table, number, print_report
+from chairlift.lab.tables import json_line, make_table, number, print_report
 from chairlift.worker.kv_cache_plan import SPARE_BLOCKS
 from chairlift.worker.memory import format_memory
 
@@ -31,7 +30,7 @@ def print_plan(
         only_json: write only the JSON line.
     """
     if only_json:
-        (file or sys.stdout).write(json.dumps(plan.to_dict(), allow_nan=False) + "\n")
+        (file or sys.stdout).write(json_line(plan.to_dict()))
         return
     parts: list[RenderableType] = [*(explain(plan) if explained else []), _memory_table(plan), _fit_table(plan)]
     if plan.speed is not None:
@@ -125,8 +124,8 @@ def explain(plan: DeploymentPlan) -> list[str]:
     return [
         f"Weights of {plan.model.name} for {memory.choice.kernels} kernels",
         *_sum(memory.weights),
-        f"Activations of the largest step: {limits.num_tokens:,} tokens of {limits.num_seqs:,} requests with contexts "
-        f"of up to {limits.max_model_len:,} tokens",
+        f"Activations of the largest step: {limits.max_num_batched_tokens:,} tokens of {limits.max_num_seqs:,} "
+        f"requests with contexts of up to {limits.max_model_len:,} tokens",
         *_sum(memory.activations),
         "K and V",
         *_kv(plan),
@@ -147,8 +146,10 @@ def _kv(plan: DeploymentPlan) -> list[str]:
     dtype = memory.choice.kv_cache_dtype
     scales = f" + {INT8_SCALE_BYTES} of scales" if dtype == "int8" else ""
     slot = " + ".join(
-        f"{count} layers x {state.num_kv_heads} KV heads x (2 x {state.head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
-        for state, count in Counter(layer.state for layer in model.layers).items()
+        f"{count} layers x {num_heads} KV heads x (2 x {head_dim} x {KV_DTYPE_BYTES[dtype]}{scales})"
+        for (num_heads, head_dim), count in Counter(
+            (layer.attention.num_kv_heads, layer.attention.head_dim) for layer in model.layers
+        ).items()
     )
     lines = [
         f"  a slot: {slot} bytes = {memory.slot_bytes:,}",

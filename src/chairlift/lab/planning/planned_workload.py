@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,8 @@ class PlannedWorkload:
         }
 
 
-def accepted_lengths(pool: KVPool, lengths: Iterable[RequestLengths]) -> Iterator[RequestLengths]:
-    """The lengths of requests that an engine with this pool does not reject."""
+def accepted_lengths(pool: KVPool, load: PlannedWorkload) -> Iterator[RequestLengths]:
+    """The endless lengths of the requests of a workload that an engine with this pool does not reject."""
     manager = make_kv_cache_manager(pool)
+    lengths = load.lengths(pool.max_model_len)
     return (length for length in lengths if rejection_message(forced_request(0, length), pool, manager) is None)

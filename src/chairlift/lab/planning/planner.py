@@ -2,7 +2,7 @@
 
     memory  =  weights  +  activations  +  KV pool  =  blocks x block bytes
 
-The number of blocks is exactly that of the engine: both compute it with `plan_kv_cache`. Requests are counted with the
+The number of blocks is exactly that of the engine: both compute it with `plan_pool`. Requests are counted with the
 KV managers of the engine.
 """
 
@@ -17,7 +17,6 @@ from chairlift.core.baselines.selection import KVPool
 from chairlift.engine.startup.memory_plan import (
     DTYPE_BYTES,
     MemoryItem,
-    StepLimits,
     kv_slot_bytes,
     total,
 )
@@ -28,11 +27,11 @@ from chairlift.engine.startup.startup_plan import plan_pool, planned_activations
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import KernelChoice, choose_kernels
 from chairlift.lab.planning.planned_workload import PlannedWorkload, accepted_lengths
-from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed, simulated_lengths
+from chairlift.lab.planning.predicted_speed import PredictedSpeed, predict_speed
 from chairlift.lab.sim.devices import Device
 from chairlift.lab.sim.roofline import Roofline
 from chairlift.lab.sim.simulator import SimConfig
-from chairlift.models.config import ModelConfig
+from chairlift.models.declaration import ModelConfig
 from chairlift.models.torch_operations import fallback_note, torch_operations
 from chairlift.worker.kv_cache_plan import KVCachePlan
 from chairlift.worker.memory import format_memory
@@ -79,7 +78,7 @@ class PlannedMemory:
     choice: KernelChoice
     memory_bytes: int | None
     free_share: float
-    limits: StepLimits
+    limits: SchedulerConfig
     weights: list[MemoryItem]
     activations: list[MemoryItem]
     slot_bytes: int
@@ -144,7 +143,7 @@ class DeploymentPlan:
             "max_model_len": memory.max_model_len,
             "fit": asdict(self.fit),
             "policies": [{**asdict(each.fit), "draws": each.draws} for each in self.policies],
-            "speed": None if self.speed is None else self.speed.to_dict(),
+            "speed": None if self.speed is None else asdict(self.speed),
             "serve": self.serve,
             "notes": self.notes,
         }
@@ -180,10 +179,14 @@ def make_plan(
     pool = planned_pool(config, context, num_blocks)
     limits = config.scheduler_config(pool.max_model_len)
     fit = compute_pool_capacity(pool, limits, load.lengths(pool.max_model_len))
-    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in every_policy(config)]
+    every_policy = [(kv, arena) for kv in KV_POLICIES for arena in (("buddy",) if kv == "paged" else KV_ARENAS)]
+    configs = [replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None) for kv, arena in every_policy]
+    policies = [_policy_fit(other, context, num_blocks, limits, load) for other in configs]
     speed = None
     if hardware is not None and fit.num_running:
-        speed = _speed(hardware, model, memory, pool, limits, fit, load)
+        shape = _shape(model, memory)
+        sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
+        speed = predict_speed(Roofline(shape, hardware), sim, accepted_lengths(pool, load), fit.num_running, load)
     return DeploymentPlan(
         model=model,
         config=config,
@@ -193,11 +196,7 @@ def make_plan(
         policies=policies,
         speed=speed,
         serve=serve_command(model, config, memory),
-        notes=[
-            *_notes(model, config, fit),
-            *_kernel_notes(model, memory.choice),
-            *_time_notes(hardware, memory.choice.dtype),
-        ],
+        notes=_notes(model, config, fit, memory.choice, hardware),
     )
 
 
@@ -208,11 +207,9 @@ def plan_memory(
     model_config, device = model.config, config.device.split(":")[0]
     choice = choose_kernels(config, model_config.dtype)
     context = model_config.max_position_embeddings
-    limits = StepLimits(
-        config.largest_token_budget, config.max_num_seqs, config.max_model_len or context, config.block_size
-    )
+    limits = config.scheduler_config(config.max_model_len or context)
     weights = planned_weights(model_config, choice, device, model.formats)
-    activations = planned_activations(model_config, choice, device, limits)
+    activations = planned_activations(model_config, choice, device, limits, config.block_size)
     kv_bytes = config.kv_cache_memory_bytes
     if config.num_kv_blocks is None and kv_bytes is None:
         kv_bytes = _left_for_kv(memory_bytes, total(weights), total(activations), free_share)
@@ -248,15 +245,6 @@ def _left_for_kv(memory_bytes: int | None, weights: int, activations: int, free_
     return left
 
 
-def every_policy(config: EngineConfig) -> list[EngineConfig]:
-    """The configuration with every KV policy, and every arena for reservations."""
-    return [
-        replace(config, kv=kv, kv_arena=arena, enable_prefix_caching=None)
-        for kv in KV_POLICIES
-        for arena in (("buddy",) if kv == "paged" else KV_ARENAS)
-    ]
-
-
 def _policy_fit(
     config: EngineConfig, context: int, num_blocks: int, limits: SchedulerConfig, load: PlannedWorkload
 ) -> PolicyFit:
@@ -273,21 +261,6 @@ def _policy_fit(
     fit = count(load.seed)
     num_draws = min(MAX_DRAWS, max(1, MAX_COUNTED // max(1, fit.num_fit)))
     return PolicyFit(fit, [fit.num_fit, *(count(load.seed + i).num_fit for i in range(1, num_draws))])
-
-
-def _speed(
-    hardware: Device,
-    model: PlannedModel,
-    memory: PlannedMemory,
-    pool: KVPool,
-    limits: SchedulerConfig,
-    fit: PoolCapacity,
-    load: PlannedWorkload,
-) -> PredictedSpeed:
-    shape = _shape(model, memory)
-    sim = SimConfig(limits, pool.num_blocks, pool.block_size, pool.kv, pool.kv_arena, None, shape)
-    lengths = simulated_lengths(accepted_lengths(pool, load.lengths(pool.max_model_len)), fit.num_running)
-    return predict_speed(Roofline(shape, hardware), sim, lengths, fit.num_running, load.request_rate, load.seed)
 
 
 def _shape(model: PlannedModel, memory: PlannedMemory) -> ModelShape:
@@ -325,7 +298,9 @@ def serve_command(model: PlannedModel, config: EngineConfig, memory: PlannedMemo
     return shlex.join(["chairlift", "serve", model.argument, *words])
 
 
-def _notes(model: PlannedModel, config: EngineConfig, fit: PoolCapacity) -> list[str]:
+def _notes(
+    model: PlannedModel, config: EngineConfig, fit: PoolCapacity, choice: KernelChoice, hardware: Device | None
+) -> list[str]:
     notes = [] if model.note is None else [model.note]
     if fit.limited_by != "memory":
         notes.append(
@@ -334,23 +309,17 @@ def _notes(model: PlannedModel, config: EngineConfig, fit: PoolCapacity) -> list
         )
     if config.kv in ("pow2", "oracle"):
         notes.append(f"kv={config.kv} serves only requests whose output length is forced (ignore_eos and max_tokens).")
-    return notes
-
-
-def _kernel_notes(model: PlannedModel, choice: KernelChoice) -> list[str]:
-    operations = torch_operations(model.config) if choice.kernels == "native" else []
-    return [fallback_note(operations)] if operations else []
-
-
-def _time_notes(hardware: Device | None, dtype: str) -> list[str]:
+    if choice.kernels == "native" and (operations := torch_operations(model.config)):
+        notes.append(fallback_note(operations))
+    value_bytes = DTYPE_BYTES[choice.dtype]
     if hardware is None:
-        return [
+        notes.append(
             "No speed is predicted, because the speed of this device is unknown. Measure it with `chairlift simulate "
             "--calibrate FILE` and give --device FILE, or name a known device (A100-40GB, ...)."
-        ]
-    if hardware.bytes_per_value != DTYPE_BYTES[dtype]:
-        return [
-            f"The peak of {hardware.name} is for {hardware.bytes_per_value}-byte values, and {dtype} has "
-            f"{DTYPE_BYTES[dtype]}: the predicted times of steps that are limited by computing are wrong."
-        ]
-    return []
+        )
+    elif hardware.bytes_per_value != value_bytes:
+        notes.append(
+            f"The peak of {hardware.name} is for {hardware.bytes_per_value}-byte values, and {choice.dtype} has "
+            f"{value_bytes}: the predicted times of steps that are limited by computing are wrong."
+        )
+    return notes

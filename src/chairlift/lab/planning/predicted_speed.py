@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from chairlift.engine.startup.pool_capacity import RequestLengths
 from chairlift.lab.metrics.run import RunMetrics, RunTally
+from chairlift.lab.planning.planned_workload import PlannedWorkload
 from chairlift.lab.sim.cost_model import CostModel, StepShape
 from chairlift.lab.sim.simulator import SimConfig, simulate
 from chairlift.lab.workload.arrivals import ArrivalProcess
@@ -49,29 +50,23 @@ class PredictedSpeed:
     load: str
     run: RunMetrics
 
-    def to_dict(self) -> dict[str, Any]:
-        """The prediction for JSON."""
-        return asdict(self)
-
 
 def predict_speed(
     cost_model: CostModel,
     config: SimConfig,
-    lengths: Sequence[RequestLengths],
+    lengths: Iterable[RequestLengths],
     batch_size: int,
-    request_rate: float | None = None,
-    seed: int = 0,
+    load: PlannedWorkload,
 ) -> PredictedSpeed:
     """Predict the speed with a cost model and the simulator.
 
     Args:
-        lengths: lengths of the simulated requests (see `simulated_lengths`).
+        lengths: endless lengths of the requests, of which the first ones are simulated.
         batch_size: number of concurrent requests, at least 1.
-        request_rate: Poisson arrivals per second of the simulated workload; None starts all at once.
-
-    Raises:
-        ConfigError: request_rate is not positive.
+        load: the arrivals and the seed of the simulated requests.
     """
+    lengths = _simulated_lengths(lengths, batch_size)
+    rate = load.request_rate
     batch = list(islice(lengths, batch_size))
     half = sum(prompt + (output + 1) // 2 for prompt, output, _ in batch)
     longest = sum(prompt + output - 1 for prompt, output, _ in batch)
@@ -84,12 +79,12 @@ def predict_speed(
         itl_longest=cost_model.seconds(_decode(len(batch), longest)),
         decode_tokens_per_s=len(batch) / itl,
         ttft_alone=_ttft_alone(cost_model, config, lengths),
-        load=f"{len(lengths)} requests " + ("at once" if request_rate is None else f"at {request_rate:g}/s"),
-        run=_run(cost_model, config, lengths, request_rate, seed),
+        load=f"{len(lengths)} requests " + ("at once" if rate is None else f"at {rate:g}/s"),
+        run=_run(cost_model, config, lengths, rate, load.seed),
     )
 
 
-def simulated_lengths(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
+def _simulated_lengths(lengths: Iterable[RequestLengths], batch_size: int) -> list[RequestLengths]:
     """The lengths, from the first, of the requests to simulate."""
     taken: list[RequestLengths] = []
     num_tokens = 0

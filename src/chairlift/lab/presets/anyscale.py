@@ -149,7 +149,7 @@ Throughput = dict[str, dict[int, RunMetrics]]
 
 
 def run_throughput(count: int) -> tuple[Throughput, dict[int, tuple[int, int]]]:
-    """Returns the metrics by system and cap, and the iterations by arithmetic, by cap."""
+    """Returns the metrics of each system and cap, and the result of `num_iterations` for each cap."""
     cost_model = Roofline(MODEL, DEVICE)
     metrics: Throughput = {system.name: {} for system in SYSTEMS}
     iterations = {}
@@ -253,7 +253,10 @@ def _throughput_table(metrics: Throughput) -> Table:
 
 
 def _multiples_table(metrics: Throughput) -> Table:
-    """Returns multiples of the naive system, and at the largest cap of the system without its artefact."""
+    """Returns each throughput as a multiple of the first system's, and for the largest cap of the second system's.
+
+    The second system is the first one without its artefact: see `NOTES`.
+    """
     rows = []
     for system in SYSTEMS:
         rates = {cap: m.total_tokens_per_s for cap, m in metrics[system.name].items()}

@@ -173,7 +173,11 @@ class SteadyStateTally:
             self._slots[kind] += getattr(step, kind)
 
     def result(self) -> SteadyState:
-        """Returns the means; raises ConfigError if no step counts, because there are too few requests."""
+        """Returns the means of the counted steps.
+
+        Raises:
+            ConfigError: there are too few requests, so that no step is counted.
+        """
         if not self._num_steps:
             raise ConfigError(
                 f"num_prompts={self._num_requests} is too small: all requests were admitted at once. Use more than fit "

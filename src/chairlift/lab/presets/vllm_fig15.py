@@ -71,7 +71,7 @@ def simulate_siblings(items: Sequence[WorkloadRequest], count: int, events: Even
 
 
 def parallel_sampling(dataset: str, requests: Sequence[WorkloadRequest], count: int) -> vllm.SteadyState:
-    """Simulates `count` outputs per prompt at the data set's rate of outputs, and returns the means."""
+    """Simulates `count` outputs per prompt at the outputs per second of the data set, and returns the means."""
     tally = vllm.SteadyStateTally(count * len(requests))
     simulate_siblings(at_rate(requests, OUTPUT_RATES[dataset] / count), count, tally)
     return tally.result()

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chairlift.events import Event
-from chairlift.lab.report.trace import Floats, Residency, RunTrace, trace_events
+from chairlift.lab.report.trace import Floats, Residency, RunTrace
 
 
 class MemoryKinds(NamedTuple):
@@ -32,7 +31,7 @@ def live_kinds(trace: RunTrace) -> list[MemoryKinds] | None:
     return kinds if any(map(sum, kinds)) else None
 
 
-def true_kinds(events: Iterable[Event]) -> list[MemoryKinds]:
+def true_kinds(trace: RunTrace) -> list[MemoryKinds]:
     """The number of KV slots of each kind in each step. Reserved and internal slots are counted with the final lengths.
 
     A reserved slot will be written, and an internal slot (internal fragmentation) will not. The running engine cannot
@@ -46,13 +45,8 @@ def true_kinds(events: Iterable[Event]) -> list[MemoryKinds]:
     requests see `TracedRequest.final_slots`.
 
     Args:
-        events: the events of one run with kinds of slots (schema version 2 or later), in order.
+        trace: a run whose events have kinds of slots (schema version 2 or later).
     """
-    return true_kinds_of(trace_events(events))
-
-
-def true_kinds_of(trace: RunTrace) -> list[MemoryKinds]:
-    """The result of `true_kinds` for a trace."""
     kinds = []
     for step, reserved in zip(trace.steps, _reserved_slots(trace), strict=True):
         unwritten = step.reserved + step.internal
@@ -129,7 +123,7 @@ def _runs(block_ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def shared_spans(spans: Iterable[BlockSpan]) -> list[BlockSpan]:
-    """Spans of one block each while several requests hold it; `request` is the latest of them."""
+    """The spans in which several requests hold a block, one block each; `request` is the last one to share it."""
     held: dict[int, list[BlockSpan]] = defaultdict(list)
     for span in spans:
         for block in range(span.block, span.block + span.num_blocks):

@@ -15,7 +15,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import EngineStarted, Event, RequestArrived, Step, read_events
 from chairlift.lab.metrics.requests import RequestMetrics, request_metrics
 from chairlift.lab.metrics.run import RunMetrics, summarize
-from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds_of
+from chairlift.lab.report.memory import MemoryKinds, live_kinds, true_kinds
 from chairlift.lab.report.trace import RunTrace, trace_events
 
 BURST_SHARE = 0.01
@@ -84,7 +84,7 @@ def recorded_run(events: Iterable[Event], label: str | None = None, source: str 
         requests=request_metrics(events),
         metrics=summarize(events),
         live=live,
-        kinds=None if live is None else true_kinds_of(trace),
+        kinds=None if live is None else true_kinds(trace),
     )
 
 

@@ -34,9 +34,9 @@ class SimExecutor:
 
     The birth of a row that is not scheduled in a step moves one tick later. The few rows in prefill are looped over.
 
-    Sampled tokens are 0, or those of the recording `tokens`. They enter the block hashes of the prefix cache after the
-    prompt, so requests with different prompts share no blocks because of them. Requests with equal prompts share the
-    blocks of their outputs too, as under greedy sampling.
+    Without the recording `tokens`, every sampled token is 0. This adds no hits of the prefix cache between requests
+    with different prompts, because the hash of a block includes all tokens before it. Requests with equal prompts have
+    equal outputs, as under greedy sampling, and share their blocks.
     """
 
     def __init__(self, cost_model: CostModel, clock: VirtualClock, tokens: TokenRecording | None = None) -> None:

@@ -19,6 +19,7 @@ from chairlift.errors import ConfigError
 from chairlift.events import Event, Step
 from chairlift.lab.metrics.percentile import percentile
 from chairlift.lab.sim.cost_model import StepShape, recorded_shape
+from chairlift.observability.step_cost import StepTimer
 
 Array = npt.NDArray[np.float64]
 
@@ -81,18 +82,9 @@ def step_seconds(events: Iterable[Event]) -> list[tuple[StepShape, float]]:
     output processing too. If no request remained after the step before, the engine was idle, and the step starts when
     it is scheduled. This also holds for engines that schedule several steps ahead.
     """
-    timed: list[tuple[StepShape, float]] = []
-    before: Step | None = None
-    for event in events:
-        if not isinstance(event, Step):
-            continue
-        start = event.scheduled_time
-        if before is not None and (before.num_waiting or len(before.finished) < before.num_running):
-            start = before.time
-        if event.time > start:
-            timed.append((recorded_shape(event), event.time - start))
-        before = event
-    return timed
+    timer = StepTimer()
+    timed = ((event, timer.seconds(event)) for event in events if isinstance(event, Step))
+    return [(recorded_shape(step), seconds) for step, seconds in timed if seconds > 0]
 
 
 def fit_cost_model(events: Iterable[Event], source: str = "a recorded run") -> FittedCostModel:

@@ -20,7 +20,7 @@ from chairlift.lab.sim.devices import Device
 
 
 class LayerSeconds(NamedTuple):
-    """The seconds of the parts of one of `num_layers` equal layers.
+    """The seconds that the parts of one layer take, for `num_layers` equal layers.
 
     Attributes:
         token: the linear layers for one token.

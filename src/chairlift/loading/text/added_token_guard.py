@@ -237,7 +237,11 @@ class _Encoding:
         return repaired
 
     def with_cuts(self, items: list[Item], spellings: dict[int, str], unknown_id: int | None) -> list[Item] | None:
-        """Cut the text that the model's merges turned into a guarded token; None if there is no such text."""
+        """Cut each text that was tokenized as a guarded token, so that merges cannot form the token.
+
+        Returns:
+            The items with the cuts; None if no guarded token was formed.
+        """
         cuts = [
             start + (end - start) // 2
             for i, (start, end) in zip(self.ids, self.offsets, strict=True)

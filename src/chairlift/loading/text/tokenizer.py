@@ -113,10 +113,8 @@ class Tokenizer:
         """Whether a text is one special token, which `skip_special_tokens` omits."""
         return self.token_to_id(text) in self.special_token_ids
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
-    ) -> MarkedText:
-        """Render the prompt of a conversation; see ChatTemplate.render.
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> MarkedText:
+        """Render the prompt of a conversation; see ChatTemplate.render for the options.
 
         Raises:
             RequestError: The model has no chat template, or the template rejects the messages.
@@ -125,14 +123,7 @@ class Tokenizer:
             raise RequestError(
                 "messages: this model has no chat template; send the rendered prompt to the completions API", "messages"
             )
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **extra)
-
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any
-    ) -> list[int]:
-        """Return the token ids of `render_chat`. The template writes the special tokens, so no others are added."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, **extra)
-        return self.encode(text, add_special_tokens=False)
+        return self.chat_template.render(messages, **options)
 
 
 def set_bos_and_eos(backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None) -> None:

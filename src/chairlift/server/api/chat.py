@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Request
 from msgspec import Raw
-from starlette.responses import Response
 
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
+from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.logprobs import LogprobWriter
-from chairlift.server.api.prepared_route import PreparedRoutes
 from chairlift.server.api.protocol.base import CompletionTokensDetails, UsageInfo
 from chairlift.server.api.protocol.chat import (
     ChatCompletionRequest,
@@ -22,10 +20,8 @@ from chairlift.server.api.protocol.chat import (
     ChatResponseMessage,
 )
 from chairlift.server.api.protocol.tools import FunctionCall, ToolCall
-from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter, has_content
+from chairlift.server.api.serving import ApiCall, ChunkStreamWriter, Serving, StreamWriter
 from chairlift.server.api.stream_chunks import NULL, encode
-from chairlift.server.http.error_responses import ERROR_RESPONSES
-from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall
 
 ChatCall = ApiCall[ChatCompletionRequest, ChatPlan]
@@ -63,6 +59,51 @@ def parse_answer(plan: ChatPlan, text: str) -> ParsedAnswer:
     return answer
 
 
+def _chat_usage(call: ChatCall, num_reasoning_tokens: int) -> UsageInfo:
+    usage = call.usage.usage()
+    if num_reasoning_tokens:
+        usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
+    return usage
+
+
+class PartStreamWriter(StreamWriter):
+    """The base class of streams that send the parts of one answer one after another.
+
+    Attributes:
+        last: the last output of the answer; None before the end.
+    """
+
+    def __init__(self, call: ApiCall[Any, ChatPlan]) -> None:
+        self._parser = call.plan.make_parser()
+        self.last: CompletionOutput | None = None
+
+    @abstractmethod
+    def reasoning(self, text: str) -> bytes:
+        """The events for new reasoning."""
+
+    @abstractmethod
+    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
+        """The events for new content, which may be empty, with the logprobs of its tokens."""
+
+    @abstractmethod
+    def tool_call(self, call: DeltaToolCall) -> bytes:
+        """The events for a new tool call, or for new arguments of the last one."""
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        (answer,) = output.outputs
+        events = self._parts(self._parser.feed(answer.text), answer.logprobs or [])
+        if answer.finish_reason is None:
+            return events
+        self.last = answer
+        return events + self._parts(self._parser.finish(), [])
+
+    def _parts(self, piece: DeltaMessage, positions: list[TokenLogprobs]) -> bytes:
+        events = self.reasoning(piece.reasoning) if piece.reasoning else b""
+        if piece.content or not piece.tool_calls:
+            events += self.content(piece.content, positions)
+        return events + b"".join(map(self.tool_call, piece.tool_calls))
+
+
 def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | None:
     """The finish reason in the response: that of the engine, or `tool_calls`."""
     return "tool_calls" if reason == FinishReason.STOP and has_calls and plan.finishes_with_tool_calls else reason
@@ -71,25 +112,6 @@ def finish_reason(plan: ChatPlan, reason: str | None, has_calls: bool) -> str | 
 def chat_logprobs_json(writer: LogprobWriter, positions: list[TokenLogprobs]) -> bytes:
     """The logprobs of a choice as JSON (see `ChatLogprobs`)."""
     return b'{"content":%b,"refusal":null}' % writer.chat_json(positions)
-
-
-class ChatPlanner(RequestPlanner[ChatCompletionRequest, ChatPlan]):
-    """Plans requests of /v1/chat/completions."""
-
-    body_type = ChatCompletionRequest
-    content_fields: ClassVar[dict[str, Any]] = {
-        "messages": [],
-        "tools": None,
-        "documents": None,
-        "chat_template": None,
-        "chat_template_kwargs": None,
-    }
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
-        return self._conversations.plan(body)
 
 
 class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
@@ -108,7 +130,7 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
             created=call.created,
             model=call.model,
             choices=[self._choice(call, *pair, writer) for pair in zip(output.outputs, answers, strict=True)],
-            usage=self._usage(call, answers),
+            usage=_chat_usage(call, sum(self.num_tokens(answer.reasoning) for answer in answers)),
             prompt_logprobs=None if prompt_logprobs is None else Raw(writer.prompt_json(prompt_logprobs)),
             prompt_token_ids=output.prompt_token_ids if body.return_token_ids else None,
             timings=call.usage.timings() if body.timings else None,
@@ -116,12 +138,6 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
 
     def writer(self, call: ChatCall) -> StreamWriter:
         return _ChatStream(self, call)
-
-    def _usage(self, call: ChatCall, answers: list[ParsedAnswer]) -> UsageInfo:
-        usage = call.usage.usage()
-        if reasoning := sum(self.num_tokens(answer.reasoning) for answer in answers):
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=reasoning)
-        return usage
 
     def _choice(
         self, call: ChatCall, output: CompletionOutput, answer: ParsedAnswer, writer: LogprobWriter
@@ -145,49 +161,35 @@ class ChatServing(Serving[ChatCompletionRequest, ChatPlan]):
         )
 
 
-class _ChatStream(ChunkStreamWriter):
+class _ChatStream(ChunkStreamWriter[ChatCompletionRequest, ChatPlan]):
     """Writes the chunks of one chat. The text is not parsed if the request has neither tools nor reasoning."""
 
     def __init__(self, serving: ChatServing, call: ChatCall) -> None:
-        super().__init__("chat.completion.chunk", call)
+        super().__init__("chat.completion.chunk", call, serving.logprob_writer(call.body.return_tokens_as_token_ids))
         self._serving = serving
-        self._call = call
-        self._logprobs = serving.logprob_writer(call.body.return_tokens_as_token_ids)
         new_parser = call.plan.new_parser
         self._parsers = None if new_parser is None else [new_parser() for _ in range(call.body.num_choices())]
         self._choices_with_calls: set[int] = set()
         self._reasoning: list[str] = []
 
     def opening(self) -> bytes:
-        delta = b'{"role":"assistant","content":%b}' % encode(self._call.plan.echo)
-        return b"".join(self._choice(index, delta, NULL, b"") for index in range(self._call.body.num_choices()))
-
-    def delta(self, index: int, output: RequestOutput) -> bytes:
-        token_ids = self._call.body.return_token_ids
-        return b"".join([self._answer(answer) for answer in output.outputs if has_content(answer, token_ids)])
+        delta = b'"delta":{"role":"assistant","content":%b}' % encode(self.call.plan.echo)
+        return b"".join(self.chunk(index, delta, NULL) for index in range(self.call.body.num_choices()))
 
     def usage(self) -> UsageInfo:
-        usage = super().usage()
-        if self._reasoning:
-            count = self._serving.num_tokens("".join(self._reasoning))
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=count)
-        return usage
+        return _chat_usage(self.call, self._serving.num_tokens("".join(self._reasoning)))
 
-    def _answer(self, answer: CompletionOutput) -> bytes:
-        logprobs = NULL if answer.logprobs is None else chat_logprobs_json(self._logprobs, answer.logprobs)
+    def answer(self, _index: int, answer: CompletionOutput) -> bytes:
+        logprobs = NULL if answer.logprobs is None else chat_logprobs_json(self.logprobs, answer.logprobs)
         if self._parsers is None:
             delta = b'{"content":%b}' % encode(answer.text) if answer.text else b"{}"
         else:
             delta = self._parse(self._parsers[answer.index], answer)
-        ending = b""
-        if answer.finish_reason is not None:
-            reason = finish_reason(self._call.plan, answer.finish_reason, answer.index in self._choices_with_calls)
-            ending = b'%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
-        elif delta == b"{}" and answer.logprobs is None and not self._call.body.return_token_ids:
+        is_empty = delta == b"{}" and answer.logprobs is None and not self.call.body.return_token_ids
+        if is_empty and answer.finish_reason is None:
             return b""
-        if self._call.body.return_token_ids:
-            ending = (ending or NULL) + b',"token_ids":%b' % encode(answer.token_ids)
-        return self._choice(answer.index, delta, logprobs, ending)
+        reason = finish_reason(self.call.plan, answer.finish_reason, answer.index in self._choices_with_calls)
+        return self.chunk(answer.index, b'"delta":%b' % delta, logprobs, answer, reason)
 
     def _parse(self, parser: AnswerParser, answer: CompletionOutput) -> bytes:
         """Parse new text of an answer, and return its `delta`."""
@@ -196,18 +198,13 @@ class _ChatStream(ChunkStreamWriter):
             deltas.append(parser.finish())
         fields: dict[str, Any] = {"content": "".join(delta.content for delta in deltas)}
         reasoning = "".join(delta.reasoning for delta in deltas)
-        if reasoning:
-            self._reasoning.append(reasoning)
-        if self._call.body.include_reasoning is not False:
+        self._reasoning.append(reasoning)
+        if self.call.body.include_reasoning is not False:
             fields["reasoning_content"] = reasoning
         if calls := [_call_delta(call) for delta in deltas for call in delta.tool_calls]:
             self._choices_with_calls.add(answer.index)
             fields["tool_calls"] = calls
         return encode({name: value for name, value in fields.items() if value})
-
-    def _choice(self, index: int, delta: bytes, logprobs: bytes, ending: bytes) -> bytes:
-        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, ending or NULL)
-        return self.chunk(choice)
 
 
 def _call_delta(call: DeltaToolCall) -> dict[str, Any]:
@@ -215,16 +212,3 @@ def _call_delta(call: DeltaToolCall) -> dict[str, Any]:
     if call.id is None:
         return {"index": call.index, "function": function}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
-def router(serving: ChatServing, prepared: PreparedRoutes) -> APIRouter:
-    """The route of /v1/chat/completions."""
-    route_class = prepared.route_class({"/v1/chat/completions": ("chat", serving.answer)})
-    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
-
-    @routes.post("/v1/chat/completions", response_model=ChatCompletionResponse)
-    async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
-        """Generate the next message of a conversation (OpenAI)."""
-        return await serving.handle(body, request)
-
-    return routes

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
 from msgspec import Raw
-from starlette.responses import Response
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.server.api.logprobs import LogprobWriter, TextOffsets
-from chairlift.server.api.prepared_route import PreparedRoutes
 from chairlift.server.api.protocol.completions import CompletionRequest, CompletionResponse, CompletionResponseChoice
 from chairlift.server.api.serving import (
     ENTRIES_PER_POSITION,
@@ -22,32 +20,20 @@ from chairlift.server.api.serving import (
     ChunkStreamWriter,
     Serving,
     StreamWriter,
-    has_content,
     output_size,
 )
 from chairlift.server.api.stream_chunks import NULL, encode
-from chairlift.server.http.error_responses import ERROR_RESPONSES
-from chairlift.server.preparation.request_plan import RequestPlan, RequestPlanner, attribute_errors_to
+from chairlift.server.preparation.request_plan import RequestPlan, attribute_errors_to
 
 CompletionCall = ApiCall[CompletionRequest, RequestPlan]
 
 
-class CompletionPlanner(RequestPlanner[CompletionRequest, RequestPlan]):
-    """Plans requests of /v1/completions."""
-
-    body_type = CompletionRequest
-    content_fields = {"prompt": ""}  # noqa: RUF012
-
-    def __init__(self, engine: ServedEngine) -> None:
-        self._engine = engine
-
-    def plan(self, body: CompletionRequest) -> RequestPlan:
-        processor = self._engine.input_processor
-        with attribute_errors_to(body.constraint_field):
-            params = body.params()
-        adds_special = body.add_special_tokens is not False
-        prompts = [processor.encode(prompt, params, add_special_tokens=adds_special) for prompt in body.prompts()]
-        return RequestPlan(prompts, params, body.constraint_field)
+def plan_completion(engine: ServedEngine, body: CompletionRequest) -> RequestPlan:
+    """Plan a request of /v1/completions; raises RequestError."""
+    with attribute_errors_to(body.constraint_field):
+        params = body.params()
+    encode_prompt = partial(engine.input_processor.encode, add_special_tokens=body.add_special_tokens is not False)
+    return RequestPlan([encode_prompt(prompt, params) for prompt in body.prompts()], params, body.constraint_field)
 
 
 class CompletionServing(Serving[CompletionRequest, RequestPlan]):
@@ -58,7 +44,7 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
     def response(self, call: CompletionCall, outputs: list[RequestOutput]) -> CompletionResponse:
         choices = []
         for index, output in enumerate(outputs):
-            best = _best_answers(output.outputs, call.body.n or 1)
+            best = _best_answers(output.outputs, call.body.num_choices())
             choices += [self._choice(call, index, output, answer) for answer in best]
         if call.body.is_echo_only:
             call.usage.completion_tokens = 0
@@ -103,11 +89,7 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
         return TextOffsets(tokenizer, start, hidden)
 
     def _choice(
-        self,
-        call: CompletionCall,
-        index: int,
-        output: RequestOutput,
-        answer: CompletionOutput,
+        self, call: CompletionCall, index: int, output: RequestOutput, answer: CompletionOutput
     ) -> CompletionResponseChoice:
         body = call.body
         if body.is_echo_only:
@@ -124,7 +106,7 @@ class CompletionServing(Serving[CompletionRequest, RequestPlan]):
                 lists[name] += values
             logprobs = Raw(encode(lists))
         return CompletionResponseChoice.model_construct(
-            index=index * (body.n or 1) + answer.index,
+            index=index * body.num_choices() + answer.index,
             text=self.echo_text(body, output) + answer.text,
             logprobs=logprobs,
             finish_reason=answer.finish_reason,
@@ -148,93 +130,51 @@ def _mean_logprob(answer: CompletionOutput) -> float:
     return sum(position.token.logprob for position in logprobs) / max(1, len(logprobs))
 
 
-@dataclass(slots=True)
-class _PromptEcho:
-    """The prompt of one generation, which is sent once for each of its answers."""
-
-    positions: list[TokenLogprobs | None]
-    is_sent: bool = False
-
-
-class _CompletionStream(ChunkStreamWriter):
+class _CompletionStream(ChunkStreamWriter[CompletionRequest, RequestPlan]):
     """Writes the chunks of one completion."""
 
     def __init__(self, serving: CompletionServing, call: CompletionCall) -> None:
-        super().__init__("text_completion", call)
-        self._serving = serving
-        self._call = call
         body = call.body
-        self._logprobs = serving.logprob_writer(body.return_tokens_as_token_ids)
+        super().__init__("text_completion", call, serving.logprob_writer(body.return_tokens_as_token_ids))
+        self._serving = serving
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(lambda: serving.answer_offsets(body, 0))
-        self._echoes = [_PromptEcho([], is_sent=not body.echo) for _ in call.generations]
-
-    def opening(self) -> bytes:
-        return b""
+        self._echoes: list[list[TokenLogprobs | None] | None] = [[] if body.echo else None for _ in call.generations]
+        """The logprobs of each prompt that are still to be sent with its text; None if the prompt has been sent."""
 
     def size(self, index: int, output: RequestOutput) -> int:
-        echo = self._echoes[index]
-        return output_size(output) + (0 if echo.is_sent else ENTRIES_PER_POSITION * len(echo.positions))
+        return output_size(output) + ENTRIES_PER_POSITION * len(self._echoes[index] or ())
 
     def delta(self, index: int, output: RequestOutput) -> bytes:
-        echo = self._echoes[index]
-        chunks = b""
-        if not echo.is_sent:
-            echo.positions += output.prompt_logprobs or []
-            if self._call.body.logprobs is None or len(echo.positions) == len(output.prompt_token_ids):
-                chunks = self._echo(index, output)
-        token_ids = self._call.body.return_token_ids
-        return chunks + b"".join(
-            self._answer(index, answer) for answer in output.outputs if has_content(answer, token_ids)
-        )
+        chunks, positions = b"", self._echoes[index]
+        if positions is not None:
+            positions += output.prompt_logprobs or []
+            if self.call.body.logprobs is None or len(positions) == len(output.prompt_token_ids):
+                self._echoes[index] = None
+                chunks = self._echo(index, output, positions)
+        return chunks + super().delta(index, output)
 
     def closing(self) -> bytes:
-        if self._call.body.is_echo_only:
-            self._call.usage.completion_tokens = 0
+        if self.call.body.is_echo_only:
+            self.call.usage.completion_tokens = 0
         return super().closing()
 
-    def _echo(self, index: int, output: RequestOutput) -> bytes:
-        body = self._call.body
-        self._echoes[index].is_sent = True
+    def _echo(self, index: int, output: RequestOutput, positions: list[TokenLogprobs | None]) -> bytes:
+        body = self.call.body
         text = self._serving.echo_text(body, output)
         chunks = []
-        for choice in range(index * (body.n or 1), (index + 1) * (body.n or 1)):
+        for choice in range(index * body.num_choices(), (index + 1) * body.num_choices()):
             logprobs = NULL
             if body.logprobs is not None:
-                positions = self._echoes[index].positions
-                logprobs = encode(self._serving.echo_logprobs(self._logprobs, body, output, positions))
+                logprobs = encode(self._serving.echo_logprobs(self.logprobs, body, output, positions))
                 self._offsets[choice] = self._serving.answer_offsets(body, len(text))
-            chunks.append(self.chunk(_choice_json(choice, text, logprobs, None)))
+            chunks.append(self.chunk(choice, b'"text":%b' % encode(text), logprobs))
         return b"".join(chunks)
 
-    def _answer(self, index: int, answer: CompletionOutput) -> bytes:
-        body = self._call.body
-        choice = index * (body.n or 1) + answer.index
-        text, positions = (answer.text, answer.logprobs) if not body.is_echo_only else ("", None)
-        logprobs = NULL
-        if positions:
-            logprobs = encode(self._logprobs.completion(positions, self._offsets[choice]))
-        ending = None
-        if answer.finish_reason is not None:
-            reason = "length" if body.is_echo_only else answer.finish_reason
-            ending = b',"finish_reason":%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
-        if body.return_token_ids:
-            ending = (ending or b',"finish_reason":null') + b',"token_ids":%b' % encode(answer.token_ids)
-        return self.chunk(_choice_json(choice, text, logprobs, ending))
-
-
-def _choice_json(index: int, text: str, logprobs: bytes, ending: bytes | None) -> bytes:
-    ending = ending or b',"finish_reason":null'
-    return b'{"index":%d,"text":%b,"logprobs":%b%b}' % (index, encode(text), logprobs, ending)
-
-
-def router(serving: CompletionServing, prepared: PreparedRoutes) -> APIRouter:
-    """The route of /v1/completions."""
-    route_class = prepared.route_class({"/v1/completions": ("completions", serving.answer)})
-    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
-
-    @routes.post("/v1/completions", response_model=CompletionResponse)
-    async def create_completion(body: CompletionRequest, request: Request) -> Response:
-        """Continue one or several prompts (OpenAI)."""
-        return await serving.handle(body, request)
-
-    return routes
+    def answer(self, index: int, answer: CompletionOutput) -> bytes:
+        body = self.call.body
+        choice = index * body.num_choices() + answer.index
+        text, positions, reason = answer.text, answer.logprobs, answer.finish_reason
+        if body.is_echo_only:
+            text, positions, reason = "", None, "length"
+        logprobs = encode(self.logprobs.completion(positions, self._offsets[choice])) if positions else NULL
+        return self.chunk(choice, b'"text":%b' % encode(text), logprobs, answer, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from chairlift.engine.served_engine import ServedEngine
 from chairlift.errors import RequestError
@@ -20,11 +20,7 @@ from chairlift.server.preparation.request_plan import RequestPlan, attribute_err
 from chairlift.server.tools.answer_parser import AnswerParser, NamedToolParser, PlainTextParser
 from chairlift.server.tools.call_formats import FORCED_CALLS, CallFormat, tool_call_format
 from chairlift.server.tools.reasoning_parser import ReasoningParser, reasoning_format
-from chairlift.server.tools.tool_constraints import (
-    arguments_constraint,
-    calls_constraint,
-    lazy_calls_constraint,
-)
+from chairlift.server.tools.tool_constraints import arguments_constraint, calls_constraint, lazy_calls_constraint
 from chairlift.server.tools.tool_instructions import describe_tools_in_messages
 from chairlift.server.tools.tool_parser import ToolParser
 from chairlift.structured_outputs import Reasoning, StructuredOutputs
@@ -51,16 +47,11 @@ class ChatPlan(RequestPlan):
 
 @dataclass(frozen=True, slots=True)
 class _ToolSelection:
-    """The tools of one request, and the mode of `select_tools`."""
+    """The tools of one request, and the mode of `select_tools`. `named` and `required` permit only calls."""
 
     tools: list[FunctionTool]
     mode: str
     is_parallel: bool
-
-    @property
-    def is_forced(self) -> bool:
-        """Whether the answer consists of tool calls alone."""
-        return self.mode in ("named", "required")
 
     @property
     def strict_tool(self) -> str | None:
@@ -84,8 +75,12 @@ class _ToolSelection:
         return partial(ToolParser, form, names, None if self.is_parallel else 1)
 
 
-def _reasoning_parser(reasoning: Reasoning, new_rest: Callable[[], AnswerParser]) -> AnswerParser:
-    return ReasoningParser(reasoning, new_rest())
+class Conversation(Protocol):
+    """A body that can be converted to a chat."""
+
+    def to_chat(self) -> ChatCompletionRequest:
+        """The corresponding chat request; raises RequestError."""
+        ...
 
 
 class ConversationPlanner:
@@ -106,8 +101,9 @@ class ConversationPlanner:
         if self._template is not None and not self._options.allow_special_tokens_in_content:
             log_template_problems(self._template, self._engine.tokenizer)
 
-    def plan(self, body: ChatCompletionRequest) -> ChatPlan:
-        """The plan of a chat; raises RequestError."""
+    def plan(self, conversation: Conversation) -> ChatPlan:
+        """The plan of a conversation; raises RequestError."""
+        body = conversation.to_chat()
         tools = self._tools(body)
         text = self._render(body, tools)
         reasoning = self._reasoning_in(text)
@@ -128,15 +124,12 @@ class ConversationPlanner:
             finishes_with_tool_calls=tools.mode in ("auto", "required"),
         )
 
-    def prompt_token_ids(self, body: ChatCompletionRequest) -> list[int]:
+    def prompt_token_ids(self, conversation: Conversation) -> list[int]:
         """The token ids of the rendered conversation."""
+        body = conversation.to_chat()
         text = self._render(body, self._tools(body))
         adds_special = bool(body.add_special_tokens)
         return self._engine.input_processor.encode_text(text, "messages", add_special_tokens=adds_special)
-
-    def has_template_variable(self, variable: str) -> bool:
-        """Whether the chat template reads a variable."""
-        return self._template is not None and variable in self._template.variables
 
     def _tools(self, body: ChatCompletionRequest) -> _ToolSelection:
         tools, mode = select_tools(body.tools or [], body.tool_choice)
@@ -165,7 +158,7 @@ class ConversationPlanner:
                 "keep only one of these constraints",
                 "tool_choice",
             )
-        if structure is not None or tools.is_forced:
+        if structure is not None or tools.mode in ("named", "required"):
             constraint = constraint or structure
             assert constraint is not None, "forced calls are constrained"
             constraint = replace(constraint, reasoning=reasoning)
@@ -191,14 +184,14 @@ class ConversationPlanner:
     def _new_parser(self, tools: _ToolSelection, reasoning: Reasoning | None) -> Callable[[], AnswerParser] | None:
         rest = tools.new_parser(self._calls)
         if reasoning is not None:
-            return partial(_reasoning_parser, reasoning, rest)
+            return partial(ReasoningParser, reasoning, rest)
         return None if tools.mode == "none" else rest
 
     def _render(self, body: ChatCompletionRequest, tools: _ToolSelection) -> MarkedText:
         template = self._template_for(body)
         messages = [message.for_template() for message in body.messages]
         declared = [{"type": "function", "function": tool.function.for_template()} for tool in tools.tools]
-        variables = body.template_variables()
+        variables = body.template_variables(template.variables)
         if unknown := sorted(variables.keys() - template.variables):
             field = unknown[0] if unknown[0] in ("documents", "reasoning_effort") else "chat_template_kwargs"
             raise RequestError(

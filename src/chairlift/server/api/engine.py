@@ -1,4 +1,4 @@
-"""GET /v1/engine and /v1/events: the state and the events of the engine, for admin keys."""
+"""GET /v1/engine, /v1/events and /metrics: the state, the events and the metrics of the engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from chairlift.engine.process.client import EngineStatus
 from chairlift.events import to_json
 from chairlift.observability.step_cost import CostLine
 from chairlift.server.api.protocol.base import ErrorBody
+from chairlift.server.api.stream_chunks import to_named_event
 from chairlift.server.http.streaming import EventStream
 from chairlift.server.telemetry.engine_observer import EngineObserver
 
@@ -84,9 +86,11 @@ class EngineView(BaseModel):
 
 
 def router(observer: EngineObserver) -> APIRouter:
-    """The endpoints of the state and the events of the engine."""
+    """The endpoints of the engine: its state and events for admin keys, and its metrics for all keys."""
     routes = APIRouter()
     readers: set[Subscription] = set()
+    registry = CollectorRegistry()
+    registry.register(observer.metrics)
 
     @routes.get("/v1/engine", responses=ADMIN_ERRORS)
     async def get_engine(request: Request) -> EngineView:
@@ -110,6 +114,11 @@ def router(observer: EngineObserver) -> APIRouter:
 
         return EventStream(event_stream(observer, subscription), on_close=close)
 
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def get_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
     return routes
 
 
@@ -121,7 +130,7 @@ def _require_admin(observer: EngineObserver, request: Request) -> None:
 async def event_stream(observer: EngineObserver, subscription: Subscription) -> AsyncIterator[bytes]:
     """Yield the events of a subscription as server-sent events, with a `dropped` event after each loss."""
     if (started := observer.tracker.started) is not None:
-        yield _sse(started.type, to_json(started))
+        yield to_named_event(started.type, to_json(started).encode())
     num_dropped = 0
     while True:
         try:
@@ -133,26 +142,17 @@ async def event_stream(observer: EngineObserver, subscription: Subscription) -> 
             return
         if subscription.num_dropped > num_dropped:
             num_dropped = subscription.num_dropped
-            yield _sse("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}))
-        yield _sse(event.type, to_json(event))
-
-
-def _sse(kind: str, data: str) -> bytes:
-    return f"event: {kind}\ndata: {data}\n\n".encode()
+            yield to_named_event("dropped", json.dumps({"type": "dropped", "num_dropped": num_dropped}).encode())
+        yield to_named_event(event.type, to_json(event).encode())
 
 
 def _engine_view(observer: EngineObserver, cpu_seconds: dict[str, float]) -> EngineView:
     llm, tracker = observer.llm, observer.tracker
-    plan, started = llm.engine.facts.kv_cache_plan, tracker.started
+    started = tracker.started
     return EngineView(
         status=llm.status(),
         configuration={} if started is None else asdict(started),
-        plan=KVCachePlanView(
-            num_blocks=plan.num_blocks,
-            block_size=plan.block_size,
-            num_slots=plan.num_slots,
-            num_bytes=plan.num_bytes,
-        ),
+        plan=KVCachePlanView.model_validate(llm.engine.facts.kv_cache_plan, from_attributes=True),
         pool=_pool_view(observer),
         batch=_batch_view(observer),
         step_cost=tracker.cost.line(),

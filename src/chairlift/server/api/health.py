@@ -32,35 +32,22 @@ class ReadyStatus(BaseModel):
     reason: str | None = None
 
 
-class ReadinessCheck:
-    """Determines whether a server can answer requests."""
-
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        stall_seconds: float = STALL_SECONDS,
-        admission: AdmissionController | None = None,
-    ) -> None:
-        self._llm = llm
-        self._admission = admission
-        self._stall_seconds = stall_seconds
-
-    def obstacle(self) -> str | None:
-        """The reason why the server is not ready; None if it is ready."""
-        if self._admission is not None and self._admission.is_draining:
-            return f"the server is shutting down and has {self._admission.num_calls} unfinished calls"
-        status = self._llm.status()
-        if status.state != "running":
-            text = NOT_RUNNING[status.state]
-            return text if status.last_failure is None else f"{text}: {status.last_failure}"
-        if status.seconds_stalled < self._stall_seconds:
-            return None
-        return f"no step for {status.seconds_stalled:.0f} seconds with {status.num_unfinished} unfinished requests"
+def readiness_obstacle(llm: AsyncLLM, admission: AdmissionController) -> str | None:
+    """The reason why the server cannot answer requests; None if it can."""
+    if admission.is_draining:
+        return f"the server is shutting down and has {admission.num_calls} unfinished calls"
+    status = llm.status()
+    if status.state != "running":
+        text = NOT_RUNNING[status.state]
+        return text if status.last_failure is None else f"{text}: {status.last_failure}"
+    if status.seconds_stalled < STALL_SECONDS:
+        return None
+    return f"no step for {status.seconds_stalled:.0f} seconds with {status.num_unfinished} unfinished requests"
 
 
-def router(llm: AsyncLLM, admission: AdmissionController | None = None) -> APIRouter:
+def router(llm: AsyncLLM, admission: AdmissionController) -> APIRouter:
+    """The routes that a load balancer or an orchestrator checks."""
     routes = APIRouter()
-    readiness = ReadinessCheck(llm, admission=admission)
 
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"model": Health}}, response_model_exclude_none=True)
@@ -77,7 +64,7 @@ def router(llm: AsyncLLM, admission: AdmissionController | None = None) -> APIRo
     @routes.get("/ready", responses={503: {"model": ReadyStatus}})
     async def ready(response: Response) -> ReadyStatus:
         """Return 200 if the engine runs and, while it has unfinished requests, computes steps."""
-        if (reason := readiness.obstacle()) is None:
+        if (reason := readiness_obstacle(llm, admission)) is None:
             return ReadyStatus(status="ready", state=llm.status().state)
         response.status_code = 503
         return ReadyStatus(status="not ready", state=llm.status().state, reason=reason)

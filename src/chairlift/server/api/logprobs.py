@@ -66,21 +66,24 @@ class LogprobWriter:
         self._decoder = decoder
         self._as_token_ids = as_token_ids
 
-    def chat(self, positions: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """The form of chat completions and responses: one entry for each position."""
-        return [
-            {**self._chat_entry(position.token), "top_logprobs": [self._chat_entry(entry) for entry in position.top]}
-            for position in positions
-        ]
+    def chat(self, position: TokenLogprobs) -> dict[str, Any]:
+        """The form of chat completions and responses."""
+        return {**self._chat_entry(position.token), "top_logprobs": [self._chat_entry(entry) for entry in position.top]}
 
     def chat_json(self, positions: Sequence[TokenLogprobs]) -> bytes:
         """The entries of `chat` as a JSON list. Positions are encoded one by one, because the objects of an answer with
         hundreds of thousands of entries would need much memory."""
-        return _json_list(entry for position in positions for entry in self.chat([position]))
+        return _json_list(map(self.chat, positions))
 
     def prompt_json(self, positions: Sequence[TokenLogprobs | None]) -> bytes:
-        """The entries of `prompt` as a JSON list; see `chat_json`."""
-        return _json_list(entry for position in positions for entry in self.prompt([position]))
+        """The form of vLLM as a JSON list: for each position token id -> logprob, rank and text, and null for the first
+        position. Positions are encoded as in `chat_json`."""
+        return _json_list(
+            None
+            if position is None
+            else {str(entry.token_id): self._prompt_entry(entry) for entry in (*position.top, position.token)}
+            for position in positions
+        )
 
     def completion(
         self, positions: Iterable[TokenLogprobs | None], offsets: TextOffsets, first: int = -1
@@ -100,15 +103,6 @@ class LogprobWriter:
             lists["token_logprobs"].append(None if position is None else _finite(position.token.logprob))
             lists["top_logprobs"].append(None if position is None else Raw(encode(self._top(position))))
         return lists
-
-    def prompt(self, positions: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-        """The form of vLLM: for each position token id -> logprob, rank and text, and None for the first position."""
-        return [
-            None
-            if position is None
-            else {str(entry.token_id): self._prompt_entry(entry) for entry in (*position.top, position.token)}
-            for position in positions
-        ]
 
     def text(self, token_id: int) -> str:
         """A token as text, or as its id."""

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, Final
 
-from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from chairlift.errors import ChairliftError
-from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
 from chairlift.server.api.call_usage import CallUsage
-from chairlift.server.api.chat import ParsedAnswer, parse_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
-from chairlift.server.api.prepared_route import AnswerPrepared, PreparedRoutes
-from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer
+from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.protocol.messages import (
-    CountTokensRequest,
     MessagesError,
     MessagesErrorInfo,
     MessagesRequest,
     MessagesResponse,
     MessagesUsage,
-    Thinking,
-    TokenCount,
 )
-from chairlift.server.api.serving import ApiCall, Serving, StreamWriter, UtilityServing
-from chairlift.server.api.stream_chunks import to_named_event
-from chairlift.server.http.error_responses import (
-    describe_validation_error,
-    error_body,
-    error_headers,
-    http_error_message,
-)
-from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
-from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall
+from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
+from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.http.error_responses import error_body
+from chairlift.server.tools.answer_parser import DeltaToolCall
 
 MessagesCall = ApiCall[MessagesRequest, ChatPlan]
+
+PATHS: Final = ("/v1/messages", "/v1/messages/count_tokens")
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -55,48 +41,6 @@ ERROR_TYPES = {
     503: "overloaded_error",
 }
 """HTTP status -> the error type of Anthropic; the type of other statuses is `api_error`."""
-
-MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
-"""Name of a field of chats -> its name at this endpoint."""
-
-
-class MessagesPlanner(RequestPlanner[MessagesRequest, ChatPlan]):
-    """Plans requests of /v1/messages, which are converted to chats."""
-
-    body_type = MessagesRequest
-    content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: MessagesRequest) -> ChatPlan:
-        chat = body.to_chat()
-        set_thinking(self._conversations, chat, body.thinking)
-        with rename_fields_in_errors(MESSAGES_FIELDS):
-            plan = self._conversations.plan(chat)
-        return replace(plan, constraint_field=MESSAGES_FIELDS.get(plan.constraint_field, plan.constraint_field))
-
-
-class CountTokensPlanner(RequestPlanner[CountTokensRequest, bytes]):
-    """Counts the tokens of a conversation; the result is the answer's body."""
-
-    body_type = CountTokensRequest
-    content_fields: ClassVar[dict[str, Any]] = {**MessagesPlanner.content_fields, "output_config": None}
-
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
-
-    def plan(self, body: CountTokensRequest) -> bytes:
-        chat = body.to_chat()
-        set_thinking(self._conversations, chat, body.thinking)
-        count = TokenCount(input_tokens=len(self._conversations.prompt_token_ids(chat)))
-        return count.model_dump_json().encode()
-
-
-def set_thinking(conversations: ConversationPlanner, chat: ChatCompletionRequest, thinking: Thinking | None) -> None:
-    """Set the variable `enable_thinking`, if the chat template reads it."""
-    if thinking is not None and conversations.has_template_variable("enable_thinking"):
-        chat.chat_template_kwargs = {"enable_thinking": thinking.type == "adaptive"}
 
 
 class MessagesServing(Serving[MessagesRequest, ChatPlan]):
@@ -163,40 +107,26 @@ def _parse_arguments(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
-class _MessagesStream(StreamWriter):
+class _MessagesStream(PartStreamWriter):
     """Writes message_start, then blocks (start, deltas, stop), then message_delta and message_stop."""
 
     def __init__(self, call: MessagesCall) -> None:
+        super().__init__(call)
         self._call = call
-        self._parser = call.plan.make_parser()
         self._open: str | None = None
         self._num_blocks = 0
         self._has_calls = False
-        self._last: CompletionOutput | None = None
 
     def opening(self) -> bytes:
-        call = self._call
+        call, usage = self._call, messages_usage(self._call.usage)
         message = MessagesResponse(
-            id=call.id,
-            model=call.model,
-            content=[],
-            stop_reason=None,
-            stop_sequence=None,
-            usage=messages_usage(call.usage),
+            id=call.id, model=call.model, content=[], stop_reason=None, stop_sequence=None, usage=usage
         )
         return _event("message_start", message=message.model_dump())
 
-    def delta(self, index: int, output: RequestOutput) -> bytes:
-        (answer,) = output.outputs
-        events = self._write(self._parser.feed(answer.text))
-        if answer.finish_reason is not None:
-            self._last = answer
-            events += self._write(self._parser.finish())
-        return events
-
     def closing(self) -> bytes:
-        assert self._last is not None
-        reason, sequence = stop_reason(self._last, self._has_calls)
+        assert self.last is not None
+        reason, sequence = stop_reason(self.last, self._has_calls)
         extra: dict[str, Any] = {}
         if self._call.body.timings and (timings := self._call.usage.timings()) is not None:
             extra["timings"] = timings.model_dump()
@@ -205,38 +135,33 @@ class _MessagesStream(StreamWriter):
         return self._stop() + _event("message_delta", delta=delta, usage=usage, **extra) + _event("message_stop")
 
     def failure(self, error: ChairliftError) -> bytes:
-        return _event("error", error={"type": anthropic_error_type(error_body(error)[0]), "message": str(error)})
+        return _event("error", error=_error_info(error_body(error)[0], str(error)).model_dump())
 
-    def _write(self, piece: DeltaMessage) -> bytes:
-        events = b""
-        if piece.reasoning:
-            events += self._append_text("thinking", "thinking_delta", piece.reasoning)
-        if piece.content:
-            events += self._append_text("text", "text_delta", piece.content)
-        for call in piece.tool_calls:
-            events += self._append_call(call)
-        return events
+    def reasoning(self, text: str) -> bytes:
+        return self._append_text("thinking", text, signature="")
 
-    def _append_text(self, kind: str, delta_kind: str, text: str) -> bytes:
-        block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {"citations": None})}
-        start = b"" if self._open == kind else self._start(kind, block)
-        return start + self._delta({"type": delta_kind, kind: text})
+    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
+        return self._append_text("text", text, citations=None) if text else b""
 
-    def _append_call(self, call: DeltaToolCall) -> bytes:
+    def tool_call(self, call: DeltaToolCall) -> bytes:
         self._has_calls = True
         events = b""
         if call.id is not None:
-            events = self._start("tool_use", {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        if call.arguments:
-            events += self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        return events
+            events = self._start("tool_use", id=call.id, name=call.name, input={})
+        return events + self._delta("input_json", partial_json=call.arguments) if call.arguments else events
 
-    def _start(self, kind: str, block: dict[str, Any]) -> bytes:
+    def _append_text(self, kind: str, text: str, **fields: Any) -> bytes:
+        start = b"" if self._open == kind else self._start(kind, **{kind: ""}, **fields)
+        return start + self._delta(kind, **{kind: text})
+
+    def _start(self, kind: str, **fields: Any) -> bytes:
         stopped = self._stop()
         self._open = kind
+        block = {"type": kind, **fields}
         return stopped + _event("content_block_start", index=self._num_blocks, content_block=block)
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        delta = {"type": f"{kind}_delta", **fields}
         return _event("content_block_delta", index=self._num_blocks, delta=delta)
 
     def _stop(self) -> bytes:
@@ -248,63 +173,14 @@ class _MessagesStream(StreamWriter):
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return to_named_event(kind, {"type": kind, **fields})
+    return to_named_event(kind, encode({"type": kind, **fields}))
 
 
-def anthropic_error_type(status: int) -> str:
-    """The error type of Anthropic for an HTTP status."""
-    return ERROR_TYPES.get(status, "api_error")
+def _error_info(status: int, message: str) -> MessagesErrorInfo:
+    return MessagesErrorInfo(type=ERROR_TYPES.get(status, "api_error"), message=message)
 
 
-def _with_messages_errors(base: type[APIRoute]) -> type[APIRoute]:
-    """A route class whose error responses have the form of Anthropic."""
-
-    class MessagesRoute(base):  # type: ignore[misc, valid-type]
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def handle_with_errors(request: Request) -> Response:
-                try:
-                    response: Response = await handle(request)
-                except RequestValidationError as error:
-                    return _error(400, describe_validation_error(error)[0])
-                except ChairliftError as error:
-                    return _error(error_body(error)[0], str(error), error_headers(error))
-                except HTTPException as error:
-                    return _error(error.status_code, http_error_message(request, error))
-                return response
-
-            return handle_with_errors
-
-    return MessagesRoute
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    body = MessagesError(error=MessagesErrorInfo(type=anthropic_error_type(status), message=message))
+def messages_error_response(status: int, message: str, headers: Mapping[str, str] | None) -> JSONResponse:
+    """A response with an error in the form of Anthropic."""
+    body = MessagesError(error=_error_info(status, message))
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
-
-
-def router(
-    serving: MessagesServing, counting: UtilityServing[CountTokensRequest], prepared: PreparedRoutes
-) -> APIRouter:
-    """The routes of /v1/messages and /v1/messages/count_tokens, whose error responses have the form of Anthropic."""
-    endpoints: dict[str, tuple[str, AnswerPrepared]] = {
-        "/v1/messages": ("messages", serving.answer),
-        "/v1/messages/count_tokens": ("count_tokens", counting.answer),
-    }
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": MessagesError} for status in (400, 401, 404, 408, 413, 429, 503)
-    }
-    routes = APIRouter(route_class=_with_messages_errors(prepared.route_class(endpoints)), responses=errors)
-
-    @routes.post("/v1/messages", response_model=MessagesResponse)
-    async def create_message(body: MessagesRequest, request: Request) -> Response:
-        """Generate the next message of a conversation (Anthropic)."""
-        return await serving.handle(body, request)
-
-    @routes.post("/v1/messages/count_tokens", response_model=TokenCount)
-    async def count_tokens(body: CountTokensRequest, request: Request) -> Response:
-        """Count the prompt tokens of a conversation (Anthropic)."""
-        return await counting.handle(body, request)
-
-    return routes

@@ -14,6 +14,8 @@ from chairlift.server.api.protocol.base import ErrorBody, ModelCard, ModelList
 class UnknownModelError(HTTPException):
     """The request names a model that this server does not serve."""
 
+    code = "model_not_found"
+
 
 def check_model(requested: str | None, name: str) -> None:
     """Raise UnknownModelError if a request names another model."""

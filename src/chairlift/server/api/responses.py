@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from typing import Any, ClassVar
-
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
 
 from chairlift.errors import ChairliftError
-from chairlift.outputs import CompletionOutput, RequestOutput
+from chairlift.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from chairlift.request import FinishReason
-from chairlift.server.api.chat import ParsedAnswer, parse_answer
-from chairlift.server.api.conversation import ChatPlan, ConversationPlanner
-from chairlift.server.api.prepared_route import PreparedRoutes
+from chairlift.server.api.chat import ParsedAnswer, PartStreamWriter, parse_answer
+from chairlift.server.api.conversation import ChatPlan
 from chairlift.server.api.protocol.responses import (
-    RESPONSES_FIELDS,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -25,28 +21,58 @@ from chairlift.server.api.protocol.responses import (
     ResponsesRequest,
     ResponsesUsage,
 )
-from chairlift.server.api.response_items import ItemEventWriter, OutputItem, new_item_id
 from chairlift.server.api.serving import ApiCall, Serving, StreamWriter
-from chairlift.server.http.error_responses import ERROR_RESPONSES, error_body
-from chairlift.server.preparation.request_plan import RequestPlanner, rename_fields_in_errors
-from chairlift.server.tools.answer_parser import DeltaMessage
+from chairlift.server.api.stream_chunks import encode, to_named_event
+from chairlift.server.http.error_responses import error_body
+from chairlift.server.tools.answer_parser import DeltaToolCall
 
 ResponsesCall = ApiCall[ResponsesRequest, ChatPlan]
 
 
-class ResponsesPlanner(RequestPlanner[ResponsesRequest, ChatPlan]):
-    """Plans requests of /v1/responses. The body keeps tools and instructions, because the response repeats them."""
+def new_item_id(kind: str) -> str:
+    """A random id with the prefix `msg`, `fc` or `rs`."""
+    return f"{kind}_{uuid.uuid4().hex}"
 
-    body_type = ResponsesRequest
-    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
 
-    def __init__(self, conversations: ConversationPlanner) -> None:
-        self._conversations = conversations
+@dataclass(slots=True)
+class OutputItem:
+    """An output item while it is generated: reasoning, a message or a function call.
 
-    def plan(self, body: ResponsesRequest) -> ChatPlan:
-        with rename_fields_in_errors(RESPONSES_FIELDS):
-            plan = self._conversations.plan(body.to_chat())
-        return replace(plan, constraint_field=RESPONSES_FIELDS.get(plan.constraint_field, plan.constraint_field))
+    Attributes:
+        text: the text so far; for a function call its arguments.
+        logprobs: the logprobs of a message, if the request includes them.
+    """
+
+    kind: str
+    id: str
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        """The content part of a message or of reasoning."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+    def value(self, status: str, *, is_empty: bool = False) -> dict[str, Any]:
+        """The item as an entry of `output`."""
+        if self.kind == "function_call":
+            call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+            return {"id": self.id, "type": "function_call", "status": status, **call}
+        content = [] if is_empty else [self.part()]
+        if self.kind == "reasoning":
+            return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+DELTAS = {
+    "reasoning": "response.reasoning_text",
+    "message": "response.output_text",
+    "function_call": "response.function_call_arguments",
+}
+"""Kind of item -> the prefix of its events `.delta` and `.done`."""
 
 
 class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
@@ -57,8 +83,8 @@ class ResponsesServing(Serving[ResponsesRequest, ChatPlan]):
     def response(self, call: ResponsesCall, outputs: list[RequestOutput]) -> ResponseObject:
         (output,) = outputs[0].outputs
         answer = parse_answer(call.plan, output.text)
-        entries = self.logprob_writer().chat(output.logprobs or [])
-        items = _items(answer, entries if call.body.include_logprobs else [])
+        positions = output.logprobs if call.body.include_logprobs else None
+        items = _items(answer, list(map(self.logprob_writer().chat, positions or [])))
         return self.finished(call, items, output)
 
     def writer(self, call: ResponsesCall) -> StreamWriter:
@@ -138,78 +164,110 @@ def _items(answer: ParsedAnswer, logprobs: list[dict[str, Any]]) -> list[OutputI
     return items
 
 
-class _ResponsesStream(StreamWriter):
-    """Writes the events of one response."""
+class _ResponsesStream(PartStreamWriter):
+    """Writes the events of one response, whose items follow each other."""
 
     def __init__(self, serving: ResponsesServing, call: ResponsesCall) -> None:
+        super().__init__(call)
         self._serving = serving
         self._call = call
-        self._events = ItemEventWriter()
-        self._parser = call.plan.make_parser()
         self._logprobs = serving.logprob_writer()
-        self._last: CompletionOutput | None = None
+        self._done: list[OutputItem] = []
+        self._open: OutputItem | None = None
+        self._sequence_number = 0
 
     def opening(self) -> bytes:
         response = self._serving.skeleton(self._call).model_dump()
-        return b"".join(
-            self._events.event(kind, response=response) for kind in ("response.created", "response.in_progress")
-        )
-
-    def delta(self, index: int, output: RequestOutput) -> bytes:
-        (answer,) = output.outputs
-        logprobs = self._logprobs.chat(answer.logprobs or []) if self._call.body.include_logprobs else []
-        events = self._write(self._parser.feed(answer.text), logprobs)
-        if answer.finish_reason is not None:
-            self._last = answer
-            events += self._write(self._parser.finish(), [])
-        return events
+        return b"".join(self._event(kind, response=response) for kind in ("response.created", "response.in_progress"))
 
     def closing(self) -> bytes:
-        assert self._last is not None
+        assert self.last is not None
         events = b""
-        if self._events.open is None and not self._events.done:
-            events = self._events.start(OutputItem("message", new_item_id("msg")))
-        events += self._events.end(_status(self._last))
-        response = self._serving.finished(self._call, self._events.done, self._last)
-        return events + self._events.event(f"response.{response.status}", response=response.model_dump())
+        if self._open is None and not self._done:
+            events = self._start(OutputItem("message", new_item_id("msg")))
+        events += self._end(_status(self.last))
+        response = self._serving.finished(self._call, self._done, self.last)
+        return events + self._event(f"response.{response.status}", response=response.model_dump())
 
     def failure(self, error: ChairliftError) -> bytes:
         _, body = error_body(error)
         failed = {"status": "failed", "error": ResponseError(message=str(error))}
         response = self._serving.skeleton(self._call).model_copy(update=failed).model_dump()
-        event = self._events.event("error", code=body.error.type, message=str(error), param=body.error.param)
-        return event + self._events.event("response.failed", response=response)
+        event = self._event("error", code=body.error.type, message=str(error), param=body.error.param)
+        return event + self._event("response.failed", response=response)
 
-    def _write(self, piece: DeltaMessage, logprobs: list[dict[str, Any]]) -> bytes:
+    def reasoning(self, text: str) -> bytes:
+        return self._append("reasoning", "rs", text, [])
+
+    def content(self, text: str, positions: list[TokenLogprobs]) -> bytes:
+        logprobs = [self._logprobs.chat(position) for position in positions] if self._call.body.include_logprobs else []
+        is_open = self._open is not None and self._open.kind == "message"
+        # The token of these logprobs has not become text yet: it may turn out to begin another item.
+        return self._append("message", "msg", text, logprobs) if text or (logprobs and is_open) else b""
+
+    def tool_call(self, call: DeltaToolCall) -> bytes:
         events = b""
-        if piece.reasoning:
-            events += self._append("reasoning", "rs", piece.reasoning, [])
-        if piece.content or (logprobs and not piece.tool_calls and self._is_message_open()):
-            events += self._append("message", "msg", piece.content, logprobs)
-        for call in piece.tool_calls:
-            if call.id is not None:
-                events += self._events.start(OutputItem("function_call", new_item_id("fc"), call.id, call.name or ""))
-            if call.arguments:
-                events += self._events.delta(call.arguments, [])
-        return events
-
-    def _is_message_open(self) -> bool:
-        return self._events.open is not None and self._events.open.kind == "message"
+        if call.id is not None:
+            events = self._start(OutputItem("function_call", new_item_id("fc"), call.id, call.name or ""))
+        return events + self._delta(call.arguments, []) if call.arguments else events
 
     def _append(self, kind: str, prefix: str, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        is_open = self._events.open is not None and self._events.open.kind == kind
-        events = b"" if is_open else self._events.start(OutputItem(kind, new_item_id(prefix)))
-        return events + self._events.delta(text, logprobs)
+        is_open = self._open is not None and self._open.kind == kind
+        events = b"" if is_open else self._start(OutputItem(kind, new_item_id(prefix)))
+        return events + self._delta(text, logprobs)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        body = {"type": kind, "sequence_number": self._sequence_number, **fields}
+        self._sequence_number += 1
+        return to_named_event(kind, encode(body))
+
+    def _start(self, item: OutputItem) -> bytes:
+        """Finish the open item, and start this one."""
+        events = self._end("completed")
+        self._open = item
+        added = item.value("in_progress", is_empty=True)
+        events += self._event("response.output_item.added", output_index=len(self._done), item=added)
+        if item.kind != "function_call":
+            events += self._event("response.content_part.added", **self._place(item), part=item.part())
+        return events
+
+    def _delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        """Append text to the open item."""
+        item = self._open
+        assert item is not None
+        item.text += text
+        item.logprobs += logprobs
+        more = {"logprobs": _without_bytes(logprobs)} if item.kind == "message" else {}
+        return self._event(f"{DELTAS[item.kind]}.delta", **self._place(item), delta=text, **more)
+
+    def _end(self, status: str) -> bytes:
+        """Finish the open item, if any."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        name = f"{DELTAS[item.kind]}.done"
+        if item.kind == "function_call":
+            events = self._event(name, **self._place(item), arguments=item.text)
+        else:
+            more = {"logprobs": _without_bytes(item.logprobs)} if item.kind == "message" else {}
+            events = self._event(name, **self._place(item), text=item.text, **more)
+            events += self._event("response.content_part.done", **self._place(item), part=item.part())
+        events += self._event("response.output_item.done", output_index=len(self._done), item=item.value(status))
+        self._done.append(item)
+        return events
+
+    def _place(self, item: OutputItem) -> dict[str, Any]:
+        place = {"item_id": item.id, "output_index": len(self._done)}
+        return place if item.kind == "function_call" else {**place, "content_index": 0}
 
 
-def router(serving: ResponsesServing, prepared: PreparedRoutes) -> APIRouter:
-    """The route of /v1/responses."""
-    route_class = prepared.route_class({"/v1/responses": ("responses", serving.answer)})
-    routes = APIRouter(responses=ERROR_RESPONSES, route_class=route_class)
-
-    @routes.post("/v1/responses", response_model=ResponseObject)
-    async def create_response(body: ResponsesRequest, request: Request) -> Response:
-        """Generate a response to input items (OpenAI)."""
-        return await serving.handle(body, request)
-
-    return routes
+def _without_bytes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Logprobs in the form of events, which have no `bytes`."""
+    return [
+        {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in entry["top_logprobs"]],
+        }
+        for entry in entries
+    ]

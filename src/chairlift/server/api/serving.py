@@ -22,17 +22,17 @@ from chairlift.server.api.call_usage import CallUsage, timing_headers
 from chairlift.server.api.logprobs import LogprobWriter
 from chairlift.server.api.models import check_model
 from chairlift.server.api.protocol.base import RequestBody, UsageInfo
-from chairlift.server.api.protocol.sampling import EngineFields
-from chairlift.server.api.stream_chunks import DONE, encode, to_event
+from chairlift.server.api.protocol.sampling import EngineFields, SamplingFields
+from chairlift.server.api.stream_chunks import DONE, NULL, encode
 from chairlift.server.http.error_responses import error_body
-from chairlift.server.http.streaming import EventStream, cancel_on_disconnect
+from chairlift.server.http.streaming import EventStream
 from chairlift.server.preparation.preparation import Preparation
 from chairlift.server.preparation.request_plan import (
     RequestPlan,
     RequestPlanner,
     attribute_errors_to,
     check_logprobs,
-    rename_limit_in_errors,
+    rename_fields_in_errors,
 )
 
 MAX_ANSWERS_PER_CALL: Final = 2048
@@ -48,8 +48,10 @@ PROMPTS_PER_ITERATION: Final = 32
 """Prompts of one call that are started before the event loop can serve other calls."""
 
 Fields = TypeVar("Fields", bound=EngineFields)
-UtilityFields = TypeVar("UtilityFields", bound=RequestBody)
+ChunkFields = TypeVar("ChunkFields", bound=SamplingFields)
 Plans = TypeVar("Plans", bound=RequestPlan)
+Body = TypeVar("Body", bound=RequestBody)
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -82,12 +84,12 @@ class ApiCall(Generic[Fields, Plans]):
 class StreamWriter(ABC):
     """Writes the events of one call as bytes. What one method returns is sent as one chunk."""
 
-    @abstractmethod
     def opening(self) -> bytes:
-        """The events before the first token."""
+        """The events before the first token; may be empty."""
+        return b""
 
     def size(self, index: int, output: RequestOutput) -> int:
-        """The amount of work that `delta` has with this output; see `output_size`."""
+        """The size of an output that `delta` writes. Large outputs are written on a thread (see `output_size`)."""
         return output_size(output)
 
     @abstractmethod
@@ -100,18 +102,20 @@ class StreamWriter(ABC):
 
     def failure(self, error: ChairliftError) -> bytes:
         """The events that end a stream which has failed."""
-        return to_event(error_body(error)[1].model_dump_json().encode()) + DONE
+        return b"data: %b\n\n" % error_body(error)[1].model_dump_json().encode() + DONE
 
 
-class ChunkStreamWriter(StreamWriter):
+class ChunkStreamWriter(StreamWriter, Generic[ChunkFields, Plans]):
     """Writes the chunks of completions and chat completions.
 
     Args:
         kind: the value of the field `object`.
+        logprobs: writes the logprobs of the call.
     """
 
-    def __init__(self, kind: str, call: ApiCall[Any, Any]) -> None:
-        self._api_call = call
+    def __init__(self, kind: str, call: ApiCall[ChunkFields, Plans], logprobs: LogprobWriter) -> None:
+        self.call = call
+        self.logprobs = logprobs
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             encode(call.id),
             encode(kind),
@@ -120,20 +124,53 @@ class ChunkStreamWriter(StreamWriter):
         )
         self._tail = b'],"usage":null}\n\n' if call.body.include_usage else b"]}\n\n"
 
-    def chunk(self, choice: bytes) -> bytes:
-        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`."""
-        if self._api_call.body.continuous_usage_stats:
-            return self._usage_chunk(choice, self._api_call.usage.usage())
+    @abstractmethod
+    def answer(self, index: int, answer: CompletionOutput) -> bytes:
+        """The chunk for new output of an answer to prompt `index`; may be empty."""
+
+    def delta(self, index: int, output: RequestOutput) -> bytes:
+        has_token_ids = self.call.body.return_token_ids
+        return b"".join(
+            self.answer(index, answer)
+            for answer in output.outputs
+            # New tokens may not have become text yet.
+            if answer.text or answer.finish_reason is not None or answer.logprobs or has_token_ids
+        )
+
+    def chunk(
+        self,
+        index: int,
+        text: bytes,
+        logprobs: bytes,
+        answer: CompletionOutput | None = None,
+        reason: str | None = None,
+    ) -> bytes:
+        """One chunk with a choice, and with the token counts so far if the request has `continuous_usage_stats`.
+
+        Args:
+            index: the index of the choice.
+            text: the fields of the choice that contain text.
+            answer: new output of the answer; None for text of the prompt.
+            reason: the finish reason in the response, if the answer has finished.
+        """
+        ending = NULL
+        if answer is not None and answer.finish_reason is not None:
+            ending = b'%b,"stop_reason":%b' % (encode(reason), encode(answer.stop_reason))
+        if answer is not None and self.call.body.return_token_ids:
+            ending += b',"token_ids":%b' % encode(answer.token_ids)
+        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, ending)
+        if self.call.body.continuous_usage_stats:
+            return self._usage_chunk(choice, self.call.usage.usage())
         return self._head + choice + self._tail
 
     def usage(self) -> UsageInfo:
         """The token counts at the end of the stream."""
-        return self._api_call.usage.usage()
+        return self.call.usage.usage()
 
     def closing(self) -> bytes:
-        body = self._api_call.body
+        body = self.call.body
         last = self._usage_chunk(b"", self.usage()) if body.include_usage else b""
-        if body.timings and (timings := self._api_call.usage.timings()) is not None:
+        if body.timings and (timings := self.call.usage.timings()) is not None:
             last += b'%b],"timings":%b}\n\n' % (self._head, timings.model_dump_json().encode())
         return last + DONE
 
@@ -141,8 +178,8 @@ class ChunkStreamWriter(StreamWriter):
         return b'%b%b],"usage":%b}\n\n' % (self._head, choice, usage.model_dump_json().encode())
 
 
-class Serving(ABC, Generic[Fields, Plans]):
-    """The base class of endpoints that generate.
+class Endpoint(ABC, Generic[Body, Result]):
+    """The base class of endpoints with a request body.
 
     Args:
         model_name: the name of the model in requests and responses.
@@ -150,15 +187,44 @@ class Serving(ABC, Generic[Fields, Plans]):
         preparation: runs the planner, and other work that would block the event loop.
     """
 
-    id_prefix: str
-
     def __init__(
-        self, llm: AsyncLLM, model_name: str, planner: RequestPlanner[Fields, Plans], preparation: Preparation
+        self, llm: AsyncLLM, model_name: str, planner: RequestPlanner[Body, Result], preparation: Preparation
     ) -> None:
         self.llm = llm
         self.model_name = model_name
         self.preparation = preparation
         self._planner = planner
+
+    @abstractmethod
+    async def respond(self, body: Body, request: Request, plan: Result | None = None) -> Response:
+        """Answer a call.
+
+        Args:
+            plan: the plan that a preparation worker has computed; None to plan the body here.
+
+        Raises:
+            RequestError, OverloadedError, DeadlineError: before anything of the response is sent.
+        """
+
+    async def plan(self, body: Body, request: Request) -> Result:
+        """Plan a body on a thread."""
+        return await self.preparation.plan(request.state.key.tenant, self._planner, body)
+
+
+class UtilityServing(Endpoint[RequestBody, bytes]):
+    """An endpoint that runs nothing on the engine. Its planner computes the body of the response."""
+
+    async def respond(self, body: RequestBody, request: Request, plan: bytes | None = None) -> Response:
+        check_model(getattr(body, "model", None), self.model_name)
+        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
+            content = await self.plan(body, request) if plan is None else plan
+        return Response(content, media_type="application/json")
+
+
+class Serving(Endpoint[Fields, Plans]):
+    """The base class of endpoints that generate."""
+
+    id_prefix: str
 
     @abstractmethod
     def response(self, call: ApiCall[Fields, Plans], outputs: list[RequestOutput]) -> BaseModel:
@@ -168,25 +234,12 @@ class Serving(ABC, Generic[Fields, Plans]):
     def writer(self, call: ApiCall[Fields, Plans]) -> StreamWriter:
         """The writer of the response to a call that streams."""
 
-    async def handle(self, body: Fields, request: Request) -> Response:
-        """Plan and answer a call.
-
-        Raises:
-            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; before anything is sent.
-        """
+    async def respond(self, body: Fields, request: Request, plan: Plans | None = None) -> Response:
         check_model(body.model, self.model_name)
-        request.app.state.admission.check_token_rate(request.state.key)
-        return await cancel_on_disconnect(request, self._plan_and_answer(body, request))
-
-    async def answer(self, body: Fields, plan: Plans, request: Request) -> Response:
-        """Run a planned request on the engine, and return the whole response or a stream.
-
-        Raises:
-            RequestError, OverloadedError, DeadlineError: as `AdmissionController.admit`; nothing of the response has
-                been sent.
-        """
-        check_model(body.model, self.model_name)
-        with rename_limit_in_errors(body.max_tokens_field):
+        if plan is None:
+            request.app.state.admission.check_token_rate(request.state.key)
+            plan = await self.plan(body, request)
+        with rename_fields_in_errors(body.chat_field_names):
             if plan.params.structured_outputs is not None:
                 await self.preparation.run_and_wait(request.state.key.tenant, self._compile_constraint, plan)
             call = await self._start(body, plan, request)
@@ -201,11 +254,6 @@ class Serving(ABC, Generic[Fields, Plans]):
     def num_tokens(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.llm.engine.tokenizer.encode(text, add_special_tokens=False)) if text else 0
-
-    async def _plan_and_answer(self, body: Fields, request: Request) -> Response:
-        with rename_limit_in_errors(body.max_tokens_field):
-            plan = await self.preparation.plan(request.state.key.tenant, self._planner, body)
-        return await self.answer(body, plan, request)
 
     def _compile_constraint(self, plan: Plans) -> None:
         with attribute_errors_to(plan.constraint_field):
@@ -305,47 +353,10 @@ class Serving(ABC, Generic[Fields, Plans]):
             yield writer.failure(error)
 
 
-class UtilityServing(Generic[UtilityFields]):
-    """An endpoint that runs nothing on the engine, such as one that counts tokens.
-
-    Args:
-        planner: computes the body of the response.
-    """
-
-    def __init__(
-        self, model_name: str, planner: RequestPlanner[UtilityFields, bytes], preparation: Preparation
-    ) -> None:
-        self._model_name = model_name
-        self._planner = planner
-        self._preparation = preparation
-
-    async def handle(self, body: UtilityFields, request: Request) -> Response:
-        """Compute the response body from a request body with the planner, and return the response.
-
-        Raises:
-            RequestError, OverloadedError: nothing of the response has been sent.
-        """
-        check_model(getattr(body, "model", None), self._model_name)
-        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
-            content = await self._preparation.plan(request.state.key.tenant, self._planner, body)
-        return Response(content, media_type="application/json")
-
-    async def answer(self, body: Any, content: bytes, request: Request) -> Response:
-        """Return the response whose body, `content`, a preparation worker has computed."""
-        check_model(body.model, self._model_name)
-        with request.app.state.admission.admit_utility_call(request.state.key, request.state.slot):
-            return Response(content, media_type="application/json")
-
-
 def output_size(output: RequestOutput) -> int:
     """The number of tokens and, approximately, of logprob entries in an output."""
     positions = len(output.prompt_logprobs or ()) + sum(len(answer.logprobs or ()) for answer in output.outputs)
     return sum(len(answer.token_ids) for answer in output.outputs) + ENTRIES_PER_POSITION * positions
-
-
-def has_content(answer: CompletionOutput, includes_token_ids: bool | None) -> bool:
-    """Whether a delta has anything to send. New tokens may not have become text yet."""
-    return bool(answer.text or answer.finish_reason is not None or answer.logprobs or includes_token_ids)
 
 
 async def _interleave(generations: list[Generation]) -> AsyncIterator[tuple[int, RequestOutput]]:

@@ -6,7 +6,7 @@ The tests validate the events with the types of the official clients.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -18,11 +18,6 @@ DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream of OpenAI's completions API."""
 
 
-def to_event(body: bytes) -> bytes:
-    """One server-sent event."""
-    return b"data: %b\n\n" % body
-
-
-def to_named_event(name: str, body: dict[str, Any]) -> bytes:
+def to_named_event(name: str, body: bytes) -> bytes:
     """One server-sent event with an event type."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(body))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), body)

@@ -14,11 +14,11 @@ from typing import Final
 
 from chairlift.config import EngineConfig
 from chairlift.engine.async_llm import AsyncLLM
+from chairlift.engine.progress import progress_bar
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.server.batch.batch_index import BatchIndex
 from chairlift.server.batch.batch_output import BatchOutput
 from chairlift.server.batch.line_processor import AnsweredLine, LineProcessor
-from chairlift.server.batch.progress import progress_bar
 from chairlift.server.http.application import create_app
 
 logger = logging.getLogger("chairlift")
@@ -188,7 +188,7 @@ class _BatchRunner:
         return next(self._lines, None)
 
     async def _write(self, answers: asyncio.Queue[AnsweredLine | None]) -> None:
-        """Write the results that have arrived with one append, on a thread."""
+        """Append results to the output file on a thread. Results that are available together are one append."""
         is_over = False
         while not is_over:
             arrived = [await answers.get()]

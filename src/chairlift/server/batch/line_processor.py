@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Scope
 
 from chairlift.engine.async_llm import AsyncLLM
 from chairlift.errors import EngineDeadError, RequestError
-from chairlift.server.batch.asgi_client import AsgiResponse, post
 from chairlift.server.batch.batch_lines import (
     BatchLineError,
     BatchRequestInput,
@@ -23,6 +24,8 @@ from chairlift.server.batch.batch_lines import (
     read_custom_id,
 )
 from chairlift.server.http.error_responses import error_body
+
+logger = logging.getLogger("chairlift")
 
 API_PREFIX: Final = "/v1/"
 
@@ -40,6 +43,15 @@ class AnsweredLine:
     status: int | None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class AsgiResponse:
+    """The response to one call. Header names are in lower case."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 class _Usage(msgspec.Struct):
@@ -106,6 +118,49 @@ class LineProcessor:
             if not self._llm.is_healthy:
                 raise EngineDeadError(f"the engine died: {response.body[:500].decode(errors='replace')}")
             await asyncio.sleep(_retry_after(response))
+
+
+async def post(app: ASGIApp, path: str, body: bytes) -> AsgiResponse:
+    """POST a JSON body and return the whole response. The application sees a cancellation as a disconnected client."""
+    headers = [(b"host", b"batch"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 0),
+        "server": ("batch", 80),
+    }
+    response = AsgiResponse()
+    unread = [body]
+
+    async def receive() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets this event")
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            response.status = message["status"]
+            response.headers = {name.decode().lower(): value.decode("latin-1") for name, value in message["headers"]}
+        elif message["type"] == "http.response.body":
+            response.body += message.get("body", b"")
+
+    try:
+        await app(scope, receive, send)
+    except Exception:
+        if not response.status:
+            raise
+        # Starlette sends a response with status 500 and then raises the error again.
+        logger.exception("POST %s failed with status %d", path, response.status)
+    return response
 
 
 def _batch_urls(app: FastAPI) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -21,35 +20,17 @@ from chairlift.server.access.admission import AdmissionController
 from chairlift.server.access.authentication import KeyMiddleware
 from chairlift.server.access.keys import KeyRing
 from chairlift.server.access.server_limits import ServerLimits
-from chairlift.server.api import (
-    chat,
-    completions,
-    engine,
-    health,
-    messages,
-    metrics,
-    models,
-    requests,
-    responses,
-    tokenization,
-)
+from chairlift.server.api import engine, health, messages, models, requests
 from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.prepared_route import PreparedRoutes
-from chairlift.server.api.protocol.base import ErrorInfo
-from chairlift.server.api.serving import UtilityServing
+from chairlift.server.api.body_routes import body_routers, make_endpoints, prepared_route_class
+from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.http.allowed_hosts import AllowedHosts
 from chairlift.server.http.body_limits import BodyLimitMiddleware
 from chairlift.server.http.cors import CorsOptions
-from chairlift.server.http.error_responses import (
-    describe_validation_error,
-    error_body,
-    error_headers,
-    error_response,
-    http_error_message,
-)
+from chairlift.server.http.error_responses import describe_error, error_response
 from chairlift.server.http.host_check import HostMiddleware
 from chairlift.server.http.unicode_check import check_unicode
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import make_planners
 from chairlift.server.preparation.preparation import Preparation, PreparationWorkers
 from chairlift.server.telemetry.call_log import CallLogMiddleware
 from chairlift.server.telemetry.engine_observer import EngineObserver
@@ -95,10 +76,20 @@ def create_app(
     listeners = [] if observability is None else observability.listeners(observer)
     preparation = Preparation(admission.record_cpu_seconds, workers)
     admission.stop_preparation = preparation.stop
-    planners = make_planners(llm.engine, api or ApiOptions())
-    on_start = partial(preparation.start, planners.conversations.log_template_warnings)
-    on_end = [preparation.close, *(listener.close for listener in listeners)]
-    lifespan = _lifespan(llm, [on_start] if on_ready is None else [on_ready, on_start], on_end)
+    conversations = ConversationPlanner(llm.engine, api or ApiOptions())
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        llm.open()
+        if on_ready is not None:
+            on_ready()
+        preparation.start(conversations.log_template_warnings)
+        yield
+        await llm.aclose()
+        preparation.close()
+        for listener in listeners:
+            listener.close()
+
     app = FastAPI(
         title="Chairlift", version=chairlift.__version__, lifespan=lifespan, dependencies=[Depends(check_unicode)]
     )
@@ -108,34 +99,16 @@ def create_app(
     if observability is not None:
         has_body = observability.access_log_bodies
         app.add_middleware(CallLogMiddleware, observer=observer, listeners=listeners, has_body=has_body)
-    _add_error_handlers(app)
-    routers = _generation_routers(llm, name, planners, preparation, limits.max_json_depth)
-    routers.append(models.router(llm, name))
-    routers += [module.router(observer) for module in (engine, metrics, requests)]
+    for kind in (RequestValidationError, ChairliftError, HTTPException):
+        app.add_exception_handler(kind, _respond_to_error)
+    endpoints = make_endpoints(llm, name, make_planners(llm.engine, conversations), preparation)
+    routers = body_routers(endpoints, prepared_route_class(endpoints, preparation, limits.max_json_depth))
+    routers += [models.router(llm, name), engine.router(observer), requests.router(observer)]
     routers.append(health.router(llm, admission))
     for router in routers:
         app.include_router(router)
     app.state.paths = sorted({route.path for router in routers for route in router.routes if isinstance(route, Route)})
     return app
-
-
-def _generation_routers(
-    llm: AsyncLLM, name: str, planners: EndpointPlanners, preparation: Preparation, max_json_depth: int
-) -> list[APIRouter]:
-    """The routers of the endpoints that take a body."""
-    prepared = PreparedRoutes(preparation, max_json_depth)
-    count_tokens, tokenize, detokenize = (
-        UtilityServing(name, planner, preparation)
-        for planner in (planners.count_tokens, planners.tokenize, planners.detokenize)
-    )
-    messages_serving = messages.MessagesServing(llm, name, planners.messages, preparation)
-    return [
-        completions.router(completions.CompletionServing(llm, name, planners.completions, preparation), prepared),
-        chat.router(chat.ChatServing(llm, name, planners.chat, preparation), prepared),
-        messages.router(messages_serving, count_tokens, prepared),
-        responses.router(responses.ResponsesServing(llm, name, planners.responses, preparation), prepared),
-        tokenization.router(tokenize, detokenize, prepared),
-    ]
 
 
 def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: CorsOptions) -> None:
@@ -147,45 +120,13 @@ def _add_middlewares(app: FastAPI, limits: ServerLimits, keys: KeyRing, cors: Co
     """
     app.add_middleware(BodyLimitMiddleware, limits=limits)
     app.add_middleware(KeyMiddleware, keys=keys)
-    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_unexpected_error)
+    app.add_middleware(ServerErrorMiddleware, handler=_respond_to_error)
     if cors.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors.middleware_options())
 
 
-def _lifespan(
-    llm: AsyncLLM, on_start: Iterable[Callable[[], None]], on_shutdown: Iterable[Callable[[], None]]
-) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        llm.open()
-        for start in on_start:
-            start()
-        yield
-        await llm.aclose()
-        for close in on_shutdown:
-            close()
-
-    return lifespan
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def respond_to_validation_error(_request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = describe_validation_error(error)
-        return error_response(400, ErrorInfo(message=message, type="invalid_request_error", param=param))
-
-    @app.exception_handler(ChairliftError)
-    async def respond_to_chairlift_error(_request: Request, error: ChairliftError) -> JSONResponse:
-        status, body = error_body(error)
-        return error_response(status, body.error, error_headers(error))
-
-    @app.exception_handler(HTTPException)
-    async def respond_to_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        code = "model_not_found" if isinstance(error, models.UnknownModelError) else None
-        info = ErrorInfo(message=http_error_message(request, error), type="invalid_request_error", code=code)
-        return error_response(error.status_code, info, error.headers)
-
-
-async def _respond_to_unexpected_error(_request: Request, error: Exception) -> JSONResponse:
-    status, body = error_body(error)
-    return error_response(status, body.error)
+async def _respond_to_error(request: Request, error: Exception) -> JSONResponse:
+    status, info, headers = describe_error(request, error)
+    if request.method == "POST" and request.url.path in messages.PATHS:
+        return messages.messages_error_response(status, info.message, headers)
+    return error_response(status, info, headers)

@@ -54,14 +54,13 @@ class BodyLimitMiddleware:
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
         self._app = app
         self._limits = limits
-        self._num_buffered = 0
-        self._num_buffered_by: Counter[str] = Counter()
+        self._num_buffered: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in BODILESS_METHODS:
             await self._app(scope, receive, send)
             return
-        reservation = _BodyReservation(self, _owner(scope))
+        reservation = _BodyReservation(self._num_buffered, self._limits, _owner(scope))
         try:
             body = await self._read(scope, receive, reservation)
             if body is None:
@@ -79,35 +78,6 @@ class BodyLimitMiddleware:
             await error.response()(scope, receive, send)
         finally:
             reservation.release()
-
-    def reserve(self, owner: str, num_bytes: int, is_large: bool) -> None:
-        """Account for bytes of a body.
-
-        A large body is rejected if all bodies together exceed the limit, or those of its owner exceed half of it, so
-        that one owner cannot use the whole limit.
-
-        Raises:
-            RejectedHttpRequestError: With status 503.
-        """
-        limit = self._limits.max_buffered_body_bytes
-        owner_limit = max(limit // 2, self._limits.max_body_bytes)
-        for count, bound in ((self._num_buffered, limit), (self._num_buffered_by[owner], owner_limit)):
-            if is_large and count + num_bytes > bound:
-                problem = f"the request bodies that are being received or prepared have {count} bytes"
-                advice = f"(max_buffered_body_bytes={limit}, half of it for one key or address): retry in 1 second"
-                message = f"{problem}, and at most {bound} are allowed {advice}"
-                headers = {"Retry-After": "1"}
-                kind, code = "service_unavailable_error", "too_many_bodies"
-                raise RejectedHttpRequestError(503, message, kind=kind, code=code, headers=headers)
-        self._num_buffered += num_bytes
-        self._num_buffered_by[owner] += num_bytes
-
-    def release(self, owner: str, num_bytes: int) -> None:
-        """End the accounting of bytes that were reserved."""
-        self._num_buffered -= num_bytes
-        self._num_buffered_by[owner] -= num_bytes
-        if not self._num_buffered_by[owner]:
-            del self._num_buffered_by[owner]
 
     async def _read(self, scope: Scope, receive: Receive, reservation: _BodyReservation) -> bytes | None:
         """Read the body; return None if the client disconnects before its end."""
@@ -140,20 +110,47 @@ class BodyLimitMiddleware:
 
 
 class _BodyReservation:
-    """The bytes of one body in the accounting of the middleware."""
+    """The bytes of one body in the accounting of all bodies.
 
-    def __init__(self, middleware: BodyLimitMiddleware, owner: str) -> None:
-        self._middleware = middleware
+    Args:
+        num_buffered: The number of bytes of all bodies, by owner.
+    """
+
+    def __init__(self, num_buffered: Counter[str], limits: ServerLimits, owner: str) -> None:
+        self._num_buffered = num_buffered
+        self._limits = limits
         self._owner = owner
         self._num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        self._middleware.reserve(self._owner, num_bytes, is_large=self._num_bytes + num_bytes >= LARGE_BODY)
+        """Account for bytes of the body.
+
+        A large body is rejected if all bodies together exceed the limit, or those of its owner exceed half of it, so
+        that one owner cannot use the whole limit.
+
+        Raises:
+            RejectedHttpRequestError: With status 503.
+        """
+        limit = self._limits.max_buffered_body_bytes
+        owner_limit = max(limit // 2, self._limits.max_body_bytes)
+        is_large = self._num_bytes + num_bytes >= LARGE_BODY
+        for count, bound in ((self._num_buffered.total(), limit), (self._num_buffered[self._owner], owner_limit)):
+            if is_large and count + num_bytes > bound:
+                problem = f"the request bodies that are being received or prepared have {count} bytes"
+                advice = f"(max_buffered_body_bytes={limit}, half of it for one key or address): retry in 1 second"
+                message = f"{problem}, and at most {bound} are allowed {advice}"
+                headers = {"Retry-After": "1"}
+                kind, code = "service_unavailable_error", "too_many_bodies"
+                raise RejectedHttpRequestError(503, message, kind=kind, code=code, headers=headers)
         self._num_bytes += num_bytes
+        self._num_buffered[self._owner] += num_bytes
 
     def release(self) -> None:
-        self._middleware.release(self._owner, self._num_bytes)
+        """End the accounting of the body. Further calls have no effect."""
+        self._num_buffered[self._owner] -= self._num_bytes
         self._num_bytes = 0
+        if not self._num_buffered[self._owner]:
+            del self._num_buffered[self._owner]
 
 
 def _owner(scope: Scope) -> str:

@@ -87,12 +87,3 @@ def parse_list(name: str, text: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ConfigError(f"""{name} must be a JSON list of strings such as '["*"]', got {text!r}""")
     return tuple(found)
-
-
-HELP: Final = {
-    "allowed_origins": "Origins of web pages that may call the server, as a JSON list. Default: none.",
-    "allowed_methods": "HTTP methods that these pages may use, as a JSON list. Default: all.",
-    "allowed_headers": "Headers that these pages may send, as a JSON list. Default: all.",
-    "allow_credentials": "Allow these pages to send cookies and certificates.",
-}
-"""Help texts of the command line."""

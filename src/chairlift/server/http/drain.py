@@ -80,7 +80,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.get_running_loop().shutdown_default_executor()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, and let the guard process watch the signals of this event loop."""
+        """Start the server, and report the signals of this event loop to the guard process too."""
         if self._process_exit is not None:
             self._process_exit.watch_signals()
         await super().startup(sockets)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
@@ -17,11 +17,6 @@ from starlette.responses import JSONResponse
 from chairlift.errors import ChairliftError, DeadlineError, EngineDeadError, OverloadedError, RequestError
 from chairlift.server.api.protocol.base import ErrorBody, ErrorInfo
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
-
-ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 408, 413, 429, 503)
-}
-"""The error responses of endpoints that generate, for their OpenAPI description."""
 
 NOT_JSON_MESSAGE: Final = "the request body has no JSON content type: send `Content-Type: application/json`"
 
@@ -83,14 +78,27 @@ def error_body(error: Exception) -> tuple[int, ErrorBody]:
     return 500, ErrorBody(error=ErrorInfo(message=message, type="internal_server_error"))
 
 
-def error_headers(error: Exception) -> dict[str, str] | None:
+def _error_headers(error: Exception) -> dict[str, str] | None:
     """The headers for an exception: after how many seconds to retry, or that a retry is useless."""
     if isinstance(error, OverloadedError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return {"x-should-retry": "false"} if isinstance(error, DeadlineError) else None
 
 
-def http_error_message(request: Request, error: HTTPException) -> str:
+def describe_error(request: Request, error: Exception) -> tuple[int, ErrorInfo, Mapping[str, str] | None]:
+    """The status, the error and the headers of the response to a request that an exception has ended."""
+    if isinstance(error, RequestValidationError):
+        message, param = _describe_validation_error(error)
+        return 400, ErrorInfo(message=message, type="invalid_request_error", param=param), None
+    if isinstance(error, HTTPException):
+        info = ErrorInfo(message=_http_error_message(request, error), type="invalid_request_error")
+        info.code = getattr(error, "code", None)
+        return error.status_code, info, error.headers
+    status, body = error_body(error)
+    return status, body.error, _error_headers(error)
+
+
+def _http_error_message(request: Request, error: HTTPException) -> str:
     """The message for an HTTP error: its detail, or a better one if the detail only repeats the status.
 
     Similar paths are suggested from `app.state.paths`.
@@ -113,7 +121,7 @@ def _unknown_path(path: str, known: Iterable[str]) -> str:
     return f"the path {path} does not exist: {hint}"
 
 
-def describe_validation_error(error: RequestValidationError) -> tuple[str, str | None]:
+def _describe_validation_error(error: RequestValidationError) -> tuple[str, str | None]:
     """The message for the first invalid field of a body, and the name of the field (None for the whole body)."""
     problems = cast("list[ErrorDetails]", error.errors())
     first = problems[0]

@@ -16,28 +16,12 @@ except ImportError:  # uvloop does not support Windows.
     from asyncio import SelectorEventLoop as _Loop  # type: ignore[assignment]
 
 
-class BoundedTlsLoop(_Loop):
-    """An event loop that closes TLS connections whose client does not complete the handshake or the end of a session.
+class BoundedTlsConfig(uvicorn.Config):
+    """A configuration of uvicorn that limits how long TLS clients take for the handshake and the end of a session.
 
     The protocol of a connection does not exist at these times, so its timers cannot limit them. The limits of asyncio
     are 60 s and 30 s.
-
-    Attributes:
-        limits: The limits of the server, set by `BoundedTlsConfig`.
     """
-
-    limits = ServerLimits()
-
-    async def create_server(self, *args: Any, **options: Any) -> Any:
-        """Create a server as asyncio does, with the TLS timeouts of `limits`."""
-        if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = self.limits.header_timeout
-            options["ssl_shutdown_timeout"] = self.limits.write_timeout
-        return await super().create_server(*args, **options)
-
-
-class BoundedTlsConfig(uvicorn.Config):
-    """A configuration of uvicorn that uses a `BoundedTlsLoop`."""
 
     def __init__(self, limits: ServerLimits, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -45,4 +29,13 @@ class BoundedTlsConfig(uvicorn.Config):
 
     def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop]:
         """A factory of event loops with the limits of the server."""
-        return type("BoundedTlsLoop", (BoundedTlsLoop,), {"limits": self._limits})
+        limits = self._limits
+
+        class BoundedTlsLoop(_Loop):
+            async def create_server(self, *args: Any, **options: Any) -> Any:
+                if options.get("ssl") is not None:
+                    options["ssl_handshake_timeout"] = limits.header_timeout
+                    options["ssl_shutdown_timeout"] = limits.write_timeout
+                return await super().create_server(*args, **options)
+
+        return BoundedTlsLoop

@@ -1,4 +1,4 @@
-"""The guard process of a server, started by `process_exit.GuardProcess` as `python -I -S exit_guard.py`.
+"""The guard process of a server, started by `process_exit.ProcessExit` as `python -I -S exit_guard.py`.
 
 A thread that holds the interpreter lock in C code blocks every Python signal handler and every other thread of its
 process. The C part of CPython's signal handling still writes the number of each signal to the descriptor of

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -61,7 +62,8 @@ class ProcessExit:
     """Limits the time that the process of a server takes to end. It must be created in the main thread.
 
     It starts the guard process, which ends by itself after this process. Without a guard process, on Windows or if it
-    cannot be started, a thread that holds the interpreter lock can delay the end.
+    cannot be started, a thread that holds the interpreter lock can delay the end. This process keeps the reading end of
+    the pipe to the guard process open, so that signals can be written while none runs.
 
     Args:
         drain_timeout: Seconds that calls in progress may take after the first signal.
@@ -73,10 +75,13 @@ class ProcessExit:
             return
         faulthandler.register(signal.SIGUSR1, file=STANDARD_ERROR, all_threads=True)
         try:
-            self._wakeup = GuardProcess(drain_timeout).wakeup
+            reading, self._wakeup = os.pipe()
         except OSError as error:
             logger.warning("%s", _no_guard(error))
             return
+        os.set_blocking(self._wakeup, False)
+        guarding = partial(_keep_guard_process, drain_timeout, reading)
+        threading.Thread(target=guarding, name="guard-process", daemon=True).start()
         self.watch_signals()
 
     def watch_signals(self) -> None:
@@ -104,51 +109,27 @@ class ProcessExit:
             signal.signal(number, end)
 
 
-class GuardProcess:
-    """The guard process of this process. If it ends, it is started again, at most MAX_GUARD_RESTARTS times.
+def _keep_guard_process(drain_timeout: float, signals: int) -> None:
+    """Start the guard process, and start it again if it ends, at most MAX_GUARD_RESTARTS times.
 
-    It runs in its own session, so that Ctrl-C at a terminal does not reach it. This process keeps the reading end of
-    the pipe open, so that signals can be written while no guard process runs.
+    It runs in its own session, so that Ctrl-C at a terminal does not reach it.
 
     Args:
         drain_timeout: As for `ProcessExit`.
-
-    Attributes:
-        wakeup: The descriptor for `signal.set_wakeup_fd`.
-
-    Raises:
-        OSError: The process cannot be started.
+        signals: The descriptor from which it reads the numbers of signals.
     """
-
-    def __init__(self, drain_timeout: float) -> None:
-        limits = [
-            str(seconds - GUARD_MARGIN_SECONDS) for seconds in (drain_timeout + EXIT_SECONDS, FORCED_EXIT_SECONDS)
-        ]
-        self._command = [sys.executable, "-I", "-S", exit_guard.__file__, str(os.getpid()), *limits]
-        self._reading, self.wakeup = os.pipe()
-        os.set_blocking(self.wakeup, False)
+    limits = [str(seconds - GUARD_MARGIN_SECONDS) for seconds in (drain_timeout + EXIT_SECONDS, FORCED_EXIT_SECONDS)]
+    command = [sys.executable, "-I", "-S", exit_guard.__file__, str(os.getpid()), *limits]
+    for num_restarts in range(MAX_GUARD_RESTARTS + 1):
         try:
-            process = self._start()
-        except OSError:
-            os.close(self._reading)
-            os.close(self.wakeup)
-            raise
-        threading.Thread(target=self._restart, args=(process,), name="guard-restart", daemon=True).start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, stdin=self._reading, stdout=subprocess.DEVNULL, start_new_session=True)
-
-    def _restart(self, process: subprocess.Popen[bytes]) -> None:
-        for _ in range(MAX_GUARD_RESTARTS):
-            status = process.wait()
+            process = subprocess.Popen(command, stdin=signals, stdout=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            logger.warning("%s", _no_guard(error))
+            return
+        status = process.wait()
+        if num_restarts < MAX_GUARD_RESTARTS:
             logger.warning("the guard process %d ended (exit status %d) and is started again", process.pid, status)
-            try:
-                process = self._start()
-            except OSError as error:
-                logger.warning("%s", _no_guard(error))
-                return
-        process.wait()
-        logger.warning("%s", _no_guard(f"it has ended {MAX_GUARD_RESTARTS + 1} times"))
+    logger.warning("%s", _no_guard(f"it has ended {MAX_GUARD_RESTARTS + 1} times"))
 
 
 def _no_guard(reason: object) -> str:

@@ -90,16 +90,17 @@ def _new_parser(callbacks: Any) -> httptools.HttpRequestParser:
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One HTTP connection.
 
-    Attributes:
-        limits, parse_queue: The limits and the queue of the event loop, set by `uvicorn_config`.
+    Args:
+        parse_queue: The queue of the event loop.
+        args, options: Those of uvicorn's protocol.
     """
 
-    limits = ServerLimits()
-    parse_queue = ParseQueue()
     flow: PausableFlowControl
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, limits: ServerLimits, parse_queue: ParseQueue, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.limits = limits
+        self.parse_queue = parse_queue
         self._head = FieldLines()
         self._body: MessagePart | None = None
         self._unparsed = b""
@@ -149,7 +150,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _parse_later(self) -> None:
         self.flow.hold()
         if self._can_parse:
-            self.parse_queue.add(self)
+            self.parse_queue.add(self.loop, self.parse_slice)
 
     @property
     def _can_parse(self) -> bool:
@@ -391,5 +392,5 @@ def uvicorn_config(app: Any, limits: ServerLimits, tls: ssl.SSLContext | None = 
     """
     if tls is not None:
         options["ssl_context_factory"] = lambda *_: tls
-    protocol = type("LimitedHttpProtocol", (LimitedHttpProtocol,), {"limits": limits, "parse_queue": ParseQueue()})
+    protocol: Any = partial(LimitedHttpProtocol, limits, ParseQueue())
     return BoundedTlsConfig(limits, app, http=protocol, ws="none", **options)

@@ -1,43 +1,33 @@
-"""The planners of all endpoints of a server."""
+"""The planners of all endpoints of a server that take a body."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from chairlift.engine.served_engine import ServedEngine
-from chairlift.server.api.api_options import ApiOptions
-from chairlift.server.api.chat import ChatPlanner
-from chairlift.server.api.completions import CompletionPlanner
+from chairlift.server.api.completions import plan_completion
 from chairlift.server.api.conversation import ConversationPlanner
-from chairlift.server.api.messages import CountTokensPlanner, MessagesPlanner
-from chairlift.server.api.responses import ResponsesPlanner
-from chairlift.server.api.tokenization import DetokenizePlanner, TokenizePlanner
+from chairlift.server.api.protocol.chat import ChatCompletionRequest
+from chairlift.server.api.protocol.completions import CompletionRequest
+from chairlift.server.api.protocol.messages import CountTokensRequest, MessagesRequest
+from chairlift.server.api.protocol.responses import ResponsesRequest
+from chairlift.server.api.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from chairlift.server.api.tokenization import count_tokens, detokenize, tokenize
+from chairlift.server.preparation.request_plan import RequestPlanner
+
+Planners = dict[str, RequestPlanner[Any, Any]]
+"""Path of an endpoint -> its planner."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointPlanners:
-    """One planner for each endpoint that takes a body."""
-
-    conversations: ConversationPlanner
-    completions: CompletionPlanner
-    chat: ChatPlanner
-    responses: ResponsesPlanner
-    messages: MessagesPlanner
-    count_tokens: CountTokensPlanner
-    tokenize: TokenizePlanner
-    detokenize: DetokenizePlanner
-
-
-def make_planners(engine: ServedEngine, options: ApiOptions) -> EndpointPlanners:
+def make_planners(engine: ServedEngine, conversations: ConversationPlanner) -> Planners:
     """Create the planners for an engine, or for the description of an engine that a preparation worker has."""
-    conversations = ConversationPlanner(engine, options)
-    return EndpointPlanners(
-        conversations=conversations,
-        completions=CompletionPlanner(engine),
-        chat=ChatPlanner(conversations),
-        responses=ResponsesPlanner(conversations),
-        messages=MessagesPlanner(conversations),
-        count_tokens=CountTokensPlanner(conversations),
-        tokenize=TokenizePlanner(engine, conversations),
-        detokenize=DetokenizePlanner(engine),
-    )
+    return {
+        "/v1/completions": RequestPlanner(CompletionRequest, partial(plan_completion, engine)),
+        "/v1/chat/completions": RequestPlanner(ChatCompletionRequest, conversations.plan),
+        "/v1/responses": RequestPlanner(ResponsesRequest, conversations.plan),
+        "/v1/messages": RequestPlanner(MessagesRequest, conversations.plan),
+        "/v1/messages/count_tokens": RequestPlanner(CountTokensRequest, partial(count_tokens, conversations)),
+        "/tokenize": RequestPlanner(TokenizeRequest, partial(tokenize, engine, conversations)),
+        "/detokenize": RequestPlanner(DetokenizeRequest, partial(detokenize, engine)),
+    }

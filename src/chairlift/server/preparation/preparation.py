@@ -8,24 +8,21 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
-from chairlift.errors import EngineDeadError, OverloadedError, RequestError
+from chairlift.errors import EngineDeadError
 from chairlift.server.http.body_limits import LARGE_BODY
 from chairlift.server.preparation.request_plan import Fields, RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparationProcess,
     PreparedRequest,
-    Rejection,
-    WorkerEndedError,
-    WorkerFailure,
-    WorkerReply,
     WorkerSetup,
 )
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 Result = TypeVar("Result")
+Turn: TypeAlias = "asyncio.Future[PreparationProcess]"
 
 NUM_THREADS: Final = 16
 """The number of threads of each thread pool."""
@@ -39,36 +36,28 @@ CORES_PER_WORKER: Final = 8
 """The number of CPU cores for each worker process. There is at least one worker."""
 
 
-@dataclass(slots=True, eq=False)
-class PreparationJob:
-    """A large body that waits for a worker or is being prepared by it."""
-
-    tenant: str
-    endpoint: str
-    body: bytes
-    reply: asyncio.Future[WorkerReply]
-    process: PreparationProcess | None = None
-
-
-@dataclass(slots=True)
 class TenantQueues:
-    """The waiting jobs. They are run in rotation over tenants, so that no tenant waits for all jobs of another one."""
+    """The waiting calls. Their turns come in rotation over tenants, so that no tenant waits for all calls of another.
 
-    _queues: OrderedDict[str, deque[PreparationJob]] = field(default_factory=OrderedDict)
+    A turn is a future, whose result is the process that the call may use.
+    """
 
-    def push(self, job: PreparationJob) -> None:
-        """Append a job to the queue of its tenant."""
-        self._queues.setdefault(job.tenant, deque()).append(job)
+    def __init__(self) -> None:
+        self._queues: OrderedDict[str, deque[Turn]] = OrderedDict()
 
-    def pop(self) -> PreparationJob | None:
-        """Remove and return the next job; return None if there is none. Cancelled jobs are dropped."""
+    def push(self, tenant: str, turn: Turn) -> None:
+        """Append a call to the queue of its tenant."""
+        self._queues.setdefault(tenant, deque()).append(turn)
+
+    def pop(self) -> Turn | None:
+        """Remove and return the next turn; return None if there is none. Cancelled turns are dropped."""
         while self._queues:
             tenant, queue = self._queues.popitem(last=False)
-            job = queue.popleft()
+            turn = queue.popleft()
             if queue:
                 self._queues[tenant] = queue
-            if not job.reply.cancelled():
-                return job
+            if not turn.cancelled():
+                return turn
         return None
 
 
@@ -97,33 +86,40 @@ class PreparationWorkers:
         self._idle_seconds = idle_seconds
         self._threads = ThreadPoolExecutor(count, "preparation-worker")
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._running: set[asyncio.Task[None]] = set()
-        self._jobs: set[PreparationJob] = set()
+        self._stop_error: Exception | None = None
         self.on_cpu_seconds: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
-    async def run(self, tenant: str, endpoint: str, body: bytes) -> WorkerReply:
+    async def run(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
         """Prepare a body in a worker. Cancelling this call kills the worker.
 
+        Args:
+            endpoint: The path of the endpoint.
+
         Raises:
-            RequestError: The preparation took more than `max_seconds`.
-            OverloadedError: The worker ended, or could not be started.
+            RequestError: The body is invalid, exceeds a limit, or takes more than `max_seconds`.
+            OverloadedError: The worker failed for a reason that is not in the body.
         """
-        job = PreparationJob(tenant, endpoint, body, asyncio.get_running_loop().create_future())
-        self._queues.push(job)
-        self._start_jobs()
+        process = await self._wait_for_turn(tenant)
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, process.run, endpoint, body, self._max_seconds)
+        work.add_done_callback(partial(self._release, process))
         try:
-            return await job.reply
+            await asyncio.wait({work})
         finally:
-            if job.reply.cancelled() and job.process is not None:
-                self.on_cpu_seconds(tenant, job.process.cpu_seconds())
-                job.process.kill()
+            if not work.done():  # This call has been cancelled.
+                self.on_cpu_seconds(tenant, process.cpu_seconds())
+                process.kill()
+        outcome, cpu_seconds = work.result()
+        self.on_cpu_seconds(tenant, cpu_seconds)
+        if isinstance(outcome, PreparedRequest):
+            return outcome
+        raise self._stop_error or outcome
 
     def stop(self, error: Exception) -> None:
-        """End all jobs with an error, including those that wait."""
-        jobs = [*self._jobs, *iter(self._queues.pop, None)]
-        for job in jobs:
-            if not job.reply.done():
-                job.reply.set_exception(error)
+        """End all calls with an error, including those that wait."""
+        self._stop_error = error
+        for turn in iter(self._queues.pop, None):
+            turn.set_exception(error)
         for process in self.processes:
             process.kill()
 
@@ -137,53 +133,31 @@ class PreparationWorkers:
         for process in self.processes:
             process.close()
 
-    def _start_jobs(self) -> None:
-        while self._free and (job := self._queues.pop()) is not None:
-            job.process = self._free.pop()
-            self._jobs.add(job)
-            task = asyncio.ensure_future(self._run_job(job, job.process))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-
-    async def _run_job(self, job: PreparationJob, process: PreparationProcess) -> None:
-        loop = asyncio.get_running_loop()
+    async def _wait_for_turn(self, tenant: str) -> PreparationProcess:
+        turn: Turn = asyncio.get_running_loop().create_future()
+        self._queues.push(tenant, turn)
+        self._assign_processes()
         try:
-            reply = await loop.run_in_executor(self._threads, process.run, job.endpoint, job.body, self._max_seconds)
-            self.on_cpu_seconds(job.tenant, 0.0 if job.reply.cancelled() else reply.cpu_seconds)
-            if not job.reply.done():
-                job.reply.set_result(reply)
-        except WorkerEndedError as error:
-            self.on_cpu_seconds(job.tenant, 0.0 if job.reply.cancelled() else error.cpu_seconds)
-            if not job.reply.done():
-                job.reply.set_exception(self._call_error(error))
-        finally:
-            job.process = None
-            self._jobs.discard(job)
-            self._free.append(process)
-            self._start_jobs()
-            self._end_idle_workers_later(loop)
+            return await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # The call was cancelled after it had got its turn.
+                self._release(turn.result())
+            raise
 
-    def _call_error(self, error: WorkerEndedError) -> RequestError | OverloadedError:
-        if error.is_timeout:
-            return RequestError(
-                f"parsing and tokenizing the request took more than {self._max_seconds:g} s: shorten it"
-            )
-        return preparation_error(str(error))
+    def _assign_processes(self) -> None:
+        while self._free and (turn := self._queues.pop()) is not None:
+            turn.set_result(self._free.pop())
 
-    def _end_idle_workers_later(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _release(self, process: PreparationProcess, _work: object = None) -> None:
+        self._free.append(process)
+        self._assign_processes()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._idle_timer = loop.call_later(self._idle_seconds, self._end_idle_workers)
+        self._idle_timer = asyncio.get_running_loop().call_later(self._idle_seconds, self._end_idle_workers)
 
     def _end_idle_workers(self) -> None:
         for process in self._free:
             process.close()
-
-
-def preparation_error(reason: str) -> OverloadedError:
-    """The error of a call whose preparation failed for a reason that is not in the request."""
-    message = f"the request could not be prepared: {reason}; send it again, and shorten it if it fails again"
-    return OverloadedError(message, 1.0, "preparation_failed")
 
 
 class Preparation:
@@ -224,7 +198,8 @@ class Preparation:
         Raises:
             RequestError: The request is invalid or exceeds a limit.
         """
-        threads = self._template_threads if planner.has_template(body) else self._threads
+        has_template = getattr(body, "chat_template", None) is not None
+        threads = self._template_threads if has_template else self._threads
         return await self._run_on(threads, tenant, planner.plan, body)
 
     async def run_and_wait(self, tenant: str, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -255,22 +230,9 @@ class Preparation:
         self._threads.submit(function)
 
     async def prepare(self, tenant: str, endpoint: str, body: bytes) -> PreparedRequest:
-        """Prepare a large body in a worker, and charge the CPU time to a tenant.
-
-        Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
-
-        Raises:
-            RequestError: The body is invalid, exceeds a limit, or takes too long.
-            OverloadedError: The worker failed for a reason that is not in the body.
-        """
+        """Prepare a large body in a worker, and charge the CPU time to a tenant; see `PreparationWorkers.run`."""
         assert self._workers is not None, "the caller must check `should_use_worker`"
-        reply = await self._workers.run(tenant, endpoint, body)
-        if isinstance(reply.outcome, Rejection):
-            raise RequestError(reply.outcome.message, reply.outcome.param)
-        if isinstance(reply.outcome, WorkerFailure):
-            raise preparation_error(reply.outcome.message)
-        return reply.outcome
+        return await self._workers.run(tenant, endpoint, body)
 
     def stop(self, message: str) -> None:
         """End all calls that workers are preparing with an error."""

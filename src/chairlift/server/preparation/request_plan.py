@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from chairlift.engine.input_processor import RequestLimits
 from chairlift.errors import RequestError
@@ -37,33 +36,26 @@ Fields = TypeVar("Fields", bound=RequestBody)
 Result = TypeVar("Result")
 
 
-class RequestPlanner(ABC, Generic[Fields, Result]):
+@dataclass(frozen=True, slots=True)
+class RequestPlanner(Generic[Fields, Result]):
     """Converts the validated body of one endpoint to a plan, or to the response of an endpoint that needs no engine.
 
     Attributes:
         body_type: The pydantic model of the body.
-        content_fields: Fields of the body that are not read after planning, with their empty values. They may be large,
-            so a preparation worker does not send them back.
+        function: Plans a body, in time proportional to its size.
     """
 
     body_type: type[Fields]
-    content_fields: ClassVar[dict[str, Any]] = {}
+    function: Callable[[Fields], Result]
 
-    @abstractmethod
     def plan(self, body: Fields) -> Result:
-        """Plan a body. This takes time in proportion to the size of the body.
+        """Plan a body.
 
         Raises:
             RequestError: The request is invalid or exceeds a limit.
         """
-
-    def has_template(self, body: Fields) -> bool:
-        """Whether the body contains a chat template."""
-        return getattr(body, "chat_template", None) is not None
-
-    def without_content(self, body: Fields) -> Fields:
-        """A copy of the body with empty `content_fields`."""
-        return body.model_copy(update=self.content_fields)
+        with rename_fields_in_errors(body.chat_field_names):
+            return self.function(body)
 
 
 def check_logprobs(plan: RequestPlan, limits: RequestLimits) -> None:
@@ -99,28 +91,18 @@ def attribute_errors_to(field: str) -> Iterator[None]:
 def rename_fields_in_errors(names: Mapping[str, str]) -> Iterator[None]:
     """Rename the fields in errors that the block raises.
 
+    Only the field of the error is renamed, and `max_tokens` in errors of `min_tokens`, because other words of a message
+    may be a quotation from the request.
+
     Args:
         names: The name of a field at this endpoint, by its name in chat completions.
     """
     try:
         yield
     except RequestError as error:
-        name = names.get(error.param or "")
-        if name is None:
+        field = error.param or ""
+        renamed = "max_tokens" if field == "min_tokens" else field
+        if renamed not in names:
             raise
-        raise RequestError(str(error).replace(error.param or "", name), name) from None
-
-
-@contextlib.contextmanager
-def rename_limit_in_errors(name: str) -> Iterator[None]:
-    """Replace `max_tokens` with `name` in errors that the block raises.
-
-    Only errors of `max_tokens` and `min_tokens` are changed, because errors of other fields may quote the request.
-    """
-    try:
-        yield
-    except RequestError as error:
-        if name == "max_tokens" or error.param not in ("max_tokens", "min_tokens"):
-            raise
-        param = name if error.param == "max_tokens" else error.param
-        raise RequestError(re.sub(r"\bmax_tokens\b", name, str(error)), param) from None
+        message = re.sub(rf"\b{renamed}\b", names[renamed], str(error))
+        raise RequestError(message, names.get(field, field)) from None

@@ -21,20 +21,19 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from chairlift.errors import ModelLoadError, RequestError
+from chairlift.server.api.conversation import ConversationPlanner
 from chairlift.server.api.protocol.validation_errors import describe_validation_errors
 from chairlift.server.http.body_limits import check_depth
 from chairlift.server.http.unicode_check import find_surrogate, may_contain_surrogate
-from chairlift.server.preparation.planners import EndpointPlanners, make_planners
+from chairlift.server.preparation.planners import Planners, make_planners
 from chairlift.server.preparation.request_plan import RequestPlanner
 from chairlift.server.preparation.worker_process import (
     PreparedRequest,
-    Rejection,
-    WorkerFailure,
     WorkerReply,
     WorkerSetup,
     tokenizer_fingerprint,
 )
-from chairlift.system.child_process import limit_memory, read_frames, write_frame
+from chairlift.system.child_process import limit_memory, read_frame, write_frame
 from chairlift.system.cpu_account import charge_cpu_time_to
 
 MEMORY_BYTES: Final = 4 << 30
@@ -44,21 +43,21 @@ NICENESS: Final = 5
 """The nice value of a worker. The higher it is, the lower is its priority, so that engine steps run first."""
 
 
-def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | Rejection:
-    """Parse, validate and plan a body. Errors in the body are returned as a rejection."""
+def prepare(planner: RequestPlanner[Any, Any], raw: bytes, max_depth: int) -> PreparedRequest | RequestError:
+    """Parse, validate and plan a body. Return the error if the body is invalid."""
     try:
         check_depth(raw, max_depth)
         given = _parse(raw)
         if may_contain_surrogate(raw) and (surrogate := find_surrogate(given)) is not None:
-            return Rejection(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
+            return RequestError(*describe_validation_errors([cast("ErrorDetails", surrogate)], given))
         body = planner.body_type.model_validate(given)
-        return PreparedRequest(planner.without_content(body), planner.plan(body))
+        return PreparedRequest(body.without_content(), planner.plan(body))
     except ValidationError as error:
-        return Rejection(*describe_validation_errors(error.errors(), given))
+        return RequestError(*describe_validation_errors(error.errors(), given))
     except RequestError as error:
-        return Rejection(str(error), error.param)
+        return error
     except MemoryError:
-        return Rejection(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it", None)
+        return RequestError(f"parsing the request needs more than {MEMORY_BYTES >> 30} GiB of memory: shorten it")
 
 
 def _parse(raw: bytes) -> Any:
@@ -77,15 +76,14 @@ def main() -> None:
     os.dup2(2, 1)
     limit_memory(MEMORY_BYTES)
     os.nice(NICENESS)
-    frames = read_frames(sys.stdin.buffer)
-    if (frame := next(frames, None)) is None:
+    if (frame := read_frame(sys.stdin.buffer)) is None:
         return
     setup: WorkerSetup = pickle.loads(frame)
     planners = _load_planners(setup)
     # The collector would repeatedly traverse the millions of objects that a body can consist of.
     gc.freeze()
     gc.disable()
-    for frame in frames:
+    while (frame := read_frame(sys.stdin.buffer)) is not None:
         endpoint, raw = pickle.loads(frame)
         cpu_seconds: list[float] = []
         with charge_cpu_time_to(cpu_seconds.append, time.process_time):
@@ -97,18 +95,19 @@ def main() -> None:
 
 
 def _prepare_safely(
-    planners: EndpointPlanners | WorkerFailure, endpoint: str, raw: bytes, max_depth: int
-) -> PreparedRequest | Rejection | WorkerFailure:
-    if isinstance(planners, WorkerFailure):
+    planners: Planners | str, endpoint: str, raw: bytes, max_depth: int
+) -> PreparedRequest | RequestError | str:
+    if isinstance(planners, str):
         return planners
     try:
-        return prepare(getattr(planners, endpoint), raw, max_depth)
+        return prepare(planners[endpoint], raw, max_depth)
     except Exception as error:
         traceback.print_exc()
-        return WorkerFailure(f"unexpected error: {error!r:.200}")
+        return f"unexpected error: {error!r:.200}"
 
 
-def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
+def _load_planners(setup: WorkerSetup) -> Planners | str:
+    """The planners, or the reason why they cannot be created."""
     try:
         from chairlift.engine.input_processor import NoTokenizer
         from chairlift.engine.served_engine import ServedEngine
@@ -118,9 +117,10 @@ def _load_planners(setup: WorkerSetup) -> EndpointPlanners | WorkerFailure:
         if tokenizer_fingerprint(files) != setup.fingerprint:
             raise ModelLoadError(f"{files.path} has changed since the server was started: restart the server")
         tokenizer = NoTokenizer() if setup.skip_tokenizer_init else load_tokenizer(files)
-        return make_planners(ServedEngine(setup.facts, lambda: tokenizer), setup.api)
+        engine = ServedEngine(setup.facts, lambda: tokenizer)
+        return make_planners(engine, ConversationPlanner(engine, setup.api))
     except Exception as error:
-        return WorkerFailure(f"the tokenizer cannot be loaded: {error}")
+        return f"the tokenizer cannot be loaded: {error}"
 
 
 def _resident_memory() -> int:

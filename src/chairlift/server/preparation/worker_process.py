@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 import psutil
 
 from chairlift.engine.served_engine import EngineFacts
+from chairlift.errors import ChairliftError, OverloadedError, RequestError
 from chairlift.loading.resolve import ModelFiles
 from chairlift.server.api.api_options import ApiOptions
 from chairlift.system.child_process import START_SECONDS, ChildProcess
@@ -44,21 +44,6 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """The message of a 400, and the field that it names: the body is invalid or exceeds a limit."""
-
-    message: str
-    param: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """The message of a 503: the worker failed for a reason that is not in the body."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """A valid body without its `content_fields`, and its plan."""
 
@@ -71,12 +56,12 @@ class WorkerReply:
     """The reply of a worker to one body.
 
     Attributes:
-        outcome: The prepared request, or the reason why there is none.
+        outcome: The prepared request; the error in the body; or the reason why the worker failed, which is not in it.
         cpu_seconds: CPU time of the worker and its template process for the body.
         memory: Resident memory of the worker after the body, in bytes.
     """
 
-    outcome: PreparedRequest | Rejection | WorkerFailure
+    outcome: PreparedRequest | RequestError | str
     cpu_seconds: float
     memory: int
 
@@ -93,18 +78,10 @@ def tokenizer_fingerprint(files: ModelFiles) -> str:
     return ";".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
 
-class WorkerEndedError(Exception):
-    """A worker ended without a reply, or could not be started.
-
-    Attributes:
-        is_timeout: Whether the worker was killed because it exceeded its time.
-        cpu_seconds: CPU time that the worker used for the body.
-    """
-
-    def __init__(self, message: str, *, is_timeout: bool = False, cpu_seconds: float = 0.0) -> None:
-        super().__init__(message)
-        self.is_timeout = is_timeout
-        self.cpu_seconds = cpu_seconds
+def preparation_error(reason: str) -> OverloadedError:
+    """The error of a call whose preparation failed for a reason that is not in the request."""
+    message = f"the request could not be prepared: {reason}; send it again, and shorten it if it fails again"
+    return OverloadedError(message, 1.0, "preparation_failed")
 
 
 class PreparationProcess(ChildProcess):
@@ -120,38 +97,37 @@ class PreparationProcess(ChildProcess):
         self._setup = setup
         self._cpu_seconds_before = 0.0
 
-    def run(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
-        """Prepare a body.
+    def run(self, endpoint: str, body: bytes, seconds: float) -> tuple[PreparedRequest | ChairliftError, float]:
+        """Prepare a body. Return the prepared request or the error of the call, and the seconds of CPU time.
 
         Args:
-            endpoint: The attribute of `EndpointPlanners` with the planner.
+            endpoint: The path of the endpoint.
             seconds: The timeout.
-
-        Raises:
-            WorkerEndedError: There was no reply within `seconds`, or the worker ended.
         """
         try:
-            return self._run(endpoint, body, seconds)
-        except TimeoutError:
-            error = WorkerEndedError(f"the timeout of {seconds:g} s has passed", is_timeout=True)
-        except EOFError:
-            error = WorkerEndedError("the worker process ended")
-        except Exception as cause:
-            error = WorkerEndedError(f"the worker process failed ({cause})")
-        error.cpu_seconds = self.cpu_seconds()
-        self.close()
-        raise error from None
+            reply = self._exchange_body(endpoint, body, seconds)
+        except Exception as error:
+            cpu_seconds = self.cpu_seconds()
+            self.close()
+            if isinstance(error, TimeoutError):
+                problem = f"parsing and tokenizing the request took more than {seconds:g} s"
+                return RequestError(f"{problem}: shorten it"), cpu_seconds
+            reason = "ended" if isinstance(error, EOFError) else f"failed ({error})"
+            return preparation_error(f"the worker process {reason}"), cpu_seconds
+        if isinstance(reply.outcome, str) or reply.memory > MAX_MEMORY:
+            self.close()
+        outcome = preparation_error(reply.outcome) if isinstance(reply.outcome, str) else reply.outcome
+        return outcome, reply.cpu_seconds
 
-    def _run(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
+    def _exchange_body(self, endpoint: str, body: bytes, seconds: float) -> WorkerReply:
+        requests = [pickle.dumps((endpoint, body))]
         if not self.is_running:
             self.start()
-            self.send(pickle.dumps(self._setup), time.monotonic() + START_SECONDS)
+            requests.insert(0, pickle.dumps(self._setup))
             seconds += START_SECONDS
         self._cpu_seconds_before = self._total_cpu_seconds()
-        reply = pickle.loads(self.exchange(pickle.dumps((endpoint, body)), time.monotonic() + seconds))
+        reply = pickle.loads(self.exchange(*requests, seconds=seconds))
         assert isinstance(reply, WorkerReply)
-        if isinstance(reply.outcome, WorkerFailure) or reply.memory > MAX_MEMORY:
-            self.close()
         return reply
 
     def cpu_seconds(self) -> float:

@@ -101,7 +101,7 @@ class CallSequences:
 
 
 def _call_ids(request_id: str) -> list[str]:
-    """The ids under which a sequence is found: that of its prompt, and that of its call."""
+    """The ids of the prompt and of the call that a sequence belongs to: "x.0" and "x" for the sequence "x.0~1"."""
     prompt_id = request_id.rpartition("~")[0] or request_id
     call_id, dot, index = prompt_id.rpartition(".")
     return [prompt_id, call_id] if dot and index.isdigit() else [prompt_id]

@@ -21,13 +21,7 @@ ACCESS_LOG_FORMATS: Final = ("text", "json", "none")
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityOptions:
-    """The options of a server for its access log and its traces.
-
-    Attributes:
-        access_log_format: "text", "json" (JSON lines) or "none".
-        access_log: the log file; None is standard error.
-        access_log_bodies: log the first 4 KiB of each request body, which contain prompts.
-        otlp_traces_endpoint: the URL to which OpenTelemetry spans are sent; None sends none.
+    """The options of a server for its access log and its traces. `HELP` describes each of them.
 
     Raises:
         ConfigError: the format is unknown, the format is "none" and another option of the log is set, the log cannot

@@ -79,37 +79,29 @@ class CallTracer:
         end = self._observer.now() if ended is None else ended
         if request.finished is not None:
             finish_reason = request.finished.finish_reason
+
+        def nanoseconds(engine_time: float) -> int:
+            return int((engine_time + shift) * 1e9)
+
+        def trace_part(name: str, start: float, end: float, attributes: dict[str, Any] | None = None) -> None:
+            part = self._tracer.start_span(name, inside, attributes=attributes, start_time=nanoseconds(start))
+            part.end(nanoseconds(end))
+
         attributes = _attributes(request, finish_reason, end)
-        span = self._tracer.start_span(
-            "sequence", parent, attributes=attributes, start_time=_ns(request.arrived.time, shift)
-        )
+        start = nanoseconds(request.arrived.time)
+        span = self._tracer.start_span("sequence", parent, attributes=attributes, start_time=start)
         inside = set_span_in_context(span, parent)
         for spans in self._observer.tracker.spans(request, end):
             for wait in spans:
-                self._trace_part(f"wait: {wait.reason}", wait.start, wait.end, shift, inside, {"steps": wait.num_steps})
+                trace_part(f"wait: {wait.reason}", wait.start, wait.end, {"steps": wait.num_steps})
         if request.first_scheduled is not None and request.first_token is not None:
-            self._trace_part("prefill", request.first_scheduled, request.first_token, shift, inside)
-            self._trace_part("decode", request.first_token, end, shift, inside)
-        span.end(_ns(end, shift))
-
-    def _trace_part(
-        self,
-        name: str,
-        start: float,
-        end: float,
-        shift: float,
-        parent: Context,
-        attributes: dict[str, Any] | None = None,
-    ) -> None:
-        self._tracer.start_span(name, parent, attributes=attributes, start_time=_ns(start, shift)).end(_ns(end, shift))
+            trace_part("prefill", request.first_scheduled, request.first_token)
+            trace_part("decode", request.first_token, end)
+        span.end(nanoseconds(end))
 
     def close(self) -> None:
         """Export the remaining spans and stop the exporter."""
         self._provider.shutdown()
-
-
-def _ns(engine_time: float, shift: float) -> int:
-    return int((engine_time + shift) * 1e9)
 
 
 def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) -> dict[str, Any]:
@@ -122,11 +114,10 @@ def _attributes(request: TrackedRequest, finish_reason: str | None, end: float) 
         "gen_ai.latency.e2e": end - arrived.time,
         "chairlift.cached_tokens": request.num_cached_tokens,
         "chairlift.preemptions": request.num_preemptions,
+        "gen_ai.response.finish_reasons": None if finish_reason is None else [finish_reason],
+        "gen_ai.latency.time_in_queue": request.queue_time,
+        "gen_ai.latency.time_to_first_token": None
+        if request.first_token is None
+        else request.first_token - arrived.time,
     }
-    if finish_reason is not None:
-        attributes["gen_ai.response.finish_reasons"] = [finish_reason]
-    if request.queue_time is not None:
-        attributes["gen_ai.latency.time_in_queue"] = request.queue_time
-    if request.first_token is not None:
-        attributes["gen_ai.latency.time_to_first_token"] = request.first_token - arrived.time
-    return attributes
+    return {name: value for name, value in attributes.items() if value is not None}

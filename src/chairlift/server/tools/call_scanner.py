@@ -2,44 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import json
+from collections.abc import Callable
 
 ARGUMENT_KEYS = ("arguments", "parameters")
-
-
-class _ScannerState(enum.Enum):
-    KEY = enum.auto()
-    IN_KEY = enum.auto()
-    COLON = enum.auto()
-    VALUE = enum.auto()
-    IN_VALUE = enum.auto()
-
-
-class _BracketCounter:
-    """Counts the open brackets of a JSON value, outside of its strings."""
-
-    __slots__ = ("_escaped", "depth", "in_string")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.in_string = False
-        self._escaped = False
-
-    def add(self, character: str) -> None:
-        if self.in_string:
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == '"':
-                self.in_string = False
-        elif character == '"':
-            self.in_string = True
-        elif character in "{[":
-            self.depth += 1
-        elif character in "}]":
-            self.depth -= 1
 
 
 class CallScanner:
@@ -56,18 +22,17 @@ class CallScanner:
         self.is_done = False
         self.is_broken = False
         self._arguments = ""
-        self._state = _ScannerState.KEY
-        self._key = ""
         self._has_arguments = False
-        self._token: list[str] = []
-        self._brackets = _BracketCounter()
+        self._read: Callable[[str], None] = self._before_key
+        self._key = ""
+        self._start_token()
 
     def feed(self, text: str) -> int:
         """Read text and return the number of consumed characters; fewer than all if the object ends or breaks."""
         for position, character in enumerate(text):
             if self.is_done:
                 return position
-            self._add(character)
+            self._read(character)
             if self.is_broken:
                 return position
         return len(text)
@@ -77,25 +42,6 @@ class CallScanner:
         taken, self._arguments = self._arguments, ""
         return taken
 
-    def _add(self, character: str) -> None:
-        match self._state:
-            case _ScannerState.KEY:
-                self._before_key(character)
-            case _ScannerState.IN_KEY if character == '"':
-                self._key = "".join(self._token)
-                self._state = _ScannerState.COLON
-            case _ScannerState.IN_KEY:
-                self._token.append(character)
-            case _ScannerState.COLON if character == ":":
-                self._state = _ScannerState.VALUE
-            case _ScannerState.COLON:
-                self.is_broken = not character.isspace()
-            case _ScannerState.VALUE if not character.isspace():
-                self._start_token(_ScannerState.IN_VALUE)
-                self._in_value(character)
-            case _ScannerState.IN_VALUE:
-                self._in_value(character)
-
     def _before_key(self, character: str) -> None:
         if character == "}":
             self.is_done = True
@@ -103,32 +49,65 @@ class CallScanner:
             if not self._has_arguments:
                 self._arguments = "{}"
         elif character == '"':
-            self._start_token(_ScannerState.IN_KEY)
+            self._start_token()
+            self._read = self._in_key
         elif not character.isspace() and character != ",":
             self.is_broken = True
 
-    def _start_token(self, state: _ScannerState) -> None:
-        self._state = state
-        self._token = []
-        self._brackets = _BracketCounter()
+    def _in_key(self, character: str) -> None:
+        if character == '"':
+            self._key = "".join(self._token)
+            self._read = self._before_colon
+        else:
+            self._token.append(character)
+
+    def _before_colon(self, character: str) -> None:
+        if character == ":":
+            self._read = self._before_value
+        else:
+            self.is_broken = not character.isspace()
+
+    def _before_value(self, character: str) -> None:
+        if not character.isspace():
+            self._start_token()
+            self._read = self._in_value
+            self._in_value(character)
 
     def _in_value(self, character: str) -> None:
-        is_number_or_word = self._brackets.depth == 0 and not self._brackets.in_string
+        is_number_or_word = self._depth == 0 and not self._in_string
         if is_number_or_word and self._token and (character in ",}" or character.isspace()):
             self._end_value()
             self._before_key(character)
             return
         self._token.append(character)
-        self._brackets.add(character)
+        self._count_brackets(character)
         if self._is_arguments() and self._token[0] == "{":
             self._arguments += character
-        if self._brackets.depth < 0:
+        if self._depth < 0:
             self.is_broken = True
-        elif character in '}]"' and self._brackets.depth == 0 and not self._brackets.in_string:
+        elif character in '}]"' and self._depth == 0 and not self._in_string:
             self._end_value()
 
+    def _start_token(self) -> None:
+        self._token: list[str] = []
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+
+    def _count_brackets(self, character: str) -> None:
+        """Count the open brackets of a value, outside of its strings."""
+        if self._in_string:
+            self._in_string = self._is_escaped or character != '"'
+            self._is_escaped = character == "\\" and not self._is_escaped
+        elif character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+
     def _end_value(self) -> None:
-        self._state = _ScannerState.KEY
+        self._read = self._before_key
         if self._key == "name":
             self.name = self._string_token()
             self.is_broken = self.name is None

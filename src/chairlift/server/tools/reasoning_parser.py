@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,17 +54,17 @@ class _ReasoningState(enum.Enum):
     ANSWER = enum.auto()
 
 
-class ReasoningParser:
+class ReasoningParser(AnswerParser):
     """Returns the reasoning at the start of an answer, and parses the text after it with another parser.
 
     Args:
         form: the tags, and whether the prompt has opened the reasoning already.
-        rest: parses the text after the reasoning.
+        new_rest: creates the parser of the text after the reasoning.
     """
 
-    def __init__(self, form: Reasoning, rest: AnswerParser) -> None:
+    def __init__(self, form: Reasoning, new_rest: Callable[[], AnswerParser]) -> None:
         self._form = form
-        self._rest = rest
+        self._rest = new_rest()
         self._state = _ReasoningState.REASONING if form.is_inside else _ReasoningState.START
         self._is_first = True
         self._may_open = self._state is _ReasoningState.REASONING

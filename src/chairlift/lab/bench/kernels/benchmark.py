@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from chairlift.config import EngineConfig
+from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.kernels.choice import choose_kernels
 from chairlift.kernels.cpu import load
@@ -25,9 +26,7 @@ from chairlift.lab.bench.kernels.passes import AttentionPass, LinearPass, Sampli
 from chairlift.lab.bench.machine import MachineFacts, host_facts, machine_facts, peak_rss_bytes
 from chairlift.lab.bench.workload_options import check_minimums
 from chairlift.loading.resolve import close_gguf, load_config, matrix_formats, resolve_model
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import MatrixSpec
-from chairlift.server.batch.progress import progress_bar
+from chairlift.models.declaration import MatrixSpec, ModelConfig
 
 CHUNK: Final = 512
 """Maximum number of tokens of a prefill pass: the default token budget."""

@@ -17,20 +17,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from chairlift.kernels.activations import find_activation, has_native_kernel
-from chairlift.kernels.attention import AttentionMetadata, KVCache
-from chairlift.kernels.backend import AttentionShape, RotaryStep
+from chairlift.kernels.activations import NATIVE_PROLOGUES, find_activation
+from chairlift.kernels.attention import AttentionMetadata, AttentionShape, KVCache, RotaryStep
 from chairlift.kernels.cpu.attention import NativeAttention, NativePlan
 from chairlift.kernels.cpu.formats import FLOATS
 from chairlift.kernels.cpu.kernel_set import NativeMatrix, native_kernels
 from chairlift.kernels.cpu.native_extension import NativeExtension
 from chairlift.kernels.cpu.sampling import NativeSampling
 from chairlift.kernels.cpu.tape import MAX_ROWS, record_calls
-from chairlift.kernels.linear import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
+from chairlift.kernels.interface import NO_PROLOGUE, NORM_KINDS, LinearKernel, Prologue
 from chairlift.kernels.sampling import SamplingParameters
 from chairlift.lab.bench.kernels.ceilings import KernelWork
-from chairlift.models.config import ModelConfig
-from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ProductSpec
+from chairlift.models.declaration import LM_HEAD, AttentionSpec, MatrixSpec, ModelConfig, ProductSpec
 from chairlift.models.layers import attention_shape
 from chairlift.models.rotary import rotary_table
 
@@ -157,8 +155,7 @@ class LinearPass:
 def native_prologue(product: ProductSpec) -> str:
     """The norm or activation that the native kernel fuses with the product. "none" if torch computes it: then only the
     product is measured."""
-    kind = product.prologue
-    return kind if kind in ("none", *NORM_KINDS) or has_native_kernel(kind) else "none"
+    return product.prologue if product.prologue in NATIVE_PROLOGUES else "none"
 
 
 def input_width(product: ProductSpec) -> int:

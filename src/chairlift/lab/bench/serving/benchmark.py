@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from chairlift.clock import MonotonicClock
+from chairlift.engine.progress import progress_bar
 from chairlift.errors import ConfigError
 from chairlift.lab.bench.machine import HostFacts, host_facts
 from chairlift.lab.bench.serving.http_client import PATHS, ApiClient, RequestRecord, open_client, served_models
@@ -26,7 +27,6 @@ from chairlift.lab.bench.workload_options import (
 from chairlift.lab.workload.request import WorkloadRequest
 from chairlift.lab.workload.request_feed import RequestFeed
 from chairlift.lab.workload.traces.trace_loader import detect_trace_format
-from chairlift.server.batch.progress import progress_bar
 
 WARM_UP_ROUND, MEASURED_ROUND = 0, 1
 PROBE_TOKENS = 8

@@ -223,7 +223,7 @@ class ApiClient:
                 raise StreamError(f"http {response.status_code}", error_message(await response.aread()))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
-                raise StreamError("not a stream", f"the content type is {kind or 'missing'}")
+                raise StreamError("not a stream", f"the content type must be text/event-stream, got {kind or 'none'}")
             is_done = await self._read(response, record)
         if not is_done and record.finish_reason is None:
             raise StreamError("cut stream", "the stream ended without a finish reason")

@@ -10,16 +10,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from chairlift.lab.report.compare import BatchSizePoint, batch_size_point, group_by, has_several
-from chairlift.lab.report.figures.drawing import (
-    GREY,
-    WIDTH,
-    Drawing,
-    OmittedFigure,
-    line_style,
-    lines_above,
-    point_style,
-    start_at_zero,
-)
+from chairlift.lab.report.figures import drawing
+from chairlift.lab.report.figures.drawing import Drawing, OmittedFigure
 from chairlift.lab.report.run_log import RecordedRun
 
 KEY, TITLE = "batch-size", "Effects of the batch size"
@@ -45,7 +37,7 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
             TITLE,
             "needs at least two runs of one policy with a different --static-batch-size (static) or --max-num-seqs.",
         )
-    figure = Figure(figsize=(WIDTH, 4.6))
+    figure = Figure(figsize=(drawing.WIDTH, 4.6))
     panels = figure.subplots(2, 2, sharex=True).ravel()
     for index, (policy, of_policy) in enumerate(groups.items()):
         points = sorted((batch_size_point(run) for run in of_policy), key=lambda point: point.batch_size)
@@ -53,7 +45,7 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
             _draw_points(axes, points, value, index, policy)
     for axes, title in zip(panels, PANELS, strict=True):
         axes.set(title=title, xscale="log")
-        start_at_zero(axes)
+        drawing.start_at_zero(axes)
         axes.grid(True, color="#DDDDDD", linewidth=0.5)
     _scale(figure, panels, {run.num_seats for of_policy in groups.values() for run in of_policy})
     return Drawing(KEY, TITLE, CAPTION, figure)
@@ -75,13 +67,13 @@ def _draw_points(axes: Axes, points: Sequence[BatchSizePoint], value: Value, ind
     known = [(point, y) for point in points if (y := value(point)) is not None]
     if not known:
         return
-    style = point_style(index)
+    style = drawing.point_style(index)
     axes.plot([point.batch_size for point, _ in known], [y for _, y in known], label=policy, linewidth=1.2, **style)
     hollow = [(point.batch_size, y) for point, y in known if point.peak < point.batch_size]
     if hollow:
         axes.plot(*zip(*hollow, strict=True), **{**style, "linestyle": "none"}, markerfacecolor="white")
     if (limit := _memory_limit(points)) is not None:
-        axes.axvline(limit, linewidth=1, alpha=0.8, **line_style(index))
+        axes.axvline(limit, linewidth=1, alpha=0.8, **drawing.line_style(index))
 
 
 def _memory_limit(points: Sequence[BatchSizePoint]) -> float | None:
@@ -98,5 +90,5 @@ def _scale(figure: Figure, panels: Sequence[Axes], sizes: set[int]) -> None:
         axes.set_xlabel("seats (static_batch_size or max_num_seqs)")
         axes.set_xticks(sorted(sizes), labels=[str(size) for size in sorted(sizes)])
         axes.minorticks_off()
-    limit = Line2D([], [], color=GREY, marker="|", markersize=11, linestyle="none", label="memory limit")
-    lines_above(figure, panels[0], limit)
+    limit = Line2D([], [], color=drawing.GREY, marker="|", markersize=11, linestyle="none", label="memory limit")
+    drawing.lines_above(figure, panels[0], limit)

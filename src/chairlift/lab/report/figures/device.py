@@ -8,36 +8,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from chairlift.lab.report.figures.drawing import (
-    BLACK,
-    PURPLE,
-    SKY,
-    Drawing,
-    Fill,
-    figure_of,
-    legend_above,
-    line_style,
-    over_time,
-    stack_areas,
-    time_label,
-)
+from chairlift.lab.report.figures import drawing
+from chairlift.lab.report.figures.drawing import Drawing, Fill
 from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.timeline import means, rates, stairs, time_edges
 from chairlift.lab.report.trace import Floats
 
 BINS = 150
 FILLS = (
-    Fill("useful tokens", SKY),
-    Fill("recomputed after a preemption", PURPLE, "//"),
-    Fill("padding", BLACK),
+    Fill("useful tokens", drawing.SKY),
+    Fill("recomputed after a preemption", drawing.PURPLE, "//"),
+    Fill("padding", drawing.BLACK),
 )
 
 
 def draw(runs: Sequence[RecordedRun]) -> Drawing:
-    shown, duration, note = over_time(runs)
+    shown, duration, note = drawing.over_time(runs)
     has_weights = any(run.started.weight_bytes for run in shown)
     ratios = [1.0] * len(shown) + [1.1] * (1 + has_weights)
-    figure, panels = figure_of(len(ratios), 1.05 * sum(ratios) + 0.6, height_ratios=ratios, sharex=True)
+    figure, panels = drawing.figure_of(len(ratios), 1.05 * sum(ratios) + 0.6, height_ratios=ratios)
     num_runs = len(shown)
     _draw_tokens(panels[:num_runs], shown, duration)
     _draw_lines(panels[num_runs], shown, duration, _rows)
@@ -48,9 +37,9 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing:
         _draw_lines(panels[-1], shown, duration, _weight_bytes)
         panels[-1].set_title("weights read from memory")
         panels[-1].yaxis.set_major_formatter(EngFormatter(unit="B/s", sep=""))
-    unit = time_label(shown)
+    unit = drawing.time_label(shown)
     panels[-1].set_xlabel(f"{unit} since the run began")
-    legend_above(figure, FILLS)
+    drawing.legend_above(figure, FILLS)
     caption = (
         "Above, for each run: tokens that the device computed, on the same scale. Below: rows in the batch, including "
         "finished ones, and the bytes of weights that steps read from memory. Each step reads all weights, so with few "
@@ -83,8 +72,8 @@ def _draw_tokens(panels: Sequence[Axes], runs: Sequence[RecordedRun], duration: 
     for axes, run in zip(panels, runs, strict=True):
         edges = time_edges(run.trace, duration, BINS)
         amounts = (rates(run.trace.starts, run.trace.ends, tokens, edges) for tokens in _tokens(run))
-        top = max(top, stack_areas(axes, edges, amounts, FILLS))
-        axes.set_title(f"{run.label}: tokens computed a {time_label(runs).rstrip('s')}")
+        top = max(top, drawing.stack_areas(axes, edges, amounts, FILLS))
+        axes.set_title(f"{run.label}: tokens computed a {drawing.time_label(runs).rstrip('s')}")
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     for axes in panels:
         axes.set(xlim=(0, duration), ylim=(0, top * 1.05 or 1))
@@ -95,5 +84,5 @@ def _draw_lines(
 ) -> None:
     for index, run in enumerate(runs):
         edges = time_edges(run.trace, duration, BINS)
-        axes.plot(*stairs(edges, values(run, edges)), linewidth=1.3, label=run.label, **line_style(index))
+        axes.plot(*stairs(edges, values(run, edges)), linewidth=1.3, label=run.label, **drawing.line_style(index))
     axes.set(xlim=(0, duration), ylim=(0, None))

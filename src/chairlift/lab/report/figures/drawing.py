@@ -103,10 +103,10 @@ class OmittedFigure:
     reason: str
 
 
-def figure_of(num_rows: int, height: float, **layout: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with panels one above the other."""
+def figure_of(num_rows: int, height: float, height_ratios: Sequence[float] | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure with panels one above the other, which share their x axis."""
     figure = Figure(figsize=(WIDTH, height))
-    axes = figure.subplots(num_rows, 1, squeeze=False, **layout)
+    axes = figure.subplots(num_rows, 1, squeeze=False, sharex=True, height_ratios=height_ratios)
     return figure, list(axes[:, 0])
 
 

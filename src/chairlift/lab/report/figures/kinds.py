@@ -10,18 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from chairlift.lab.report.figures.drawing import (
-    KIND_FILLS,
-    NO_KINDS,
-    Drawing,
-    OmittedFigure,
-    figure_of,
-    legend_above,
-    over_time,
-    stack_areas,
-    time_label,
-    with_kinds,
-)
+from chairlift.lab.report.figures import drawing
+from chairlift.lab.report.figures.drawing import Drawing, OmittedFigure
 from chairlift.lab.report.memory import MemoryKinds, kind_shares
 from chairlift.lab.report.run_log import RecordedRun
 from chairlift.lab.report.timeline import means, stairs, time_edges
@@ -33,16 +23,17 @@ LIVE_BORDER: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (4, 2))
 
 
 def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
-    usable, others_note = with_kinds(runs)
+    usable, others_note = drawing.with_kinds(runs)
     if not usable:
-        return OmittedFigure("memory-kinds", TITLE, NO_KINDS)
-    shown, duration, note = over_time(usable)
-    figure, panels = figure_of(len(shown), 1.5 * len(shown) + 0.7, sharex=True)
+        return OmittedFigure("memory-kinds", TITLE, drawing.NO_KINDS)
+    shown, duration, note = drawing.over_time(usable)
+    figure, panels = drawing.figure_of(len(shown), 1.5 * len(shown) + 0.7)
     for axes, run in zip(panels, shown, strict=True):
         _draw_run(axes, run, duration)
-    panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
+    panels[-1].set_xlabel(f"{drawing.time_label(shown)} since the run began")
     border = Line2D([], [], label="reserved, as seen live", **LIVE_BORDER)
-    legend_above(figure, list(KIND_FILLS.values()), *([border] if any(run.kinds != run.live for run in shown) else []))
+    borders = [border] if any(run.kinds != run.live for run in shown) else []
+    drawing.legend_above(figure, list(drawing.KIND_FILLS.values()), *borders)
     caption = (
         "Each slot of the pool has one kind. Token states are in use. Reserved slots are held and will be written. "
         "Internal fragmentation is held and will never be written. External fragmentation is lost to the rounding of "
@@ -57,7 +48,7 @@ def _draw_run(axes: Axes, run: RecordedRun, duration: float) -> None:
     assert run.kinds is not None
     assert run.live is not None
     edges = time_edges(run.trace, duration, BINS)
-    stack_areas(axes, edges, _binned(run, run.kinds, edges), KIND_FILLS.values())
+    drawing.stack_areas(axes, edges, _binned(run, run.kinds, edges), drawing.KIND_FILLS.values())
     if run.kinds != run.live:
         live = _binned(run, run.live, edges)
         axes.plot(*stairs(edges, live[0] + live[1]), **LIVE_BORDER)

@@ -13,42 +13,31 @@ from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
 
-from chairlift.lab.report.figures.drawing import (
-    BLACK,
-    GREY,
-    NO_KINDS,
-    OWNERS,
-    PALE,
-    Drawing,
-    Fill,
-    OmittedFigure,
-    figure_of,
-    over_time,
-    time_label,
-)
+from chairlift.lab.report.figures import drawing
+from chairlift.lab.report.figures.drawing import Drawing, Fill, OmittedFigure
 from chairlift.lab.report.memory import BlockSpan, block_spans, owner_colours, rounding_spans, shared_spans
 from chairlift.lab.report.run_log import RecordedRun
 
 COLUMNS, MAX_ROWS = 1400, 500
 TITLE = "KV memory by owner"
-FREE, ROUNDING, SHARED = len(OWNERS), len(OWNERS) + 1, len(OWNERS) + 2
+FREE, ROUNDING, SHARED = len(drawing.OWNERS), len(drawing.OWNERS) + 1, len(drawing.OWNERS) + 2
 KEYS = (
-    Fill("free", PALE),
-    Fill("lost to rounding", GREY),
-    Fill("shared by several requests", BLACK),
+    Fill("free", drawing.PALE),
+    Fill("lost to rounding", drawing.GREY),
+    Fill("shared by several requests", drawing.BLACK),
 )
-COLOURS = np.array([to_rgb(colour) for colour in (*OWNERS, PALE, GREY, BLACK)])
+COLOURS = np.array([to_rgb(colour) for colour in (*drawing.OWNERS, drawing.PALE, drawing.GREY, drawing.BLACK)])
 
 
 def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
     holding = [run for run in runs if any(step.new_blocks for step in run.trace.steps)]
     if not holding:
-        return OmittedFigure("memory-map", TITLE, NO_KINDS)
-    shown, duration, note = over_time(holding)
-    figure, panels = figure_of(len(shown), 1.75 * len(shown) + 0.6, sharex=True)
+        return OmittedFigure("memory-map", TITLE, drawing.NO_KINDS)
+    shown, duration, note = drawing.over_time(holding)
+    figure, panels = drawing.figure_of(len(shown), 1.75 * len(shown) + 0.6)
     for axes, run in zip(panels, shown, strict=True):
         _draw_run(axes, run, duration)
-    panels[-1].set_xlabel(f"{time_label(shown)} since the run began")
+    panels[-1].set_xlabel(f"{drawing.time_label(shown)} since the run began")
     _legend(figure)
     caption = (
         "The vertical axis is the block id. A colour is a request; colours repeat, but differ between neighbours. "
@@ -60,7 +49,7 @@ def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
 
 
 def _legend(figure: Figure) -> None:
-    owners = tuple(Patch(facecolor=colour) for colour in OWNERS)
+    owners = tuple(Patch(facecolor=colour) for colour in drawing.OWNERS)
     keys: list[Any] = [owners, *(fill.patch() for fill in KEYS)]
     figure.legend(
         keys,
@@ -93,7 +82,7 @@ def paint(run: RecordedRun) -> npt.NDArray[np.intp]:
     scale = COLUMNS / trace.duration
     columns = (trace.starts * scale).astype(int).tolist(), (trace.held_ends() * scale).round().astype(int).tolist()
     spans = block_spans(trace)
-    owners = owner_colours(spans, num_blocks, len(OWNERS))
+    owners = owner_colours(spans, num_blocks, len(drawing.OWNERS))
     for span in rounding_spans(trace):
         _fill(canvas, columns, num_rows / num_blocks, span, ROUNDING)
     for span in spans:

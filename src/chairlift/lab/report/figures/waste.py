@@ -10,16 +10,8 @@ from matplotlib.ticker import PercentFormatter
 from chairlift.lab.presets.vllm_experiments import POLICIES
 from chairlift.lab.presets.vllm_fig2 import PUBLISHED
 from chairlift.lab.report.compare import waste_shares
-from chairlift.lab.report.figures.drawing import (
-    KIND_FILLS,
-    NO_KINDS,
-    Drawing,
-    Fill,
-    OmittedFigure,
-    figure_of,
-    legend_above,
-    with_kinds,
-)
+from chairlift.lab.report.figures import drawing
+from chairlift.lab.report.figures.drawing import Drawing, Fill, OmittedFigure
 from chairlift.lab.report.memory import KINDS
 from chairlift.lab.report.run_log import RecordedRun
 
@@ -29,16 +21,16 @@ MIN_WRITTEN = 0.035
 
 
 def draw(runs: Sequence[RecordedRun]) -> Drawing | OmittedFigure:
-    usable, others_note = with_kinds(runs)
+    usable, others_note = drawing.with_kinds(runs)
     if not usable:
-        return OmittedFigure("waste", TITLE, NO_KINDS)
+        return OmittedFigure("waste", TITLE, drawing.NO_KINDS)
     heights = [len(usable), len(PUBLISHED)]
-    figure, (ours, published) = figure_of(2, 0.33 * sum(heights) + 1.7, height_ratios=heights, sharex=True)
+    figure, (ours, published) = drawing.figure_of(2, 0.33 * sum(heights) + 1.7, height_ratios=heights)
     _draw_ours(ours, usable)
     _draw_published(published)
     published.xaxis.set_major_formatter(PercentFormatter(1))
     published.set_xlabel("share of KV memory")
-    legend_above(figure, [*KIND_FILLS.values(), UNDIVIDED])
+    drawing.legend_above(figure, [*drawing.KIND_FILLS.values(), UNDIVIDED])
     caption = (
         "Above: means over the time in which requests waited, with true output lengths; slots that are free then could "
         "not be used because there were no seats or the batch was closed. Runs without waiting requests show the mean "
@@ -57,7 +49,7 @@ def _draw_ours(axes: Axes, runs: Sequence[RecordedRun]) -> None:
         labels.append(run.label if waste.is_saturated else f"{run.label}\n(no waiting requests)")
         left = 0.0
         for kind in KINDS:
-            left += _bar(axes, row, left, waste.shares[kind], KIND_FILLS[kind]._replace(hatch=""))
+            left += _bar(axes, row, left, waste.shares[kind], drawing.KIND_FILLS[kind]._replace(hatch=""))
     _finish(axes, labels, "these runs")
 
 
@@ -67,7 +59,7 @@ def _draw_published(axes: Axes) -> None:
         labels.append(f"{POLICIES[kv]} = {kv}")
         left = 0.0
         for kind in KINDS[:-1]:
-            fill = KIND_FILLS[kind]
+            fill = drawing.KIND_FILLS[kind]
             left += _bar(axes, row, left, shares.get(kind, 0.0) / 100, fill._replace(hatch=fill.hatch or "\\\\"))
         _bar(axes, row, left, shares.get("waste", 0.0) / 100, UNDIVIDED)
     _finish(axes, labels, "published, another model and workload")

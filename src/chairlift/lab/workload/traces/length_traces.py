@@ -44,7 +44,7 @@ def _read_lengths(
 
 
 def read_mooncake(path: Path, options: TraceOptions) -> Iterator[WorkloadRequest | None]:
-    """Reads the Mooncake traces (Qin et al., FAST'25), in which equal hash_ids mean equal tokens so far."""
+    """Reads the Mooncake traces (Qin et al., FAST'25). Equal hash ids mean equal tokens up to the end of that block."""
     for index, record in enumerate(json_records(path)):
         prompt_len, output_len = record.integer("input_length"), record.integer("output_length")
         seconds = record.number("timestamp") / 1000

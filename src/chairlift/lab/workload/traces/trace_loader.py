@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -40,25 +40,12 @@ CSV_COLUMNS: Final = {"azure": AZURE_COLUMNS, "burstgpt": BURSTGPT_COLUMNS}
 JSON_KEYS: Final = {"mooncake": {"input_length"}, "custom": {"prompt"}, "chairlift": {"arrival", "output_len"}}
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTrace:
-    """The requests of a trace file.
+def read_trace(path: Path | str, options: TraceOptions | None = None) -> list[WorkloadRequest]:
+    """Returns the requests of a trace file, whose format is detected, by arrival. The first one arrives at 0.
 
-    Attributes:
-        format: one of FORMATS.
-        requests: by arrival; the first arrives at 0. Requests with equal times keep the order of the file, and a
-            request with `after` follows that one.
-        num_skipped: requests of the file that cannot be served: they have no prompt or output tokens (logs write failed
-            requests in this way) or, in sharegpt, lengths outside the limits of `text_datasets`.
-    """
-
-    format: str
-    requests: list[WorkloadRequest]
-    num_skipped: int
-
-
-def load_trace(path: Path | str, options: TraceOptions | None = None) -> RecordedTrace:
-    """Reads a trace file, whose format is detected, and logs the number of skipped requests.
+    Requests with equal times keep the order of the file, and a request with `after` follows that one. Requests that
+    cannot be served are skipped, and their number is logged: they have no prompt or output tokens (logs write failed
+    requests in this way) or, in sharegpt, lengths outside the limits of `text_datasets`.
 
     Raises:
         ConfigError: the file cannot be read, its format is unknown, a field is wrong, or no request can be served.
@@ -79,7 +66,7 @@ def load_trace(path: Path | str, options: TraceOptions | None = None) -> Recorde
             num_skipped,
             num_skipped + len(requests),
         )
-    return RecordedTrace(name, _shifted_to_zero(requests), num_skipped)
+    return _shifted_to_zero(requests)
 
 
 def detect_trace_format(path: Path) -> str:
@@ -108,7 +95,10 @@ def detect_trace_format(path: Path) -> str:
 
 
 def _collect(read: Iterable[WorkloadRequest | None], limit: int | None) -> tuple[list[WorkloadRequest], int]:
-    """Returns the first `limit` requests whose predecessors are among them, and the number of skipped ones."""
+    """Returns the first `limit` requests, and the number of skipped records.
+
+    If there are more, requests that depend on a later one are left out.
+    """
     requests: list[WorkloadRequest] = []
     num_skipped = 0
     for request in read:

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_FIELDS: Final = 256
@@ -36,9 +29,23 @@ class RequestBody(BaseModel):
 
     The number of validation errors is limited, because each takes about 1 KiB and a body may contain millions of
     invalid values.
+
+    Attributes:
+        content_fields: fields that are not read after planning, with their empty values. They may be large, so a
+            preparation worker does not send them back.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    content_fields: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def chat_field_names(self) -> Mapping[str, str]:
+        """Name of a field of chat completions -> its name at this endpoint, if it differs."""
+        return {}
+
+    def without_content(self) -> Self:
+        """A copy with empty `content_fields`."""
+        return self.model_copy(update=self.content_fields)
 
     @model_validator(mode="before")
     @classmethod
@@ -54,15 +61,9 @@ class RequestBody(BaseModel):
         return schema
 
 
-class SparseResponse(BaseModel):
-    """A JSON object in a response. The fields in `omitted_if_null` are left out if their value is null."""
-
-    omitted_if_null: ClassVar[frozenset[str]]
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in self.omitted_if_null}
+def omitted_if_null() -> Any:
+    """A field of a response that is null by default, and then left out."""
+    return Field(None, exclude_if=lambda value: value is None)
 
 
 class PromptTokensDetails(BaseModel):
@@ -73,13 +74,12 @@ class CompletionTokensDetails(BaseModel):
     reasoning_tokens: int
 
 
-class UsageInfo(SparseResponse):
-    omitted_if_null = frozenset({"completion_tokens_details"})
+class UsageInfo(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = omitted_if_null()
 
 
 class Timings(BaseModel):

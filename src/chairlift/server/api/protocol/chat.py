@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_LOGPROBS
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings, UsageInfo
+from chairlift.server.api.protocol.base import RequestBody, Timings, UsageInfo, omitted_if_null
 from chairlift.server.api.protocol.compatibility_fields import ChatCompatibilityFields
 from chairlift.server.api.protocol.item_limits import (
     MAX_CONTENT_PARTS,
@@ -122,6 +123,13 @@ ChatMessage = Annotated[PromptMessage | AssistantMessage | ToolMessage, Field(di
 class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     """The body of POST /v1/chat/completions."""
 
+    content_fields: ClassVar[dict[str, Any]] = {
+        "messages": [],
+        "tools": None,
+        "documents": None,
+        "chat_template": None,
+        "chat_template_kwargs": None,
+    }
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -140,19 +148,32 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    _optional_variables: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
     def from_fields(
-        cls, fields: dict[str, Any], structured_outputs: StructuredOutputsField | None = None
+        cls,
+        fields: dict[str, Any],
+        structured_outputs: StructuredOutputsField | None = None,
+        optional_variables: dict[str, Any] | None = None,
     ) -> ChatCompletionRequest:
-        """The request with these fields, converted from another API; raises RequestError if they are invalid."""
+        """The request with these fields, converted from another API; raises RequestError if they are invalid.
+
+        Args:
+            optional_variables: variables of the chat template that are set if it reads them.
+        """
         try:
             chat = cls.model_validate({**fields, "structured_outputs": None})
         except ValidationError as error:
             message, field = describe_validation_errors(error.errors(), fields)
             raise RequestError(f"converted to a chat: {message}", field) from None
         chat.structured_outputs = structured_outputs
+        chat._optional_variables = optional_variables or {}
         return chat
+
+    def to_chat(self) -> ChatCompletionRequest:
+        """The request itself, because other conversations are converted to this form."""
+        return self
 
     def output_limit(self) -> int | None:
         """The maximum number of output tokens; None if only the context limits it."""
@@ -165,11 +186,11 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def max_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+    def chat_field_names(self) -> dict[str, str]:
+        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
 
-    def template_variables(self) -> dict[str, Any]:
-        """The variables of the chat template besides messages and tools."""
+    def template_variables(self, names: Collection[str]) -> dict[str, Any]:
+        """The variables besides messages and tools for a chat template that reads the variables `names`."""
         options = self.chat_template_kwargs or {}
         if reserved := set(RESERVED_VARIABLES) & options.keys():
             raise RequestError(
@@ -177,7 +198,8 @@ class ChatCompletionRequest(SamplingFields, ChatCompatibilityFields):
                 "chat_template_kwargs",
             )
         fields = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
-        return {**options, **{name: value for name, value in fields.items() if value is not None}}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in self._optional_variables.items() if name in names} | options | given
 
     def num_logprobs(self) -> int | None:
         """The number of alternative tokens to return at each position; None to return no logprobs."""
@@ -204,35 +226,32 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class ChatResponseMessage(SparseResponse):
+class ChatResponseMessage(BaseModel):
     """The generated message. `content` is null if the answer consists of tool calls alone."""
 
-    omitted_if_null = frozenset({"tool_calls", "reasoning_content"})
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[ToolCall] | None = None
-    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = omitted_if_null()
+    reasoning_content: str | None = omitted_if_null()
 
 
-class ChatCompletionResponseChoice(SparseResponse):
-    omitted_if_null = frozenset({"token_ids"})
+class ChatCompletionResponseChoice(BaseModel):
     index: int
     message: ChatResponseMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[int] | None = omitted_if_null()
 
 
-class ChatCompletionResponse(SparseResponse):
-    omitted_if_null = frozenset({"prompt_logprobs", "prompt_token_ids", "timings"})
+class ChatCompletionResponse(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     choices: list[ChatCompletionResponseChoice]
     usage: UsageInfo
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
-    prompt_token_ids: list[int] | None = None
-    timings: Timings | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = omitted_if_null()
+    prompt_token_ids: list[int] | None = omitted_if_null()
+    timings: Timings | None = omitted_if_null()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from chairlift.errors import RequestError
 from chairlift.sampling_params import MAX_N, SamplingParams
-from chairlift.server.api.protocol.base import SparseResponse, Timings, UsageInfo
+from chairlift.server.api.protocol.base import Timings, UsageInfo, omitted_if_null
 from chairlift.server.api.protocol.compatibility_fields import CompletionsCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_PROMPTS
 from chairlift.server.api.protocol.sampling import SamplingFields
@@ -17,6 +17,7 @@ from chairlift.server.api.protocol.sampling import SamplingFields
 class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
     """The body of POST /v1/completions."""
 
+    content_fields: ClassVar[dict[str, Any]] = {"prompt": ""}
     prompt: (
         str
         | Annotated[list[str], Field(max_length=MAX_PROMPTS)]
@@ -42,9 +43,6 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         """Whether only the prompt and its logprobs are returned."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def num_choices(self) -> int:
-        return super().num_choices() if self.best_of is None else self.best_of
-
     def params(self) -> SamplingParams:
         """The validated sampling parameters; raises RequestError."""
         overrides: dict[str, Any] = {"logprobs": self.logprobs}
@@ -58,11 +56,11 @@ class CompletionRequest(SamplingFields, CompletionsCompatibilityFields):
         return self.sampling_params(**overrides)
 
     def _check_best_of(self, best_of: int) -> None:
-        if not super().num_choices() <= best_of <= MAX_N:
+        if not self.num_choices() <= best_of <= MAX_N:
             raise RequestError(
-                f"best_of must be at least n={super().num_choices()} and at most {MAX_N}, got {best_of}", "best_of"
+                f"best_of must be at least n={self.num_choices()} and at most {MAX_N}, got {best_of}", "best_of"
             )
-        if self.stream and best_of > super().num_choices():
+        if self.stream and best_of > self.num_choices():
             raise RequestError(f"best_of={best_of} cannot be streamed: leave out stream or best_of", "best_of")
 
 
@@ -75,26 +73,24 @@ class CompletionLogprobs(BaseModel):
     top_logprobs: list[dict[str, float] | None] = []
 
 
-class CompletionResponseChoice(SparseResponse):
-    omitted_if_null = frozenset({"prompt_logprobs", "prompt_token_ids", "token_ids"})
+class CompletionResponseChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
-    prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = omitted_if_null()
+    prompt_token_ids: list[int] | None = omitted_if_null()
+    token_ids: list[int] | None = omitted_if_null()
 
 
-class CompletionResponse(SparseResponse):
+class CompletionResponse(BaseModel):
     """A completion, or one chunk of a stream."""
 
-    omitted_if_null = frozenset({"timings"})
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionResponseChoice]
     usage: UsageInfo | None = None
-    timings: Timings | None = None
+    timings: Timings | None = omitted_if_null()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
 from chairlift.server.api.protocol.compatibility_fields import CacheControl, MessagesCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.api.protocol.sampling import EngineFields, StopStrings
 from chairlift.server.api.protocol.tools import ToolName
+
+MESSAGES_FIELDS = {"stop": "stop_sequences", "response_format": "output_config", "reasoning_effort": "output_config"}
+"""Name of a field of chats -> its name at this endpoint."""
 
 
 class TextBlock(RequestBody):
@@ -92,6 +95,7 @@ class OutputConfig(RequestBody):
 class ConversationFields(RequestBody):
     """The fields that define the prompt."""
 
+    content_fields: ClassVar[dict[str, Any]] = {"messages": [], "system": None, "tools": None}
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | TextBlocks | None = None
@@ -99,6 +103,15 @@ class ConversationFields(RequestBody):
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+
+    @property
+    def chat_field_names(self) -> dict[str, str]:
+        return MESSAGES_FIELDS
+
+    @property
+    def optional_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that `thinking` sets, if the template reads them."""
+        return {} if self.thinking is None else {"enable_thinking": self.thinking.type == "adaptive"}
 
     def chat_fields(self) -> dict[str, Any]:
         """The corresponding fields of a chat request."""
@@ -123,8 +136,11 @@ class ConversationFields(RequestBody):
 class CountTokensRequest(ConversationFields, MessagesCompatibilityFields):
     """The body of POST /v1/messages/count_tokens."""
 
+    content_fields: ClassVar[dict[str, Any]] = {**ConversationFields.content_fields, "output_config": None}
+
     def to_chat(self) -> ChatCompletionRequest:
-        return ChatCompletionRequest.from_fields(self.chat_fields())
+        """The corresponding chat request; raises RequestError."""
+        return ChatCompletionRequest.from_fields(self.chat_fields(), None, self.optional_variables)
 
 
 class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFields):
@@ -141,7 +157,7 @@ class MessagesRequest(ConversationFields, EngineFields, MessagesCompatibilityFie
             "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
         }
-        return ChatCompletionRequest.from_fields(fields, self.structured_outputs)
+        return ChatCompletionRequest.from_fields(fields, self.structured_outputs, self.optional_variables)
 
 
 def _text(content: str | list[TextBlock] | None) -> str:
@@ -190,8 +206,7 @@ class MessagesUsage(BaseModel):
     output_tokens: int
 
 
-class MessagesResponse(SparseResponse):
-    omitted_if_null = frozenset({"timings"})
+class MessagesResponse(BaseModel):
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -200,7 +215,7 @@ class MessagesResponse(SparseResponse):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessagesUsage
-    timings: Timings | None = None
+    timings: Timings | None = omitted_if_null()
 
 
 class TokenCount(BaseModel):

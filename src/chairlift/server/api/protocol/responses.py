@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from chairlift.errors import RequestError
-from chairlift.server.api.protocol.base import RequestBody, SparseResponse, Timings
+from chairlift.server.api.protocol.base import RequestBody, Timings, omitted_if_null
 from chairlift.server.api.protocol.chat import ChatCompletionRequest
 from chairlift.server.api.protocol.compatibility_fields import ResponsesCompatibilityFields
 from chairlift.server.api.protocol.item_limits import MAX_CONTENT_PARTS, MAX_MESSAGES, MAX_TOOLS, Metadata
@@ -18,6 +18,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 RESPONSES_FIELDS = {
     "messages": "input",
+    "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
     "reasoning_effort": "reasoning",
@@ -42,41 +43,40 @@ def _joined_text(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text or part.refusal for part in content or [])
 
 
-class InputMessage(RequestBody):
+class ReceivedItem(RequestBody):
+    """An item that may have been received in a response."""
+
+    id: ReturnedValue = None
+    status: ReturnedValue = None
+
+
+class InputMessage(ReceivedItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | InputParts
-    id: ReturnedValue = None
-    status: ReturnedValue = None
     phase: ReturnedValue = None
 
 
-class InputFunctionCall(RequestBody):
+class InputFunctionCall(ReceivedItem):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: ReturnedValue = None
-    status: ReturnedValue = None
     namespace: None = None
     caller: ReturnedValue = None
 
 
-class InputFunctionCallOutput(RequestBody):
+class InputFunctionCallOutput(ReceivedItem):
     type: Literal["function_call_output"]
     call_id: str
     output: str | InputParts
-    id: ReturnedValue = None
-    status: ReturnedValue = None
 
 
-class InputReasoning(RequestBody):
+class InputReasoning(ReceivedItem):
     type: Literal["reasoning"]
     summary: Annotated[InputParts, Field(default_factory=list)]
     content: InputParts | None = None
     encrypted_content: None = None
-    id: ReturnedValue = None
-    status: ReturnedValue = None
 
 
 def _item_type(item: Any) -> str:
@@ -142,6 +142,8 @@ class ResponsesStreamOptions(RequestBody):
 class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     """The body of POST /v1/responses."""
 
+    # Tools and instructions are not among these, because the response repeats them.
+    content_fields: ClassVar[dict[str, Any]] = {"input": ""}
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -163,8 +165,8 @@ class ResponsesRequest(EngineFields, ResponsesCompatibilityFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def max_tokens_field(self) -> str:
-        return "max_output_tokens"
+    def chat_field_names(self) -> dict[str, str]:
+        return RESPONSES_FIELDS
 
     @property
     def include_logprobs(self) -> bool:
@@ -244,7 +246,7 @@ def _append_to_chat(
 
 
 def _last_answer(messages: list[dict[str, Any]], lacking: str) -> dict[str, Any]:
-    """The last message if it is an answer without this part, or a new answer."""
+    """The answer to add the part `lacking` to: the last message if it is an answer without it, otherwise a new one."""
     if not messages or messages[-1]["role"] != "assistant" or lacking in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]
@@ -276,15 +278,14 @@ class ResponsesUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseObject(SparseResponse):
+class ResponseObject(BaseModel):
     """A response. A stream sends it at its beginning and at its end. The items of `output` are messages, function calls
     and reasoning."""
 
-    omitted_if_null = frozenset({"timings", "completed_at", "user"})
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    completed_at: int | None = None
+    completed_at: int | None = omitted_if_null()
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: Literal[False] = False
     error: ResponseError | None = None
@@ -306,5 +307,5 @@ class ResponseObject(SparseResponse):
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponsesUsage | None = None
-    user: str | None
-    timings: Timings | None = None
+    user: str | None = omitted_if_null()
+    timings: Timings | None = omitted_if_null()

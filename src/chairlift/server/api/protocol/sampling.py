@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,38 +15,13 @@ from chairlift.server.api.protocol.item_limits import limit_entries
 from chairlift.structured_outputs import MAX_CHOICES, StructuredOutputs
 
 RequestId = Annotated[
-    str,
-    Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$"),
+    str, Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_~!$&'()*+,;=:@-][A-Za-z0-9._~!$&'()*+,;=:@-]*$")
 ]
 """An id that the client chooses. It is written to logs and is a segment of the path `/v1/requests/{id}`. It consists of
 characters that need no escapes there (RFC 3986, section 3.3), and not of dots alone, which clients remove (5.2.4)."""
 
 TokenIds = Annotated[list[int], Field(max_length=MAX_TOKEN_IDS)]
 StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
-
-SAMPLING_PARAMS = (
-    "temperature",
-    "top_p",
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "logit_bias",
-    "seed",
-    "ignore_eos",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "prompt_logprobs",
-    "truncate_prompt_tokens",
-    "bad_words",
-    "allowed_token_ids",
-)
-"""Fields with the name of a sampling parameter. null selects the default of the parameter."""
 
 
 class StreamOptions(RequestBody):
@@ -65,24 +41,13 @@ class StructuredOutputsField(RequestBody):
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
 
-    def constraint(self) -> StructuredOutputs:
-        """The constraint of the engine; raises RequestError."""
-        given = self.model_dump(by_alias=True, exclude_none=True)
-        return StructuredOutputs(**given)
-
 
 class TextFormat(RequestBody):
     type: Literal["text"]
 
-    def constraint(self) -> None:
-        return None
-
 
 class JsonObjectFormat(RequestBody):
     type: Literal["json_object"]
-
-    def constraint(self) -> StructuredOutputs:
-        return StructuredOutputs(json_object=True)
 
 
 class JsonSchema(RequestBody):
@@ -91,16 +56,10 @@ class JsonSchema(RequestBody):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = Field(None, description="Has no effect: the schema is always followed.")
 
-    def constraint(self) -> StructuredOutputs:
-        return StructuredOutputs(json_object=True) if self.schema_ is None else StructuredOutputs(json=self.schema_)
-
 
 class JsonSchemaFormat(RequestBody):
     type: Literal["json_schema"]
     json_schema: JsonSchema
-
-    def constraint(self) -> StructuredOutputs:
-        return self.json_schema.constraint()
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
@@ -136,11 +95,6 @@ class EngineFields(CompatibilityFields):
     timeout: float | None = Field(None, description="Seconds after which the request is aborted with status 408.")
     timings: bool = Field(False, description="Add the times of queueing, prefill and decode to the response.")
 
-    @property
-    def max_tokens_field(self) -> str:
-        """The name of `max_tokens` at this endpoint."""
-        return "max_tokens"
-
     def engine_fields(self) -> dict[str, Any]:
         """The fields of this class that the request has set."""
         return {name: getattr(self, name) for name in EngineFields.model_fields if name in self.model_fields_set}
@@ -165,11 +119,16 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
 
     def constraint(self) -> StructuredOutputs | None:
         """The constraint on the output, if any; raises RequestError."""
-        structured = None if self.structured_outputs is None else self.structured_outputs.constraint()
-        formatted = None if self.response_format is None else self.response_format.constraint()
-        if structured is not None and formatted is not None:
+        structured, form = self.structured_outputs, self.response_format
+        constraint = None
+        if structured is not None:
+            constraint = StructuredOutputs(**structured.model_dump(by_alias=True, exclude_none=True))
+        if form is None or form.type == "text":
+            return constraint
+        if constraint is not None:
             raise RequestError("send only one of response_format and structured_outputs", "structured_outputs")
-        return structured or formatted
+        schema = form.json_schema.schema_ if form.type == "json_schema" else None
+        return StructuredOutputs(json_object=True) if schema is None else StructuredOutputs(json=schema)
 
     @property
     def constraint_field(self) -> str:
@@ -189,17 +148,16 @@ class SamplingFields(EngineFields, SamplingCompatibilityFields):
                 f"prompt_logprobs={self.prompt_logprobs} cannot be streamed: leave out stream or prompt_logprobs",
                 "prompt_logprobs",
             )
-        given: dict[str, Any] = {name: value for name in SAMPLING_PARAMS if (value := getattr(self, name)) is not None}
-        return SamplingParams(**{"structured_outputs": self.constraint(), **given, **overrides})
+        names = {field.name for field in fields(SamplingParams)} & SamplingFields.model_fields.keys()
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}  # null is the default.
+        return SamplingParams(**{**given, "structured_outputs": self.constraint(), **overrides})
 
     @property
     def include_usage(self) -> bool:
         """Whether the last chunk of a stream has the token counts."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage_stats(self) -> bool:
         """Whether every chunk of a stream has the token counts."""
-        return (
-            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
-        )
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -12,18 +12,13 @@ from chairlift.server.api.protocol.chat import ChatCompletionRequest, ChatMessag
 from chairlift.server.api.protocol.item_limits import MAX_MESSAGES, MAX_TOOLS
 from chairlift.server.api.protocol.tools import FunctionTool
 
-CHAT_ONLY_FIELDS = (
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "chat_template_kwargs",
-    "tools",
-)
+CHAT_ONLY_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
 class TokenizeRequest(RequestBody):
     """The body of POST /tokenize: a prompt or messages."""
 
+    content_fields: ClassVar[dict[str, Any]] = {"prompt": None, "messages": None, "tools": None}
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
@@ -57,6 +52,7 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(RequestBody):
+    content_fields: ClassVar[dict[str, Any]] = {"tokens": []}
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
 

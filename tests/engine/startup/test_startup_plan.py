@@ -1,37 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift.core.baselines.arena import BuddyArena, power_of_two_above
+from chairlift.config import EngineConfig
+from chairlift.core.baselines.arena import BuddyArena
+from chairlift.engine.startup.startup_plan import plan_pool
 from chairlift.errors import ConfigError
 from chairlift.worker import kv_cache_plan
-from chairlift.worker.kv_cache_plan import KVCachePlan, plan_kv_cache
+from chairlift.worker.kv_cache_plan import KVCachePlan
 
 CONTEXT = 512
 SLOT_BYTES = 3 * 2 * 2 * 8 * 4
 BLOCK_BYTES = 16 * SLOT_BYTES
 
 
-def _plan(
-    memory_bytes: int,
-    max_num_seqs: int = 8,
-    max_model_len: int | None = None,
-    rounded: Callable[[int], int] = int,
-) -> KVCachePlan:
-    return plan_kv_cache(
-        slot_bytes=SLOT_BYTES,
-        context=CONTEXT,
-        block_size=16,
-        memory_bytes=memory_bytes,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        rounded=rounded,
-    )
+def _plan(memory_bytes: int, max_num_seqs: int = 8, max_model_len: int | None = None, kv: str = "paged") -> KVCachePlan:
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=max_model_len, kv=kv)
+    return plan_pool(config, SLOT_BYTES, CONTEXT, memory_bytes)
 
 
 def test_the_pool_has_as_many_blocks_as_fit_in_the_budget() -> None:
@@ -46,13 +34,11 @@ def test_the_pool_has_no_more_blocks_than_can_be_used() -> None:
 
 
 def test_half_the_bytes_per_slot_give_twice_the_blocks() -> None:
-    plan = plan_kv_cache(
-        slot_bytes=SLOT_BYTES // 2, context=CONTEXT, block_size=16, memory_bytes=10 * BLOCK_BYTES, max_num_seqs=8
-    )
+    plan = plan_pool(EngineConfig(max_num_seqs=8), SLOT_BYTES // 2, CONTEXT, 10 * BLOCK_BYTES)
     assert plan.num_blocks == 19
 
 
-@given(st.integers(2, 500), st.integers(1, 40), st.integers(1, 512))
+@given(st.integers(2, 500), st.integers(1, 40), st.integers(2, 512))
 def test_the_pool_never_exceeds_the_budget(blocks: int, max_num_seqs: int, max_model_len: int) -> None:
     memory_bytes = blocks * BLOCK_BYTES + 100
     try:
@@ -77,11 +63,11 @@ def test_a_budget_below_one_sequence_raises_an_error() -> None:
 
 
 def test_the_plan_includes_the_rounding_of_the_allocator() -> None:
-    plan = _plan(1 << 40, max_num_seqs=3, max_model_len=100, rounded=power_of_two_above)
+    plan = _plan(1 << 40, max_num_seqs=3, max_model_len=100, kv="exact")
     assert plan.num_blocks == 3 * 8, "7 blocks would have 4 as their largest piece"
     assert BuddyArena(plan.num_blocks).largest_piece >= 8
     with pytest.raises(ConfigError, match=r"holds 7 blocks.*max_model_len=100 needs 8 blocks.*at most 64"):
-        _plan(8 * BLOCK_BYTES, max_model_len=100, rounded=power_of_two_above)
+        _plan(8 * BLOCK_BYTES, max_model_len=100, kv="exact")
 
 
 def test_the_default_budget_is_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

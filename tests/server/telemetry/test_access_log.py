@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.errors import ConfigError
-from chairlift.server.telemetry.log_file import LogFile
+from chairlift.server.telemetry.access_log import LogFile
 
 FULL = Path("/dev/full")
 
@@ -24,7 +24,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_lines_are_appended_whole(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n")
-    log = LogFile("access_log", path)
+    log = LogFile(path)
     log.write("one \U0001f600")
     assert path.read_text() == "before\none \U0001f600\n", "at once, without a buffer"
     log.write("\ud800")
@@ -35,7 +35,7 @@ def test_lines_are_appended_whole(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = LogFile("access_log", tmp_path / "log")
+    log = LogFile(tmp_path / "log")
     usable = log._file
     for spell in range(2):
         log._file = io.FileIO(FULL, "w")
@@ -54,7 +54,7 @@ def test_a_full_disk_is_reported_once_and_lost_lines_are_counted(
 
 
 def test_a_partly_written_line_does_not_corrupt_the_next(tmp_path: Path) -> None:
-    log = LogFile("access_log", tmp_path / "log")
+    log = LogFile(tmp_path / "log")
     assert log._file is not None
     whole = log._file
     log._file = _ShortFile(whole)  # type: ignore[assignment]
@@ -80,7 +80,7 @@ class _ShortFile:
 
 
 def test_close_reports_lost_lines(caplog: pytest.LogCaptureFixture) -> None:
-    log = LogFile("access_log", FULL)
+    log = LogFile(FULL)
     for _ in range(3):
         log.write("lost")
     log.close()
@@ -89,10 +89,10 @@ def test_close_reports_lost_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    LogFile("access_log", None).write("nowhere")
+    LogFile(None).write("nowhere")
     with FULL.open("w") as full:
         monkeypatch.setattr(sys, "stderr", full)
-        log = LogFile("access_log", None)
+        log = LogFile(None)
         log.write("lost")
         assert log.num_lost == 1
         log.close()
@@ -100,4 +100,4 @@ def test_standard_error_may_be_missing_or_full(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_file_that_cannot_be_opened_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"access_log=.*: Is a directory; use a file in this folder"):
-        LogFile("access_log", tmp_path)
+        LogFile(tmp_path)

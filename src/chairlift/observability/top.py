@@ -1,0 +1,258 @@
+"""`chairlift top`: shows status, KV memory, unfinished requests and explanations of a running server in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import httpx
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import BindingType
+from textual.widgets import DataTable, Footer, Static
+
+from chairlift.clock import format_duration
+from chairlift.errors import ConfigError
+
+TIMEOUT_SECONDS: Final = 5.0
+HINT: Final = "Press Enter on a request to explain its wait."
+
+KINDS: Final = {
+    "token_states": ("█", "green"),
+    "reserved": ("▓", "yellow"),
+    "internal": ("▒", "red"),
+    "external": ("░", "magenta"),
+    "free": ("·", "bright_black"),
+}
+"""Kind of KV slots -> character and colour."""
+
+COLUMNS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "request": lambda request: request["id"],
+    "state": lambda request: request["state"],
+    "waits for": lambda request: request["wait_reason"] or "",
+    "prompt": lambda request: str(request["num_prompt_tokens"]),
+    "cached": lambda request: str(request["num_cached_tokens"]),
+    "output": lambda request: f"{request['num_output_tokens']}/{request['max_tokens']}",
+    "blocks": lambda request: str(request["num_blocks"]),
+    "preempted": lambda request: str(request["num_preemptions"]),
+    "queue s": lambda request: _seconds(request["timings"]["queue_time"]),
+    "age s": lambda request: f"{request['timings']['age']:.1f}",
+}
+"""Column -> its cell for a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The response bodies of /v1/engine and /v1/requests."""
+
+    engine: dict[str, Any]
+    requests: list[dict[str, Any]]
+
+
+class SourceError(Exception):
+    """The server could not be reached or returned an error."""
+
+
+class HttpSource:
+    """Reads snapshots from a server through its API.
+
+    Args:
+        url: the URL of the server, with or without /v1.
+
+    Raises:
+        ConfigError: the URL does not begin with http:// or https://.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        base = url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
+            raise ConfigError(f"url must begin with http:// or https://, got {url!r}")
+        self._client = httpx.AsyncClient(base_url=base, headers=headers, timeout=TIMEOUT_SECONDS)
+
+    async def snapshot(self) -> Snapshot:
+        engine = await self._get("/v1/engine")
+        return Snapshot(engine, (await self._get("/v1/requests"))["data"])
+
+    async def explain(self, request_id: str) -> list[str]:
+        """The explanation of a sequence, with one line for each span of its waits."""
+        call_id = request_id.rpartition("~")[0] or request_id
+        body = await self._get(f"/v1/requests/{call_id}/explain")
+        return explained_lines(next((s for s in body["sequences"] if s["id"] == request_id), None))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        try:
+            response = await self._client.get(path)
+        except httpx.HTTPError as error:
+            raise SourceError(f"{self._client.base_url}: {type(error).__name__} {error}".strip()) from None
+        if response.status_code == 403:
+            raise SourceError(f"{path} needs an admin key: set --api-key")
+        if response.status_code != 200:
+            raise SourceError(f"{path}: status {response.status_code}")
+        body: dict[str, Any] = response.json()
+        return body
+
+
+def explained_lines(sequence: dict[str, Any] | None) -> list[str]:
+    """The lines that show an explanation."""
+    if sequence is None:
+        return ["The server no longer has this request."]
+    lines = [
+        f"{span['end'] - span['start']:8.3f} s  {span['num_steps']:5d} steps  {span['reason']}: {span['text']}"
+        for wait in sequence["waits"]
+        for span in wait["spans"]
+    ]
+    if sequence["position"] is not None:
+        expected = sequence["expected_wait"]
+        wait = "unknown" if expected is None else format_duration(expected)
+        lines.append(f"requests ahead: {sequence['position']}; estimated wait: {wait}")
+    return lines + [change["text"] for change in sequence["would_admit"]]
+
+
+class TopApp(App[None]):
+    """A terminal application that reads and shows snapshots of a server.
+
+    Args:
+        interval: seconds between two snapshots.
+    """
+
+    CSS = """
+    #status { height: auto; padding: 0 1; text-style: bold; }
+    #memory { height: 2; margin: 1 1; }
+    #requests { height: 1fr; }
+    #why { height: auto; max-height: 12; padding: 0 1; border-top: solid $accent; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit"), ("escape", "deselect", "Close explanation")]
+
+    def __init__(self, source: HttpSource, interval: float = 1.0) -> None:
+        super().__init__()
+        self._source = source
+        self._interval = interval
+        self._last: tuple[float, int] | None = None
+        self._selected: str | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Static("connecting ...", id="status", markup=False)
+        yield Static("", id="memory", markup=False)
+        yield DataTable(id="requests", cursor_type="row", zebra_stripes=True)
+        yield Static(HINT, id="why", markup=False)
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        self.table.add_columns(*COLUMNS)
+        self.table.focus()
+        self.set_interval(self._interval, self.refresh_view)
+        await self.refresh_view()
+
+    async def on_unmount(self) -> None:
+        await self._source.close()
+
+    @property
+    def table(self) -> DataTable[str]:
+        return self.query_one("#requests", DataTable)
+
+    async def refresh_view(self) -> None:
+        """Read one snapshot and show it."""
+        try:
+            snapshot = await self._source.snapshot()
+            lines = None if self._selected is None else await self._source.explain(self._selected)
+        except SourceError as error:
+            self.query_one("#status", Static).update(str(error))
+            return
+        self._show(snapshot)
+        if lines is not None:
+            self.query_one("#why", Static).update("\n".join([str(self._selected), *lines]))
+
+    def _show(self, snapshot: Snapshot) -> None:
+        engine = snapshot.engine
+        self.query_one("#status", Static).update(status_line(engine, self._steps_per_s(engine["batch"])))
+        self.query_one("#memory", Static).update(memory_bar(engine, max(10, self.size.width - 4)))
+        table = self.table
+        row, top = table.cursor_row, table.scroll_y
+        table.clear()
+        for request in snapshot.requests:
+            table.add_row(*(cell(request) for cell in COLUMNS.values()), key=request["id"])
+        if table.row_count:
+            table.move_cursor(row=min(row, table.row_count - 1))
+            table.scroll_to(y=top, animate=False)
+
+    def _steps_per_s(self, batch: dict[str, int] | None) -> float | None:
+        now, before = time.monotonic(), self._last
+        self._last = None if batch is None else (now, batch["step"])
+        if before is None or self._last is None or now <= before[0]:
+            return None
+        return max(0, self._last[1] - before[1]) / (now - before[0])
+
+    async def on_data_table_row_selected(self, selected: DataTable.RowSelected) -> None:
+        self._selected = selected.row_key.value
+        await self.refresh_view()
+
+    def action_deselect(self) -> None:
+        """Close the explanation."""
+        self._selected = None
+        self.query_one("#why", Static).update(HINT)
+
+
+def status_line(engine: dict[str, Any], steps_per_s: float | None) -> str:
+    """One line with the state of the engine and its batch."""
+    configuration, status, batch = engine["configuration"], engine["status"], engine["batch"]
+    restarts = f", {status['restarts']} restarts" if status["restarts"] else ""
+    parts = [
+        f"{configuration.get('model', '?')}: {status['state']}{restarts}",
+        f"{configuration.get('batching', '?')}/{configuration.get('kv', '?')}",
+    ]
+    if batch is not None and _is_idle(engine):
+        parts.append(f"idle after step {batch['step']}")
+    elif batch is not None:
+        parts.append(f"{batch['num_running']} running, {batch['num_waiting']} waiting")
+        parts.append(f"step {batch['step']} of {batch['num_tokens']} tokens")
+        if batch["wait_reason"] is not None:
+            parts.append(f"{batch['head']} waits for {batch['wait_reason']}")
+    if steps_per_s is not None:
+        parts.append(f"{steps_per_s:.1f} steps/s")
+    return "   ".join(parts)
+
+
+def _is_idle(engine: dict[str, Any]) -> bool:
+    """Whether the engine has no unfinished requests, so that pool and batch are empty since the last step."""
+    return bool(engine["status"]["num_unfinished"] == 0)
+
+
+def memory_bar(engine: dict[str, Any], width: int) -> Text:
+    """The slots of the pool by kind, as a bar of `width` characters and a legend."""
+    pool = engine["pool"]
+    if pool is None:
+        return Text("no step yet")
+    slots: dict[str, int] = pool["slots"]
+    total = sum(slots.values())
+    if _is_idle(engine):
+        slots = {**dict.fromkeys(KINDS, 0), "free": total}
+    text = Text()
+    for kind, count in shares(slots, width).items():
+        sign, colour = KINDS[kind]
+        text.append(sign * count, colour)
+    text.append("\n")
+    for kind, (sign, colour) in KINDS.items():
+        text.append(f"{sign} ", colour)
+        text.append(f"{kind} {slots[kind]} ({slots[kind] / total:.0%})  ")
+    return text
+
+
+def shares(slots: dict[str, int], width: int) -> dict[str, int]:
+    """The number of characters for each kind, `width` in total, by the method of largest remainders."""
+    total = sum(slots.values())
+    exact = {kind: slots[kind] * width / total for kind in KINDS}
+    found = {kind: int(value) for kind, value in exact.items()}
+    by_remainder = sorted(KINDS, key=lambda kind: found[kind] - exact[kind])
+    for kind in by_remainder[: width - sum(found.values())]:
+        found[kind] += 1
+    return found
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2f}"

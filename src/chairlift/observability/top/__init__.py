@@ -1,1 +1,0 @@
-"""`chairlift top`: shows the state of a running server in a terminal."""
