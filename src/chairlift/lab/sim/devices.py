@@ -82,25 +82,16 @@ DEVICES: Final = {device.name: device for device in _DEVICES}
 
 
 def find_device(name: str) -> Device:
-    """Returns a known device by name, or reads it from a file that `chairlift simulate --calibrate` wrote.
+    """Returns a known device by name, or reads it from a JSON file that `chairlift simulate --calibrate` wrote.
 
     Raises:
-        ConfigError: there is no such device or file, or a field of the file is wrong.
+        ConfigError: there is no such device or file, or a field of the file is missing, unknown or wrong.
     """
     if name in DEVICES:
         return DEVICES[name]
     path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"device {name!r}: no such device or file; the devices are {', '.join(DEVICES)}")
-    return read_device(path)
-
-
-def read_device(path: Path) -> Device:
-    """Reads a device from a JSON file, an object with the fields of `Device`.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field is missing, unknown or wrong.
-    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
