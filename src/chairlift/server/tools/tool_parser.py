@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 
-from chairlift.server.tools.answer_parser import DeltaMessage, DeltaToolCall, new_call_id, overlap
+from chairlift.server.tools.answer_parser import AnswerParser, DeltaMessage, DeltaToolCall, new_call_id, overlap
 from chairlift.server.tools.call_formats import CallFormat
 from chairlift.server.tools.call_scanner import CallScanner
 
@@ -27,7 +27,7 @@ class _ParserState(enum.Enum):
     CALL = enum.auto()
 
 
-class ToolParser:
+class ToolParser(AnswerParser):
     """Splits one answer into content and tool calls.
 
     Text that is not a valid call of a known tool is returned unchanged, as content. White space around calls is
@@ -105,10 +105,7 @@ class ToolParser:
         return True
 
     def _look_for_opening(self) -> bool:
-        found = min(
-            ((at, -len(m), m) for m in self._form.openings if (at := self._held.find(m)) >= 0),
-            default=None,
-        )
+        found = min(((at, -len(m), m) for m in self._form.openings if (at := self._held.find(m)) >= 0), default=None)
         if found is None:
             keep = overlap(self._held, self._form.openings)
             self._add_content(self._held[: len(self._held) - keep])
