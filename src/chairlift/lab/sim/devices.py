@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from chairlift.errors import ConfigError
 
@@ -62,9 +62,6 @@ class Device:
         value = getattr(self, name)
         if not is_valid or not math.isfinite(value):
             raise ConfigError(f"device {self.name}: {name} must be {requirement}, got {value}")
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 _GB: Final = 10**9
