@@ -37,8 +37,8 @@ def test_interrupted_request_ends_the_process(process: GrammarChecker, monkeypat
     def interrupt(_file: object) -> bytes:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(child_process, "read_frame", interrupt)
+    monkeypatch.setattr(child_process, "read_frame", interrupt)
+    with pytest.raises(KeyboardInterrupt):
         process.exchange(b"", seconds=SECONDS)
     assert not process.is_running, "the next request would get the reply to this one"
 
